@@ -1,0 +1,64 @@
+# Needs Python >= 3.11 and make, nothing else. `make help` lists the targets.
+#
+#   PYTHON=…  the interpreter that makes the virtual environment (default: the first of python3, python3.13, … that is new enough)
+#   VENV=…    where that environment lies
+#   EXTRAS=…  what `make test` installs of pyproject.toml's extras; test,compare adds PyTorch and its kin
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+EXTRAS ?= test
+WORKERS ?= 2
+PYTEST_FLAGS ?=
+
+DEMO_RUN ?= runs/demo
+DEMO_TRAIN_FLAGS ?=
+DEMO_GENERATE_FLAGS ?= --prompt "The "
+
+BIN := $(VENV)/bin
+COMMA := ,
+INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+demo: $(call INSTALLED,train) ## train a small model on Python's documentation and sample from it
+	$(BIN)/python scripts/train.py d --run $(DEMO_RUN) $(DEMO_TRAIN_FLAGS)
+	$(BIN)/python scripts/generate.py $(DEMO_RUN) $(DEMO_GENERATE_FLAGS)
+
+test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
+	$(PYTEST)
+
+test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, the slow ones too
+	$(PYTEST) -m ""
+
+lint: $(call INSTALLED,dev) ## check format, rules and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(call INSTALLED,dev) ## rewrite the files in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and everything generated, but not runs/
+	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps' names carry the extras, so a later `make` installs only what is new in pyproject.toml.
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst -,$(COMMA),$*)]'
+	@touch $@
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: $(PYTHON) can not be run or is older than 3.11; name another: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "make: $(PYTHON) lacks the venv module; install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,28 @@
+"""The tests' JAX: float64, eight virtual CPU devices, and every shape in a signature enforced.
+
+Everything here must happen before JAX starts its backend and before the packages are imported, hence at import.
+On an accelerator: `JAX_PLATFORMS=cuda,cpu make test`.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
+os.environ.setdefault("NPROC", "16")
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
+jax.config.update("jax_numpy_rank_promotion", "raise")
+install_import_hook(["algorithms", "training"], "beartype.beartype")
+
+
+@pytest.fixture
+def x32():
+    """Run the test in JAX's default 32-bit mode, as most callers do."""
+    with jax.enable_x64(False):
+        yield
