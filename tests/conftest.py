@@ -1,6 +1,6 @@
 """The tests' JAX: float64, eight virtual CPU devices, and every shape in a signature enforced.
 
-Everything here must happen before JAX starts its backend and before the packages are imported, hence at import.
+All of it must happen before JAX starts its backend and before the packages are imported, hence at import.
 On an accelerator: `JAX_PLATFORMS=cuda,cpu make test`.
 """
 
