@@ -1,0 +1,102 @@
+"""Algorithms 14 and 15: sampling from the decoder-only and the encoder-decoder transformer."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .components import Array
+from .transformers import d_transformer, ed_transformer
+
+Sample = Callable[[Array, int], int]
+
+
+def tempered(p: Array, tau: float) -> Array:
+    """Return the distribution q proportional to p^(1/tau), or its limit.
+
+    Args:
+        p: distribution [N_V].
+        tau: temperature; 0 puts all weight on the first maximum of p, infinity makes q uniform.
+
+    Returns:
+        q, [N_V].
+    """
+    if tau == 0:
+        return np.array([float(v == np.argmax(p)) for v in range(len(p))])
+    if tau == math.inf:
+        return np.ones(len(p)) / len(p)
+    return p ** (1 / tau) / sum(p ** (1 / tau))
+
+
+def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
+    """Draw a token from q; at temperature 0 there is nothing to draw and sample is not called.
+
+    Args:
+        q: distribution [N_V].
+        i: number of the step, from 0.
+        tau: temperature.
+        sample: sample(q, i) draws a token ID; may be None at temperature 0.
+
+    Returns:
+        A token ID.
+
+    Raises:
+        ValueError: if there is something to draw and sample is None.
+    """
+    if tau == 0:
+        return int(np.argmax(q))
+    if sample is None:
+        raise ValueError(f"sample may be None only at tau = 0, but tau is {tau}")
+    return int(sample(q, i))
+
+
+def d_inference(x: Sequence[int], theta: Any, l_gen: int, tau: float, sample: Sample | None) -> list[int]:
+    """Return Algorithm 14: the continuation of a prompt.
+
+    Args:
+        x: prompt, ell token IDs.
+        theta: parameters of `d_transformer`.
+        l_gen: number of tokens to generate.
+        tau: temperature, 0 and infinity included.
+        sample: sample(q, i) draws a token ID from the distribution q [N_V] at step i = 0, 1, ...
+
+    Returns:
+        y, the l_gen generated token IDs, without the prompt.
+    """
+    x = [int(v) for v in x]
+    ell = len(x)  # line 1
+    for i in range(l_gen):  # line 2
+        P = d_transformer(x, theta)  # line 3
+        p = P[:, ell + i - 1]  # line 4
+        q = tempered(p, tau)
+        y = draw(q, i, tau, sample)  # line 5
+        x = [*x, y]  # line 6
+    y = x[ell : ell + l_gen]  # return
+    return y
+
+
+def ed_inference(z: Sequence[int], theta: Any, tau: float, sample: Sample | None, l_max: int) -> list[int]:
+    """Return Algorithm 15: the transduction of z, cut off once it has l_max tokens.
+
+    Args:
+        z: context sequence.
+        theta: parameters of `ed_transformer`.
+        tau: temperature, 0 and infinity included.
+        sample: sample(q, i) draws a token ID from the distribution q [N_V] at step i = 0, 1, ...
+        l_max: largest length of the result, bos_token included; the paper, which names no limit, would go on.
+
+    Returns:
+        x_hat, from bos_token to eos_token (or to its l_max-th token).
+    """
+    N_V = theta.W_e.shape[1]
+    bos_token, eos_token = N_V - 2, N_V - 1
+    x_hat = [bos_token]  # line 1
+    y = 0  # line 2
+    while y != eos_token and len(x_hat) < l_max:  # line 3
+        P = ed_transformer(z, x_hat, theta)  # line 4
+        p = P[:, len(x_hat) - 1]  # line 5
+        q = tempered(p, tau)
+        y = draw(q, len(x_hat) - 1, tau, sample)  # line 6
+        x_hat = [*x_hat, y]  # line 7
+    return x_hat  # return

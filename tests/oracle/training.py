@@ -1,0 +1,180 @@
+"""Algorithms 11 to 13: the losses, their gradients by complex steps, and stochastic gradient descent."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .components import Array
+from .parameters import flatten, rebuild
+from .transformers import d_transformer, e_transformer, ed_transformer
+
+STEP = 1e-30  # its square, the relative error of a complex step, is far below the rounding of float64
+
+
+def ed_loss(z: Sequence[int], x: Sequence[int], theta: Any) -> Any:
+    """Return the loss in lines 3 to 5 of Algorithm 11, in nats, summed over the positions.
+
+    Args:
+        z: context sequence.
+        x: primary sequence, with its bos_token and eos_token.
+        theta: parameters of `ed_transformer`.
+
+    Returns:
+        The loss, a scalar.
+    """
+    ell = len(x)  # line 3
+    P = ed_transformer(z, x, theta)  # line 4
+    loss = -sum(np.log(P[x[t + 1], t]) for t in range(ell - 1))  # line 5
+    return loss
+
+
+def e_loss(x: Sequence[int], x_masked: Sequence[int], theta: Any) -> Any:
+    """Return the loss in lines 3 and 7 to 9 of Algorithm 12, in nats, summed over the masked positions.
+
+    Args:
+        x: the sequence.
+        x_masked: the paper's x tilde, the sequence with some tokens replaced by mask_token.
+        theta: parameters of `e_transformer`.
+
+    Returns:
+        The loss, a scalar; 0 if no token is masked.
+    """
+    mask_token = theta.W_e.shape[1] - 3
+    ell = len(x)  # line 3
+    T_tilde = [t for t in range(ell) if x_masked[t] == mask_token]  # line 7
+    P = e_transformer(x_masked, theta)  # line 8
+    loss = -sum(np.log(P[x[t], t]) for t in T_tilde)  # line 9
+    return loss
+
+
+def d_loss(x: Sequence[int], theta: Any) -> Any:
+    """Return the loss in lines 3 to 5 of Algorithm 13, in nats, summed over the positions.
+
+    Args:
+        x: the sequence, with its bos_token and eos_token.
+        theta: parameters of `d_transformer`.
+
+    Returns:
+        The loss, a scalar.
+    """
+    ell = len(x)  # line 3
+    P = d_transformer(x, theta)  # line 4
+    loss = -sum(np.log(P[x[t + 1], t]) for t in range(ell - 1))  # line 5
+    return loss
+
+
+def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
+    """Return the gradient of a loss, one component at a time: Im loss(theta + i h) / h for a tiny h.
+
+    No difference is taken, hence nothing cancels, and each component is exact to rounding.
+
+    Args:
+        loss: real analytic function of the parameters.
+        theta: parameters with lists for heads and layers.
+
+    Returns:
+        Parameters of theta's structure, float64, which hold the derivatives.
+    """
+    point = {path: np.array(W, dtype=np.complex128) for path, W in flatten(theta).items()}
+    theta_complex = rebuild(theta, point)
+    gradient = {path: np.zeros(W.shape) for path, W in point.items()}
+    for path, W in point.items():
+        for index in np.ndindex(W.shape):
+            component = W[index]
+            W[index] = component + 1j * STEP
+            gradient[path][index] = np.imag(loss(theta_complex)) / STEP
+            W[index] = component
+    return rebuild(theta, gradient)
+
+
+def descend(loss: Callable[[Any], Any], theta: Any, eta: float) -> Any:
+    """Return theta - eta * (gradient of the loss at theta).
+
+    Args:
+        loss: real analytic function of the parameters.
+        theta: parameters with lists for heads and layers.
+        eta: learning rate.
+
+    Returns:
+        New parameters of theta's structure.
+    """
+    gradient: dict[str, Array] = flatten(complex_step_gradient(loss, theta))
+    return rebuild(theta, {path: W - eta * gradient[path] for path, W in flatten(theta).items()})
+
+
+def ed_training(
+    z: Sequence[Sequence[int]], x: Sequence[Sequence[int]], theta: Any, N_epochs: int, eta: float
+) -> Any:
+    """Return Algorithm 11: training of the encoder-decoder transformer, one sequence pair per step.
+
+    Args:
+        z: context sequences, N_data of them.
+        x: primary sequences, N_data of them.
+        theta: initial parameters of `ed_transformer`.
+        N_epochs: passes over the data.
+        eta: learning rate.
+
+    Returns:
+        theta_hat, the trained parameters.
+    """
+    N_data = len(x)
+    for _ in range(N_epochs):  # line 1
+        for n in range(N_data):  # line 2
+            loss = partial(ed_loss, z[n], x[n])  # line 5
+            theta = descend(loss, theta, eta)  # line 6
+    theta_hat = theta  # return
+    return theta_hat
+
+
+def e_training(
+    x: Sequence[Sequence[int]],
+    theta: Any,
+    N_epochs: int,
+    eta: float,
+    masked: Sequence[Sequence[Sequence[bool]]],
+) -> Any:
+    """Return Algorithm 12: training of the encoder-only transformer, with the masking already drawn.
+
+    Args:
+        x: sequences, N_data of them.
+        theta: initial parameters of `e_transformer`.
+        N_epochs: passes over the data.
+        eta: learning rate.
+        masked: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by mask_token.
+
+    Returns:
+        theta_hat, the trained parameters.
+    """
+    N_data = len(x)
+    mask_token = theta.W_e.shape[1] - 3
+    for i in range(N_epochs):  # line 1
+        for n in range(N_data):  # line 2
+            ell = len(x[n])  # line 3
+            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(ell)]  # line 5
+            loss = partial(e_loss, x[n], x_tilde)  # line 9
+            theta = descend(loss, theta, eta)  # line 10
+    theta_hat = theta  # return
+    return theta_hat
+
+
+def d_training(x: Sequence[Sequence[int]], theta: Any, N_epochs: int, eta: float) -> Any:
+    """Return Algorithm 13: training of the decoder-only transformer, one sequence per step.
+
+    Args:
+        x: sequences, N_data of them.
+        theta: initial parameters of `d_transformer`.
+        N_epochs: passes over the data.
+        eta: learning rate.
+
+    Returns:
+        theta_hat, the trained parameters.
+    """
+    N_data = len(x)
+    for _ in range(N_epochs):  # line 1
+        for n in range(N_data):  # line 2
+            loss = partial(d_loss, x[n])  # line 5
+            theta = descend(loss, theta, eta)  # line 6
+    theta_hat = theta  # return
+    return theta_hat
