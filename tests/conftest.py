@@ -18,7 +18,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
-install_import_hook(["algorithms", "training"], "beartype.beartype")
+install_import_hook("algorithms", "beartype.beartype")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and prints what it says, in JAX's default 32-bit mode as at a reader's prompt."""
+"""Every example in a docstring runs and prints what it says, in JAX's default 32-bit mode."""
 
 import ast
 import doctest
