@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import erf
 
-Array = np.ndarray
+Array = NDArray[Any]
 
 
 def exp(A: Array) -> Array:
@@ -20,7 +21,7 @@ def exp(A: Array) -> Array:
     """
     A = np.asarray(A)
     with np.errstate(invalid="ignore"):
-        return np.where(A.real == -np.inf, 0.0, np.exp(A))
+        return np.where(np.real(A) == -np.inf, 0.0, np.exp(A))
 
 
 def softmax(A: Array) -> Array:
@@ -49,7 +50,7 @@ def relu(x: Array) -> Array:
         An array of x's shape.
     """
     x = np.asarray(x)
-    return np.where(x.real > 0, x, 0.0)
+    return np.where(np.real(x) > 0, x, 0.0)
 
 
 def gelu(x: Array) -> Array:
@@ -75,7 +76,7 @@ def token_embedding(v: int, W_e: Array) -> Array:
     Returns:
         e, [d_e].
     """
-    e = W_e[:, v]  # return
+    e: Array = W_e[:, v]  # return
     return e
 
 
@@ -89,7 +90,7 @@ def positional_embedding(l: int, W_p: Array) -> Array:
     Returns:
         e_p, [d_e].
     """
-    e_p = W_p[:, l]  # return
+    e_p: Array = W_p[:, l]  # return
     return e_p
 
 
@@ -134,8 +135,8 @@ def single_query_attention(e: Array, E: Array, W_qkv: Any) -> Array:
     v = [W_qkv.W_v @ E[:, t] + W_qkv.b_v for t in range(T)]  # line 3
     scores = [np.exp(q @ k[t] / math.sqrt(d_attn)) for t in range(T)]
     alpha = [scores[t] / sum(scores) for t in range(T)]  # line 4
-    v_tilde = sum(alpha[t] * v[t] for t in range(T))  # return
-    return np.asarray(v_tilde)
+    v_tilde: Array = sum((alpha[t] * v[t] for t in range(T)), start=np.zeros(len(W_qkv.b_v)))  # return
+    return v_tilde
 
 
 def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
@@ -146,11 +147,14 @@ def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
     Args:
         X: primary sequence [d_x, l_x].
         Z: context sequence [d_z, l_z].
-        W_qkv: W_q [d_attn, d_x], b_q [d_attn], W_k [d_attn, d_z], b_k [d_attn], W_v [d_out, d_z], b_v [d_out].
+        W_qkv: W_q [d_attn, d_x], W_k [d_attn, d_z], b_q, b_k [d_attn], W_v [d_out, d_z], b_v [d_out].
         mask: boolean [l_z, l_x], True where t_x may attend to t_z.
 
     Returns:
         V_tilde, [d_out, l_x].
+
+    Raises:
+        ValueError: if the mask has another shape.
     """
     l_x, l_z = X.shape[1], Z.shape[1]
     if np.shape(mask) != (l_z, l_x):
@@ -160,16 +164,15 @@ def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
     K = W_qkv.W_k @ Z + np.outer(W_qkv.b_k, np.ones(l_z))  # line 2
     V = W_qkv.W_v @ Z + np.outer(W_qkv.b_v, np.ones(l_z))  # line 3
     S = K.T @ Q  # line 4
-    S = np.array(
-        [[S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_x in range(l_x)] for t_z in range(l_z)]
-    )  # line 5
+    t_xs, t_zs = range(l_x), range(l_z)
+    S = np.array([[S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_x in t_xs] for t_z in t_zs])  # line 5
     weights = []
     with np.errstate(invalid="ignore"):
         scaled_S = S / math.sqrt(d_attn)
-    for t_x in range(l_x):
-        nothing_to_attend_to = not any(mask[t_z, t_x] for t_z in range(l_z))
-        weights.append(np.zeros(l_z) if nothing_to_attend_to else softmax(scaled_S[:, t_x]))
-    V_tilde = V @ np.stack(weights, axis=1)  # return
+    for t_x in t_xs:
+        may_attend = any(mask[t_z, t_x] for t_z in t_zs)
+        weights.append(softmax(scaled_S[:, t_x]) if may_attend else np.zeros(l_z))
+    V_tilde: Array = V @ np.stack(weights, axis=1)  # return
     return V_tilde
 
 
@@ -186,11 +189,12 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array) -> Array:
         V_tilde, [d_out, l_x].
     """
     H = len(W.heads)
-    Y_h = []
+    heads = []
     for h in range(H):  # line 1
-        Y_h = [*Y_h, attention(X, Z, W.heads[h], mask)]  # line 2
-    Y = np.concatenate(Y_h, axis=0)  # line 3
-    V_tilde = W.W_o @ Y + np.outer(W.b_o, np.ones(X.shape[1]))  # return
+        Y_h = attention(X, Z, W.heads[h], mask)  # line 2
+        heads.append(Y_h)
+    Y = np.concatenate(heads, axis=0)  # line 3
+    V_tilde: Array = W.W_o @ Y + np.outer(W.b_o, np.ones(X.shape[1]))  # return
     return V_tilde
 
 
@@ -208,7 +212,7 @@ def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
     d_e = len(e)
     m = sum(e[i] for i in range(d_e)) / d_e  # line 1
     v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e  # line 2
-    e_hat = (e - m) / np.sqrt(v) * gamma + beta  # return
+    e_hat: Array = (e - m) / np.sqrt(v) * gamma + beta  # return
     return e_hat
 
 
@@ -225,7 +229,7 @@ def rms_norm(e: Array, gamma: Array) -> Array:
     d_e = len(e)
     m = 0.0  # line 1
     v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e  # line 2
-    e_hat = (e - m) / np.sqrt(v) * gamma  # return
+    e_hat: Array = (e - m) / np.sqrt(v) * gamma  # return
     return e_hat
 
 
@@ -239,5 +243,5 @@ def unembedding(e: Array, W_u: Array) -> Array:
     Returns:
         p, [N_V].
     """
-    p = softmax(W_u @ e)  # line 1
+    p: Array = softmax(W_u @ e)  # line 1
     return p

@@ -55,7 +55,7 @@ def d_inference(x: Sequence[int], theta: Any, l_gen: int, tau: float, sample: Sa
     """Return Algorithm 14: the continuation of a prompt.
 
     Args:
-        x: prompt, ell token IDs.
+        x: prompt, l token IDs.
         theta: parameters of `d_transformer`.
         l_gen: number of tokens to generate.
         tau: temperature, 0 and infinity included.
@@ -64,15 +64,15 @@ def d_inference(x: Sequence[int], theta: Any, l_gen: int, tau: float, sample: Sa
     Returns:
         y, the l_gen generated token IDs, without the prompt.
     """
-    x = [int(v) for v in x]
-    ell = len(x)  # line 1
+    x = list(x)
+    l = len(x)  # line 1
     for i in range(l_gen):  # line 2
         P = d_transformer(x, theta)  # line 3
-        p = P[:, ell + i - 1]  # line 4
+        p = P[:, l + i - 1]  # line 4
         q = tempered(p, tau)
         y = draw(q, i, tau, sample)  # line 5
         x = [*x, y]  # line 6
-    y = x[ell : ell + l_gen]  # return
+    y: Any = x[l : l + l_gen]  # return
     return y
 
 

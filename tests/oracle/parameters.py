@@ -12,12 +12,7 @@ import numpy as np
 
 from .components import Array
 
-STACKED = (
-    "layers",
-    "encoder",
-    "decoder",
-    "heads",
-)  # fields whose arrays carry a leading axis to be unstacked
+STACKED = ("layers", "encoder", "decoder", "heads")  # their arrays have a leading axis
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
@@ -71,10 +66,8 @@ def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
         return None
     named = fields(theta)
     if named is not None:
-        prefix = f"{path}." if path else ""
-        return SimpleNamespace(
-            **{name: rebuild(child, arrays, prefix + name) for name, child in named.items()}
-        )
+        children = {k: rebuild(child, arrays, f"{path}.{k}" if path else k) for k, child in named.items()}
+        return SimpleNamespace(**children)
     if isinstance(theta, (list, tuple)):
         return [rebuild(child, arrays, f"{path}[{i}]") for i, child in enumerate(theta)]
     return arrays[path]
@@ -93,9 +86,8 @@ def unstack(theta: Any) -> Any:
     named = fields(theta)
     if named is None:
         return None if theta is None else np.asarray(theta, dtype=np.float64)
-    return SimpleNamespace(
-        **{name: unstack_axis(child) if name in STACKED else unstack(child) for name, child in named.items()}
-    )
+    children = {k: unstack_axis(child) if k in STACKED else unstack(child) for k, child in named.items()}
+    return SimpleNamespace(**children)
 
 
 def unstack_axis(theta: Any) -> list[Any]:

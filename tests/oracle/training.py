@@ -24,9 +24,9 @@ def ed_loss(z: Sequence[int], x: Sequence[int], theta: Any) -> Any:
     Returns:
         The loss, a scalar.
     """
-    ell = len(x)  # line 3
+    l = len(x)  # line 3
     P = ed_transformer(z, x, theta)  # line 4
-    loss = -sum(np.log(P[x[t + 1], t]) for t in range(ell - 1))  # line 5
+    loss: Any = -sum(np.log(P[x[t + 1], t]) for t in range(l - 1))  # line 5
     return loss
 
 
@@ -42,10 +42,10 @@ def e_loss(x: Sequence[int], x_masked: Sequence[int], theta: Any) -> Any:
         The loss, a scalar; 0 if no token is masked.
     """
     mask_token = theta.W_e.shape[1] - 3
-    ell = len(x)  # line 3
-    T_tilde = [t for t in range(ell) if x_masked[t] == mask_token]  # line 7
+    l = len(x)  # line 3
+    T_tilde = [t for t in range(l) if x_masked[t] == mask_token]  # line 7
     P = e_transformer(x_masked, theta)  # line 8
-    loss = -sum(np.log(P[x[t], t]) for t in T_tilde)  # line 9
+    loss: Any = -sum(np.log(P[x[t], t]) for t in T_tilde)  # line 9
     return loss
 
 
@@ -59,9 +59,9 @@ def d_loss(x: Sequence[int], theta: Any) -> Any:
     Returns:
         The loss, a scalar.
     """
-    ell = len(x)  # line 3
+    l = len(x)  # line 3
     P = d_transformer(x, theta)  # line 4
-    loss = -sum(np.log(P[x[t + 1], t]) for t in range(ell - 1))  # line 5
+    loss: Any = -sum(np.log(P[x[t + 1], t]) for t in range(l - 1))  # line 5
     return loss
 
 
@@ -124,7 +124,7 @@ def ed_training(
         for n in range(N_data):  # line 2
             loss = partial(ed_loss, z[n], x[n])  # line 5
             theta = descend(loss, theta, eta)  # line 6
-    theta_hat = theta  # return
+    theta_hat: Any = theta  # return
     return theta_hat
 
 
@@ -151,11 +151,11 @@ def e_training(
     mask_token = theta.W_e.shape[1] - 3
     for i in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            ell = len(x[n])  # line 3
-            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(ell)]  # line 5
+            l = len(x[n])  # line 3
+            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # line 5
             loss = partial(e_loss, x[n], x_tilde)  # line 9
             theta = descend(loss, theta, eta)  # line 10
-    theta_hat = theta  # return
+    theta_hat: Any = theta  # return
     return theta_hat
 
 
@@ -176,5 +176,5 @@ def d_training(x: Sequence[Sequence[int]], theta: Any, N_epochs: int, eta: float
         for n in range(N_data):  # line 2
             loss = partial(d_loss, x[n])  # line 5
             theta = descend(loss, theta, eta)  # line 6
-    theta_hat = theta  # return
+    theta_hat: Any = theta  # return
     return theta_hat

@@ -30,16 +30,30 @@ def ones_mask(l_z: int, l_x: int) -> Array:
     return np.array([[True for _ in range(l_x)] for _ in range(l_z)])
 
 
-def causal_mask(ell: int) -> Array:
+def causal_mask(l: int) -> Array:
     """Return the unidirectional mask of equation (3): t_x may attend to t_z if t_z <= t_x.
 
     Args:
-        ell: length of the sequence.
+        l: length of the sequence.
 
     Returns:
-        Boolean [ell, ell].
+        Boolean [l, l].
     """
-    return np.array([[t_z <= t_x for t_x in range(ell)] for t_z in range(ell)])
+    return np.array([[t_z <= t_x for t_x in range(l)] for t_z in range(l)])
+
+
+def layer_norm_each(X: Array, norm: Any) -> Array:
+    """Return X with every column, token by token, replaced by its layer normalisation.
+
+    Args:
+        X: activations [d, l].
+        norm: gamma [d] and beta [d].
+
+    Returns:
+        A new array [d, l].
+    """
+    l = X.shape[1]
+    return np.stack([layer_norm(X[:, t], norm.gamma, norm.beta) for t in range(l)], axis=1)
 
 
 def unembedding_matrix(theta: Any) -> Array:
@@ -72,30 +86,24 @@ def ed_transformer(z: Sequence[int], x: Sequence[int], theta: Any) -> Array:
     Z = np.stack(e, axis=1)  # line 3
     for W in theta.encoder:  # line 4
         Z = Z + mh_attention(Z, Z, W.attention, ones_mask(l_z, l_z))  # line 5
-        Z = np.stack([layer_norm(Z[:, t], W.norm1.gamma, W.norm1.beta) for t in range(l_z)], axis=1)  # line 6
+        Z = layer_norm_each(Z, W.norm1)  # line 6
         W_mlp1, b_mlp1, W_mlp2, b_mlp2 = W.mlp.W_mlp1, W.mlp.b_mlp1, W.mlp.W_mlp2, W.mlp.b_mlp2
         one = np.ones(l_z)
         Z = Z + W_mlp2 @ relu(W_mlp1 @ Z + np.outer(b_mlp1, one)) + np.outer(b_mlp2, one)  # line 7
-        Z = np.stack([layer_norm(Z[:, t], W.norm2.gamma, W.norm2.beta) for t in range(l_z)], axis=1)  # line 8
+        Z = layer_norm_each(Z, W.norm2)  # line 8
     l_x = len(x)  # line 10
     e = [token_embedding(x[t], W_e) + positional_embedding(t, W_p) for t in range(l_x)]  # line 11
     X = np.stack(e, axis=1)  # line 12
     for W in theta.decoder:  # line 13
         X = X + mh_attention(X, X, W.self_attention, causal_mask(l_x))  # line 14
-        X = np.stack(
-            [layer_norm(X[:, t], W.norm3.gamma, W.norm3.beta) for t in range(l_x)], axis=1
-        )  # line 15
+        X = layer_norm_each(X, W.norm3)  # line 15
         X = X + mh_attention(X, Z, W.cross_attention, ones_mask(l_z, l_x))  # line 16
-        X = np.stack(
-            [layer_norm(X[:, t], W.norm4.gamma, W.norm4.beta) for t in range(l_x)], axis=1
-        )  # line 17
+        X = layer_norm_each(X, W.norm4)  # line 17
         W_mlp3, b_mlp3, W_mlp4, b_mlp4 = W.mlp.W_mlp1, W.mlp.b_mlp1, W.mlp.W_mlp2, W.mlp.b_mlp2
         one = np.ones(l_x)
         X = X + W_mlp4 @ relu(W_mlp3 @ X + np.outer(b_mlp3, one)) + np.outer(b_mlp4, one)  # line 18
-        X = np.stack(
-            [layer_norm(X[:, t], W.norm5.gamma, W.norm5.beta) for t in range(l_x)], axis=1
-        )  # line 19
-    P = softmax(W_u @ X)  # return
+        X = layer_norm_each(X, W.norm5)  # line 19
+    P: Array = softmax(W_u @ X)  # return
     return P
 
 
@@ -103,29 +111,27 @@ def e_transformer(x: Sequence[int], theta: Any) -> Array:
     """Return Algorithm 9: the encoder-only transformer.
 
     Args:
-        x: sequence of ell token IDs.
+        x: sequence of l token IDs.
         theta: W_e, W_p, layers (a list of attention, norm1, mlp, norm2), W_f [d_f, d_e], b_f, norm, W_u
             ([N_V, d_f]).
 
     Returns:
-        P, [N_V, ell]; column t is the distribution of token t of the sequence before masking.
+        P, [N_V, l]; column t is the distribution of token t of the sequence before masking.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
-    ell = len(x)  # line 1
-    e = [token_embedding(x[t], W_e) + positional_embedding(t, W_p) for t in range(ell)]  # line 2
+    l = len(x)  # line 1
+    e = [token_embedding(x[t], W_e) + positional_embedding(t, W_p) for t in range(l)]  # line 2
     X = np.stack(e, axis=1)  # line 3
-    one = np.ones(ell)
+    one = np.ones(l)
     for W in theta.layers:  # line 4
-        X = X + mh_attention(X, X, W.attention, ones_mask(ell, ell))  # line 5
-        X = np.stack([layer_norm(X[:, t], W.norm1.gamma, W.norm1.beta) for t in range(ell)], axis=1)  # line 6
+        X = X + mh_attention(X, X, W.attention, ones_mask(l, l))  # line 5
+        X = layer_norm_each(X, W.norm1)  # line 6
         W_mlp1, b_mlp1, W_mlp2, b_mlp2 = W.mlp.W_mlp1, W.mlp.b_mlp1, W.mlp.W_mlp2, W.mlp.b_mlp2
         X = X + W_mlp2 @ gelu(W_mlp1 @ X + np.outer(b_mlp1, one)) + np.outer(b_mlp2, one)  # line 7
-        X = np.stack([layer_norm(X[:, t], W.norm2.gamma, W.norm2.beta) for t in range(ell)], axis=1)  # line 8
+        X = layer_norm_each(X, W.norm2)  # line 8
     X = gelu(theta.W_f @ X + np.outer(theta.b_f, one))  # line 10
-    X = np.stack(
-        [layer_norm(X[:, t], theta.norm.gamma, theta.norm.beta) for t in range(ell)], axis=1
-    )  # line 11
-    P = softmax(W_u @ X)  # return
+    X = layer_norm_each(X, theta.norm)  # line 11
+    P: Array = softmax(W_u @ X)  # return
     return P
 
 
@@ -133,29 +139,23 @@ def d_transformer(x: Sequence[int], theta: Any) -> Array:
     """Return Algorithm 10: the decoder-only transformer.
 
     Args:
-        x: sequence of ell token IDs.
+        x: sequence of l token IDs.
         theta: W_e, W_p, layers (a list of norm1, attention, norm2, mlp), norm, W_u.
 
     Returns:
-        P, [N_V, ell]; column t is the distribution of token t + 1.
+        P, [N_V, l]; column t is the distribution of token t + 1.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
-    ell = len(x)  # line 1
-    e = [token_embedding(x[t], W_e) + positional_embedding(t, W_p) for t in range(ell)]  # line 2
+    l = len(x)  # line 1
+    e = [token_embedding(x[t], W_e) + positional_embedding(t, W_p) for t in range(l)]  # line 2
     X = np.stack(e, axis=1)  # line 3
-    one = np.ones(ell)
+    one = np.ones(l)
     for W in theta.layers:  # line 4
-        X_tilde = np.stack(
-            [layer_norm(X[:, t], W.norm1.gamma, W.norm1.beta) for t in range(ell)], axis=1
-        )  # line 5
-        X = X + mh_attention(X_tilde, X_tilde, W.attention, causal_mask(ell))  # line 6
-        X_tilde = np.stack(
-            [layer_norm(X[:, t], W.norm2.gamma, W.norm2.beta) for t in range(ell)], axis=1
-        )  # line 7
+        X_tilde = layer_norm_each(X, W.norm1)  # line 5
+        X = X + mh_attention(X_tilde, X_tilde, W.attention, causal_mask(l))  # line 6
+        X_tilde = layer_norm_each(X, W.norm2)  # line 7
         W_mlp1, b_mlp1, W_mlp2, b_mlp2 = W.mlp.W_mlp1, W.mlp.b_mlp1, W.mlp.W_mlp2, W.mlp.b_mlp2
         X = X + W_mlp2 @ gelu(W_mlp1 @ X_tilde + np.outer(b_mlp1, one)) + np.outer(b_mlp2, one)  # line 8
-    X = np.stack(
-        [layer_norm(X[:, t], theta.norm.gamma, theta.norm.beta) for t in range(ell)], axis=1
-    )  # line 10
-    P = softmax(W_u @ X)  # return
+    X = layer_norm_each(X, theta.norm)  # line 10
+    P: Array = softmax(W_u @ X)  # return
     return P
