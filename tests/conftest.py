@@ -10,6 +10,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
 os.environ.setdefault("NPROC", "16")
 
+import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
@@ -19,6 +20,9 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("algorithms", "beartype.beartype")
+# Examples include compilations, so a deadline would measure the machine; the same examples in every run.
+hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("jax")
 
 
 @pytest.fixture
