@@ -1,6 +1,7 @@
 """Algorithms 1 to 7 and the functions they are made of."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 Array = NDArray[Any]
+Tokens = Sequence[int] | Array  # token IDs
 
 
 def exp(A: Array) -> Array:

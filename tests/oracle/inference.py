@@ -1,12 +1,12 @@
 """Algorithms 14 and 15: sampling from the decoder-only and the encoder-decoder transformer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .components import Array
+from .components import Array, Tokens
 from .transformers import d_transformer, ed_transformer
 
 Sample = Callable[[Array, int], int]
@@ -51,7 +51,7 @@ def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
     return int(sample(q, i))
 
 
-def d_inference(x: Sequence[int], theta: Any, l_gen: int, tau: float, sample: Sample | None) -> list[int]:
+def d_inference(x: Tokens, theta: Any, l_gen: int, tau: float, sample: Sample | None) -> list[int]:
     """Return Algorithm 14: the continuation of a prompt.
 
     Args:
@@ -76,7 +76,7 @@ def d_inference(x: Sequence[int], theta: Any, l_gen: int, tau: float, sample: Sa
     return y
 
 
-def ed_inference(z: Sequence[int], theta: Any, tau: float, sample: Sample | None, l_max: int) -> list[int]:
+def ed_inference(z: Tokens, theta: Any, tau: float, sample: Sample | None, l_max: int) -> list[int]:
     """Return Algorithm 15: the transduction of z, cut off once it has l_max tokens.
 
     Args:

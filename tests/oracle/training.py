@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from .components import Array
+from .components import Array, Tokens
 from .parameters import flatten, rebuild
 from .transformers import d_transformer, e_transformer, ed_transformer
 
 STEP = 1e-30  # its square, the relative error of a complex step, is far below the rounding of float64
 
 
-def ed_loss(z: Sequence[int], x: Sequence[int], theta: Any) -> Any:
+def ed_loss(z: Tokens, x: Tokens, theta: Any) -> Any:
     """Return the loss in lines 3 to 5 of Algorithm 11, in nats, summed over the positions.
 
     Args:
@@ -30,7 +30,7 @@ def ed_loss(z: Sequence[int], x: Sequence[int], theta: Any) -> Any:
     return loss
 
 
-def e_loss(x: Sequence[int], x_masked: Sequence[int], theta: Any) -> Any:
+def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
     """Return the loss in lines 3 and 7 to 9 of Algorithm 12, in nats, summed over the masked positions.
 
     Args:
@@ -49,7 +49,7 @@ def e_loss(x: Sequence[int], x_masked: Sequence[int], theta: Any) -> Any:
     return loss
 
 
-def d_loss(x: Sequence[int], theta: Any) -> Any:
+def d_loss(x: Tokens, theta: Any) -> Any:
     """Return the loss in lines 3 to 5 of Algorithm 13, in nats, summed over the positions.
 
     Args:
@@ -104,9 +104,7 @@ def descend(loss: Callable[[Any], Any], theta: Any, eta: float) -> Any:
     return rebuild(theta, {path: W - eta * gradient[path] for path, W in flatten(theta).items()})
 
 
-def ed_training(
-    z: Sequence[Sequence[int]], x: Sequence[Sequence[int]], theta: Any, N_epochs: int, eta: float
-) -> Any:
+def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
     """Return Algorithm 11: training of the encoder-decoder transformer, one sequence pair per step.
 
     Args:
@@ -129,11 +127,11 @@ def ed_training(
 
 
 def e_training(
-    x: Sequence[Sequence[int]],
+    x: Sequence[Tokens],
     theta: Any,
     N_epochs: int,
     eta: float,
-    masked: Sequence[Sequence[Sequence[bool]]],
+    masked: Sequence[Sequence[Sequence[bool] | Array]],
 ) -> Any:
     """Return Algorithm 12: training of the encoder-only transformer, with the masking already drawn.
 
@@ -159,7 +157,7 @@ def e_training(
     return theta_hat
 
 
-def d_training(x: Sequence[Sequence[int]], theta: Any, N_epochs: int, eta: float) -> Any:
+def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
     """Return Algorithm 13: training of the decoder-only transformer, one sequence per step.
 
     Args:

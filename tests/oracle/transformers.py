@@ -1,12 +1,12 @@
 """Algorithms 8 to 10: the encoder-decoder, the encoder-only and the decoder-only transformer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .components import (
     Array,
+    Tokens,
     gelu,
     layer_norm,
     mh_attention,
@@ -68,7 +68,7 @@ def unembedding_matrix(theta: Any) -> Array:
     return theta.W_e.T if theta.W_u is None else theta.W_u
 
 
-def ed_transformer(z: Sequence[int], x: Sequence[int], theta: Any) -> Array:
+def ed_transformer(z: Tokens, x: Tokens, theta: Any) -> Array:
     """Return Algorithm 8: the encoder-decoder transformer.
 
     Args:
@@ -107,7 +107,7 @@ def ed_transformer(z: Sequence[int], x: Sequence[int], theta: Any) -> Array:
     return P
 
 
-def e_transformer(x: Sequence[int], theta: Any) -> Array:
+def e_transformer(x: Tokens, theta: Any) -> Array:
     """Return Algorithm 9: the encoder-only transformer.
 
     Args:
@@ -135,7 +135,7 @@ def e_transformer(x: Sequence[int], theta: Any) -> Array:
     return P
 
 
-def d_transformer(x: Sequence[int], theta: Any) -> Array:
+def d_transformer(x: Tokens, theta: Any) -> Array:
     """Return Algorithm 10: the decoder-only transformer.
 
     Args:
