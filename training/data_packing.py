@@ -1,0 +1,84 @@
+"""Chunks of long sequences, and rows that short ones share.
+
+The paper cuts a text longer than ℓ_max into chunks of at most ℓ_max tokens. For next-token prediction a
+chunk begins with the last token of the one before, so that every token but bos is predicted exactly once;
+for masked tokens the chunks are disjoint.
+"""
+
+import numpy as np
+
+
+class Chunks:
+    """The chunks of consecutive sequences, found by number without listing them.
+
+    Attributes:
+      l_max: tokens in a chunk, at most.
+      overlap: tokens that a chunk shares with the one before.
+    """
+
+    def __init__(self, offsets: np.ndarray, l_max: int, overlap: int) -> None:
+        self.l_max = l_max
+        self.overlap = overlap
+        self._offsets = offsets
+        lengths = np.diff(offsets)
+        counts = np.maximum(1, -(-(lengths - overlap) // (l_max - overlap)))
+        self._ends = np.cumsum(np.where(lengths > 0, counts, 0))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where the chunks with these numbers start, and their lengths."""
+        sequence = np.searchsorted(self._ends, indices, side="right")
+        first = np.where(sequence > 0, self._ends[sequence - 1], 0)
+        starts = self._offsets[sequence] + (indices - first) * (self.l_max - self.overlap)
+        return starts, np.minimum(self.l_max, self._offsets[sequence + 1] - starts)
+
+
+def _fill(counts: np.ndarray, capacity: int) -> list[tuple[tuple[int, ...], int]]:
+    """Returns (lengths in a row, number of such rows), best fit decreasing on a histogram of lengths."""
+    rows: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the room that is left
+    for length in range(capacity, 0, -1):
+        left = int(counts[length])
+        for room in range(length, capacity):
+            groups, rows[room] = rows.get(room, []), []
+            for row, number in groups:
+                taken = min(left, number)
+                if taken:
+                    rows.setdefault(room - length, []).append(((*row, length), taken))
+                if number > taken:
+                    rows[room].append((row, number - taken))
+                left -= taken
+        if left:
+            rows.setdefault(capacity - length, []).append(((length,), left))
+    return [group for room in sorted(rows) for group in rows[room]]
+
+
+def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Packs items into rows, best fit decreasing.
+
+    Args:
+      lengths: [n], each between 1 and `capacity`.
+      capacity: of a row.
+
+    Returns:
+      order, [n], the items row by row; and row_starts, [rows + 1], indices into it.
+
+    Example:
+      >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
+      >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
+      [[1, 2], [3, 0]]
+    """
+    by_length = np.argsort(lengths, kind="stable")
+    counts = np.bincount(lengths, minlength=capacity + 1)
+    next_item = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    order, sizes = [], []
+    for row, number in _fill(counts, capacity):
+        items = np.empty((number, len(row)), np.int64)
+        for column, length in enumerate(row):
+            items[:, column] = by_length[next_item[length] : next_item[length] + number]
+            next_item[length] += number
+        order.append(items.ravel())
+        sizes.append(np.full(number, len(row)))
+    row_starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]) if sizes else np.zeros(1, np.int64)
+    return (np.concatenate(order) if order else np.zeros(0, np.int64)), row_starts
