@@ -9,8 +9,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # A module of algorithms/ imports from its own row and from those above it. A new one gets its place here.
 LAYERS = (
-    {"notation"},
-    {"parameters"},
+    {"notation", "variants", "masks", "registry", "batching"},
+    {"parameters", "configs", "checks"},
     {"components"},
     {"transformers"},
     {"training", "inference"},
