@@ -25,14 +25,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from training.data_records import DataError, fingerprint, hash64
-
-TokenizerKind = Literal["bytes", "characters", "words", "bpe"]
 
 FORMAT = "formal-algorithms tokenizer 1"
 UNKNOWN = "<unk>"
@@ -273,7 +271,7 @@ def sampled(texts: Iterable[str], share: float) -> Iterable[str]:
     return texts if share >= 1 else (t for t in texts if hash64(t) < share * 2**64)
 
 
-def build_tokenizer(kind: TokenizerKind, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
+def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
     """Builds a tokenizer from data.
 
     Args:
@@ -301,7 +299,7 @@ def build_tokenizer(kind: TokenizerKind, texts: Iterable[str], *, N_V: int = 819
         tokenizer = CharacterTokenizer(sorted({character for text in texts for character in text}))
     else:
         tokenizer = _train_words(texts, N_V) if kind == "words" else _train_bpe(texts, N_V)
-    if max(least, 4) > tokenizer.N_V:
+    if {"characters": 4, "words": 5, "bpe": 259}[kind] > tokenizer.N_V:
         raise DataError(f"the data has no text to build a tokenizer of {kind} from")
     return tokenizer
 
