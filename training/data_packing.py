@@ -35,23 +35,37 @@ class Chunks:
         return starts, np.minimum(self.l_max, self._offsets[sequence + 1] - starts)
 
 
-def _fill(counts: np.ndarray, capacity: int) -> list[tuple[tuple[int, ...], int]]:
-    """Returns (lengths in a row, number of such rows), best fit decreasing on a histogram of lengths."""
-    rows: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the room that is left
+Group = tuple[tuple[int, ...], int]  # the lengths in a row, and how many rows are filled so
+
+
+def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
+    """Fills rows best fit decreasing, on a histogram: `counts[n]` items of length n."""
+    by_room: list[list[Group]] = [[] for _ in range(capacity + 1)]
     for length in range(capacity, 0, -1):
         left = int(counts[length])
-        for room in range(length, capacity):
-            groups, rows[room] = rows.get(room, []), []
+        for room in range(length, capacity):  # what is put there has less room than `length` left
+            groups, by_room[room] = by_room[room], []
             for row, number in groups:
-                taken = min(left, number)
-                if taken:
-                    rows.setdefault(room - length, []).append(((*row, length), taken))
+                taken, left = _put(length, left, row, room, number, by_room)
                 if number > taken:
-                    rows[room].append((row, number - taken))
-                left -= taken
-        if left:
-            rows.setdefault(capacity - length, []).append(((length,), left))
-    return [group for room in sorted(rows) for group in rows[room]]
+                    by_room[room].append((row, number - taken))
+        _put(length, left, (), capacity, left, by_room)
+    return [group for groups in by_room for group in groups]
+
+
+def _put(
+    length: int, left: int, row: tuple[int, ...], room: int, number: int, by_room: list[list[Group]]
+) -> tuple[int, int]:
+    """Puts up to `left` items into `number` rows, as many as fit; returns rows used and items left."""
+    each = room // length
+    full = min(number, left // each)
+    if full:
+        by_room[room - each * length].append(((*row, *[length] * each), full))
+        left -= full * each
+    if left and full < number:  # fewer than a row takes
+        by_room[room - left * length].append(((*row, *[length] * left), 1))
+        return full + 1, 0
+    return full, left
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:

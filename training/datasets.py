@@ -20,7 +20,6 @@ count.
 
 import abc
 from collections.abc import Iterator
-from typing import Literal
 
 import grain
 import numpy as np
@@ -146,7 +145,7 @@ class NextTokens(Dataset):
         l_max: int,
         batch_size: int,
         seed: int = 0,
-        mode: Literal["chunks", "windows", "packed"] = "chunks",
+        mode: str = "chunks",
     ) -> None:
         if mode not in ("chunks", "windows", "packed"):
             raise DataError(f"there is no mode {mode!r}; choose chunks, windows or packed")
@@ -209,7 +208,7 @@ class MaskedTokens(Dataset):
         batch_size: int,
         seed: int = 0,
         p_mask: float = 0.15,
-        rule: Literal["paper", "bert"] = "paper",
+        rule: str = "paper",
     ) -> None:
         if rule not in ("paper", "bert"):
             raise DataError(f"there is no masking rule {rule!r}; choose paper or bert")
