@@ -12,6 +12,7 @@ first step: what is wrong with them is said here, with file and line.
 """
 
 import array
+import contextlib
 import json
 import os
 import shutil
@@ -137,14 +138,13 @@ def token_dtype(N_V: int) -> type[np.unsignedinteger]:
 
 
 class _ColumnWriter:
-    """Appends framed sequences to a file of tokens, and keeps their lengths."""
+    """Appends framed sequences to an open file of tokens, and keeps their lengths."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
-        directory.mkdir(parents=True)
+    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO) -> None:
         self._directory = directory
         self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.N_V)
-        self._file: BinaryIO = (directory / "tokens.bin").open("wb")
+        self._file = file
         self._lengths = array.array("q")
         self._bytes = 0
 
@@ -156,9 +156,8 @@ class _ColumnWriter:
             self._lengths.append(len(framed))
         self._bytes += sum(len(text.encode()) for text in texts)
 
-    def close(self, dropped_paragraphs: int) -> None:
-        """Writes the offsets, and at last the description."""
-        self._file.close()
+    def describe(self, dropped_paragraphs: int) -> None:
+        """Writes the offsets and the description."""
         offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))]).astype(np.int64)
         np.save(self._directory / "offsets.npy", offsets)
         meta = {
@@ -201,13 +200,19 @@ def _write_part(
     directory: Path, records: Iterable[Any], tokenizer: Tokenizer, columns: Sequence[Callable[[Any], str]]
 ) -> None:
     """Writes one store for each column of texts, in the folders 0, 1, … of `directory`."""
-    writers = [_ColumnWriter(directory / str(i), tokenizer) for i in range(len(columns))]
-    for batch in _batches(records):
-        where = [record.where for record in batch]
-        for writer, column in zip(writers, columns, strict=True):
-            writer.append([column(record) for record in batch], where)
+    folders = [directory / str(i) for i in range(len(columns))]
+    with contextlib.ExitStack() as files:
+        writers = []
+        for folder in folders:
+            folder.mkdir(parents=True)
+            file = files.enter_context((folder / "tokens.bin").open("wb"))
+            writers.append(_ColumnWriter(folder, tokenizer, file))
+        for batch in _batches(records):
+            where = [record.where for record in batch]
+            for writer, column in zip(writers, columns, strict=True):
+                writer.append([column(record) for record in batch], where)
     for writer in writers:
-        writer.close(getattr(records, "dropped", 0))
+        writer.describe(getattr(records, "dropped", 0))
 
 
 def _open(directory: Path, identity: str, part: str) -> TokenStore:
