@@ -1,6 +1,7 @@
 """The folders' contract: imports go one way, algorithms/ only computes, files and functions stay small."""
 
 import ast
+import itertools
 import pathlib
 
 import pytest
@@ -91,9 +92,7 @@ def test_imports_within_algorithms_go_one_way(path):
     own = layer(path.relative_to(ROOT / "algorithms").with_suffix("").parts[0])
     for name in imported(path):
         if name.split(".")[0] == "algorithms":
-            assert layer(name.split(".")[1]) <= layer(own), (
-                f"{name_of(path)} imports {name}, which comes after it"
-            )
+            assert layer(name.split(".")[1]) <= own, f"{name_of(path)} imports {name}, which comes after it"
 
 
 @algorithms_files
@@ -144,3 +143,18 @@ def test_a_function_fits_on_a_screen(path):
             assert lines <= MAX_BODY_LINES, (
                 f"{name_of(path)}:{node.lineno} {node.name} has a body of {lines} lines"
             )
+
+
+@pytest.mark.parametrize("path", files("algorithms", "training"), ids=name_of)
+def test_public_signatures_are_typed(path):
+    body = ast.parse(path.read_text("utf-8")).body
+    classes = [node for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for function in itertools.chain(body, *(node.body for node in classes)):
+        if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):
+            continue
+        arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+        untyped = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        assert not untyped, f"{name_of(path)}:{function.lineno} {function.name} does not type {untyped}"
+        assert function.returns is not None, (
+            f"{name_of(path)}:{function.lineno} {function.name} lacks a return type"
+        )
