@@ -1,0 +1,124 @@
+"""The hyperparameters of Algorithms 8, 9 and 10, validated when they are made."""
+
+import dataclasses
+from typing import Any
+
+from algorithms.variants import PAPER, Variant
+
+__all__ = ["DTransformerConfig", "EDTransformerConfig", "ETransformerConfig", "TransformerConfig"]
+
+_DERIVED: Any = None  # the default of a field that __post_init__ derives from the others
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What the three architectures share.
+
+    Attributes:
+        N_V: size of the vocabulary with its three special tokens, at least 4.
+        l_max: longest sequence, in tokens.
+        H: heads of every attention.
+        d_e: dimensions of the residual stream.
+        d_mlp: hidden units of every MLP.
+        d_attn: dimensions of a query and a key, d_e/H unless given.
+        d_mid: dimensions of a value, d_e/H unless given.
+        variant: what differs from the pseudocode.
+        tied: whether W_u = W_eᵀ; the variant's choice unless given.
+    """
+
+    N_V: int
+    l_max: int
+    H: int
+    d_e: int
+    d_mlp: int
+    d_attn: int = _DERIVED
+    d_mid: int = _DERIVED
+    variant: Variant = PAPER
+    tied: bool = _DERIVED
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.variant, Variant):
+            raise TypeError(f"{type(self).__name__}.variant: expected a Variant such as PAPER, got {self.variant!r}")
+        for field in ("N_V", "l_max", "H", "d_e", "d_mlp"):
+            self._require_positive(field)
+        if self.N_V < 4:
+            raise ValueError(
+                f"{type(self).__name__}.N_V: expected at least 4 (an ordinary token beside mask, bos and eos), "
+                f"got {self.N_V}"
+            )
+        for field in ("d_attn", "d_mid"):
+            if getattr(self, field) is None:
+                if self.d_e % self.H:
+                    raise ValueError(
+                        f"{type(self).__name__}: d_e = {self.d_e} is not a multiple of H = {self.H}; "
+                        f"change one of them or give {field}"
+                    )
+                object.__setattr__(self, field, self.d_e // self.H)
+            self._require_positive(field)
+        if self.tied is None:
+            object.__setattr__(self, "tied", self.variant.tied)
+
+    def _require_positive(self, field: str) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{type(self).__name__}.{field}: expected an integer, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{type(self).__name__}.{field}: expected a positive integer, got {value}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EDTransformerConfig(TransformerConfig):
+    """Hyperparameters of Algorithm 8.
+
+    Attributes:
+        L_enc: layers of the encoder.
+        L_dec: layers of the decoder.
+    """
+
+    L_enc: int
+    L_dec: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("L_enc")
+        self._require_positive("L_dec")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ETransformerConfig(TransformerConfig):
+    """Hyperparameters of Algorithm 9.
+
+    Attributes:
+        L: layers.
+        d_f: rows after the final projection, d_e unless given; a tied unembedding needs d_f = d_e.
+    """
+
+    L: int
+    d_f: int = _DERIVED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_f is None:
+            object.__setattr__(self, "d_f", self.d_e)
+        self._require_positive("L")
+        self._require_positive("d_f")
+        if self.tied and self.d_f != self.d_e:
+            raise ValueError(
+                f"ETransformerConfig: a tied unembedding W_u = W_eᵀ needs d_f = d_e = {self.d_e}, "
+                f"got d_f = {self.d_f}; give tied=False"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DTransformerConfig(TransformerConfig):
+    """Hyperparameters of Algorithm 10.
+
+    Attributes:
+        L: layers.
+    """
+
+    L: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("L")

@@ -1,0 +1,114 @@
+"""The parameters 𝓦 and θ of the paper, as NamedTuples of arrays.
+
+``*stack`` is empty for one head or one layer; inside a model the heads are stacked on axis 0 (``H``) and the layers in
+front of that (``L``, or ``L_enc`` and ``L_dec``). The annotations are what the functions check their input against.
+"""
+
+from typing import NamedTuple
+
+from jax import Array
+from jaxtyping import Float
+
+__all__ = [
+    "AttentionParams",
+    "DTransformerParams",
+    "EDDecoderLayerParams",
+    "EDTransformerParams",
+    "ETransformerParams",
+    "LayerNormParams",
+    "MHAttentionParams",
+    "MLPParams",
+    "TransformerLayerParams",
+]
+
+
+class AttentionParams(NamedTuple):
+    """𝓦_qkv: the query, key and value projections of one head (Algorithms 3 and 4)."""
+
+    W_q: Float[Array, "*stack d_attn d_x"]
+    b_q: Float[Array, "*stack d_attn"]
+    W_k: Float[Array, "*stack d_attn d_z"]
+    b_k: Float[Array, "*stack d_attn"]
+    W_v: Float[Array, "*stack d_mid d_z"]
+    b_v: Float[Array, "*stack d_mid"]
+
+
+class MHAttentionParams(NamedTuple):
+    """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs."""
+
+    heads: AttentionParams
+    W_o: Float[Array, "*stack d_out H*d_mid"]
+    b_o: Float[Array, "*stack d_out"]
+
+
+class LayerNormParams(NamedTuple):
+    """γ and β of Algorithm 6. ``beta`` is None where the variant's norm is RMSnorm, which has none."""
+
+    gamma: Float[Array, "*stack d_norm"]
+    beta: Float[Array, "*stack d_norm"] | None
+
+
+class MLPParams(NamedTuple):
+    """W_mlp1, b_mlp1, W_mlp2, b_mlp2 (W_mlp3 … b_mlp4 in the decoder of Algorithm 8)."""
+
+    W_mlp1: Float[Array, "*stack d_mlp d_e"]
+    b_mlp1: Float[Array, "*stack d_mlp"]
+    W_mlp2: Float[Array, "*stack d_e d_mlp"]
+    b_mlp2: Float[Array, "*stack d_e"]
+
+
+class TransformerLayerParams(NamedTuple):
+    """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β²."""
+
+    attention: MHAttentionParams
+    norm1: LayerNormParams
+    mlp: MLPParams
+    norm2: LayerNormParams
+
+
+class EDDecoderLayerParams(NamedTuple):
+    """One decoder layer of Algorithm 8: 𝓦^dec, γ³ β³, 𝓦^{e/d}, γ⁴ β⁴, the MLP, γ⁵ β⁵."""
+
+    self_attention: MHAttentionParams
+    norm3: LayerNormParams
+    cross_attention: MHAttentionParams
+    norm4: LayerNormParams
+    mlp: MLPParams
+    norm5: LayerNormParams
+
+
+class EDTransformerParams(NamedTuple):
+    """θ of Algorithm 8. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ."""
+
+    W_e: Float[Array, "d_e N_V"]
+    W_p: Float[Array, "d_e l_max"] | None
+    encoder: TransformerLayerParams
+    decoder: EDDecoderLayerParams
+    W_u: Float[Array, "N_V d_e"] | None
+
+
+class ETransformerParams(NamedTuple):
+    """θ of Algorithm 9. The last two are None in the paper; BERT normalises its embeddings and adds an output bias.
+
+    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_e).
+    """
+
+    W_e: Float[Array, "d_e N_V"]
+    W_p: Float[Array, "d_e l_max"] | None
+    layers: TransformerLayerParams
+    W_f: Float[Array, "d_f d_e"]
+    b_f: Float[Array, "d_f"]
+    norm: LayerNormParams
+    W_u: Float[Array, "N_V d_f"] | None
+    embedding_norm: LayerNormParams | None = None
+    b_u: Float[Array, "N_V"] | None = None
+
+
+class DTransformerParams(NamedTuple):
+    """θ of Algorithm 10. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ."""
+
+    W_e: Float[Array, "d_e N_V"]
+    W_p: Float[Array, "d_e l_max"] | None
+    layers: TransformerLayerParams
+    norm: LayerNormParams
+    W_u: Float[Array, "N_V d_e"] | None
