@@ -15,11 +15,13 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from tests import typechecking
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
-install_import_hook("algorithms", "beartype.beartype")
+install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
 # Examples include compilations, so a deadline would measure the machine; the same examples in every run.
 hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("jax")
