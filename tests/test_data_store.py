@@ -197,7 +197,7 @@ print(splits.train.n_tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 @pytest.mark.slow
 def test_a_file_is_never_held_in_memory(tmp_path):
-    """200 MB of text take less than 80 MB of memory beyond the imports'."""
+    """200 MB of text take less than 120 MB of memory beyond the imports'."""
     paragraph = "".join(f"sentence {i} of a long paragraph. " for i in range(30))
     with (tmp_path / "a.txt").open("w") as file:
         for i in range(210_000):
@@ -207,4 +207,4 @@ def test_a_file_is_never_held_in_memory(tmp_path):
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     n_tokens, megabytes = map(int, found.stdout.split())
     assert n_tokens > 190e6
-    assert megabytes < 80
+    assert megabytes < 120

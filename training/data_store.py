@@ -28,7 +28,7 @@ from training.data_records import Corpus, DataError, Document, Labelled, Pair, f
 from training.tokenizers import Tokenizer
 
 FORMAT = "token store 1"
-BATCH_CHARACTERS = 1 << 20
+BATCH_CHARACTERS = 1 << 22
 
 
 def default_cache_dir() -> Path:
