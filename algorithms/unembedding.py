@@ -67,7 +67,7 @@ def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
 
     Source: Phuong and Hutter 2022, equation (2).
     """
-    largest = A.max(axis=0)
+    largest = A.max(axis=0, keepdims=True)
     numerator = jnp.exp(A - jax.lax.stop_gradient(jnp.where(jnp.isneginf(largest), 0, largest)))
-    denominator = numerator.sum(axis=0)
+    denominator = numerator.sum(axis=0, keepdims=True)
     return numerator / jnp.where(denominator == 0, 1, denominator)
