@@ -111,16 +111,16 @@ def test_at_least_one_is_held_out_and_never_all():
 
 
 def test_held_out_paragraphs_leave_the_training_texts():
-    train = [Document("a\n\nb  b\n\nc"), Document("b b\n\n"), Document("d\n \n\ne\n")]
+    train = [Document("a\n\nb  b\n\nc"), Document("b b\n\n"), Document("d\n \n\ne\n"), Document("h\n\nf")]
     validation = [Document("b b\n\nf\n\ng")]
-    test = [Document("g\n\nc\nc")]
+    test = [Document("g\n\nc\nc\n\nh")]
     found = without_shared_paragraphs(train, validation, test)
     assert [[d.text for d in side] for side in found] == [
         ["a\n\nc", "d\n \n\ne\n"],
         ["b b\n\nf"],
-        ["g\n\nc\nc"],
+        ["g\n\nc\nc\n\nh"],
     ]
-    assert found[0].dropped == 2
+    assert found[0].dropped == 4
 
 
 def wheel(cache_dir, files, name="toy", archive="toy-1-py3-none-any.whl"):

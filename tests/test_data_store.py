@@ -140,7 +140,7 @@ def test_a_damaged_store_is_named(tmp_path, name, damage):
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:-3] if damage == "cut" else b"garbage")
+        path.write_bytes(path.read_bytes()[:-2] if damage == "cut" else b"garbage")
     with pytest.raises(DataError, match=r"^the token cache .* is damaged \(.*\); delete that folder$"):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
 
