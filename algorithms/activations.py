@@ -1,29 +1,47 @@
 """The nonlinearities of the MLPs: ReLU, and GELU in the paper's form and in GPT-2's."""
 
-from collections.abc import Callable
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-__all__ = ["ACTIVATIONS", "gelu", "gelu_tanh", "relu"]
+from algorithms.reverse_mode import is_hand_derived, reverse_only
+
+__all__ = ["activate", "gelu", "gelu_tanh", "relu"]
 
 
 def relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``max(0, x)``, with derivative 0 at x = 0.
 
-    Source: lines 7 and 18 of Algorithm 8; sources/003, §12.4.5.
+    Source: lines 7 and 18 of Algorithm 8.
     """
     return jax.nn.relu(x)
 
 
+def _relu_derivative(x):
+    """``⟦x > 0⟧``. Source: sources/003, §12.4.5."""
+    return (x > 0).astype(x.dtype)
+
+
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """``x · P[X < x]`` for a standard normal X, which is ``x/2 · (1 + erf(x/√2))``.
+    """``x Φ(x) = x · P[X < x]`` for a standard normal X, with ``Φ(x) = (1 + erf(x/√2))/2``.
 
     Source: equation (5), lines 7 and 10 of Algorithm 9, line 8 of Algorithm 10.
     """
-    return x * (1 + jax.lax.erf(x / jnp.sqrt(2).astype(x.dtype))) / 2
+    return x * _Phi(x)
+
+
+def _Phi(x):
+    return (1 + jax.lax.erf(x * math.sqrt(1 / 2))) / 2
+
+
+def _gelu_derivative(x):
+    """``Φ(x) + x φ(x)``, with the density ``φ(x) = Φ'(x) = exp(−x²/2)/√(2π)``."""
+    phi = jnp.exp(-x * x / 2) * (1 / math.sqrt(2 * math.pi))
+    return _Phi(x) + x * phi
 
 
 def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -31,8 +49,44 @@ def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: sources/002, "FeedForward Block".
     """
-    return x * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi).astype(x.dtype) * (x + 0.044715 * x**3))) / 2
+    return x * (1 + jnp.tanh(_tanh_argument(x))) / 2
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
-"""Name of an activation in a ``Variant`` → the function."""
+def _tanh_argument(x):
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+
+
+def _gelu_tanh_derivative(x):
+    """``(1 + tanh u)/2 + x/2 (1 − tanh² u) u'``, with ``u = √(2/π)(x + 0.044715 x³)``."""
+    tanh_u = jnp.tanh(_tanh_argument(x))
+    du = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return (1 + tanh_u) / 2 + x / 2 * (1 - tanh_u * tanh_u) * du
+
+
+_FUNCTIONS = {
+    "relu": (relu, _relu_derivative),
+    "gelu": (gelu, _gelu_derivative),
+    "gelu_tanh": (gelu_tanh, _gelu_tanh_derivative),
+}
+
+
+def activate(name: str, X: Float[Array, "*shape"], implementation: str) -> Float[Array, "*shape"]:
+    """The activation of that name, of every entry; ``"paper"`` leaves the derivative to JAX."""
+    return _activate(name, reverse_only(X)) if is_hand_derived(implementation) else _FUNCTIONS[name][0](X)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _activate(name, X):
+    return _FUNCTIONS[name][0](X)
+
+
+def _forward(name, X):
+    return _activate(name, X), X
+
+
+def _backward(name, X, dY):
+    """``∂F/∂X = dY ⊙ f'(X)``, entry by entry."""
+    return (dY * _FUNCTIONS[name][1](X),)
+
+
+_activate.defvjp(_forward, _backward)

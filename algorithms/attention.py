@@ -56,9 +56,9 @@ def single_query_attention(
     Source: Phuong and Hutter 2022, Algorithm 3.
     """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
-    q = linear(W_q, e, b_q)  # line 1
-    k = linear(W_k, E, b_k)  # line 2
-    v = linear(W_v, E, b_v)  # line 3
+    q = linear(W_q, e, b_q, "paper")  # line 1
+    k = linear(W_k, E, b_k, "paper")  # line 2
+    v = linear(W_v, E, b_v, "paper")  # line 3
     alpha = softmax(q @ k / jnp.sqrt(q.shape[0]).astype(q.dtype))  # line 4
     v_tilde = v @ alpha  # return
     return v_tilde
@@ -125,9 +125,9 @@ def attention(
     Source: Phuong and Hutter 2022, Algorithm 4.
     """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
-    Q = linear(W_q, X, b_q)  # line 1
-    K = linear(W_k, Z, b_k)  # line 2
-    V = linear(W_v, Z, b_v)  # line 3
+    Q = linear(W_q, X, b_q, implementation)  # line 1
+    K = linear(W_k, Z, b_k, implementation)  # line 2
+    V = linear(W_v, Z, b_v, implementation)  # line 3
     V_tilde = attend(Q, K, V, mask, X.ndim - 2, implementation, dropout, key)  # lines 4-5, return
     return V_tilde
 
@@ -194,7 +194,7 @@ def mh_attention(
     """
     Y = lines(attention)(X, Z, W.heads, mask, implementation=implementation, dropout=dropout, key=key)  # lines 1-2
     Y = Y.reshape(-1, *Y.shape[2:])  # line 3
-    V_tilde = linear(W.W_o, Y, W.b_o)  # return
+    V_tilde = linear(W.W_o, Y, W.b_o, implementation)  # return
     return V_tilde
 
 

@@ -5,8 +5,8 @@ the bodies of the algorithms are written for ``X: [d, *batch, l]``: ``*batch`` i
 ``vmap`` the sequences stand side by side as further columns of the same matrix; only attention tells them apart.
 JAX's own rule would batch every line for itself and move the batch in front of the matrix at every layer.
 
-``side_by_side`` is that rule, as a JAX primitive. It is dissolved by whatever transformation comes first: ``vmap`` widens
-the matrix, and differentiation, lowering and evaluation replace it by the body itself, hand-derived rules and all. So
+``side_by_side`` is that rule, as a JAX primitive. It is dissolved by whatever transformation comes first: ``vmap``
+widens the matrix, and differentiation, lowering and evaluation replace it by the body itself, hand-derived rules and all. So
 ``grad(vmap(f))`` differentiates the wide body once, and ``vmap(grad(f))`` still gives a gradient for every sequence.
 """
 
@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from algorithms.masks import Mask, StructuralMask
 
-__all__ = ["PerSequence", "columns", "mask_axes", "of_mask", "side_by_side", "tokens"]
+__all__ = ["PerSequence", "columns", "flat_mask", "mask_axes", "of_mask", "side_by_side", "tokens"]
 
 
 class PerSequence(NamedTuple):
@@ -57,10 +57,21 @@ def of_mask(mask: Mask) -> PerSequence:
 
 
 def mask_axes(mask: Mask) -> Any:
-    """The ``in_axes`` that take one batch axis off a mask: 0 for its arrays that have one, None for those that do not."""
+    """The ``in_axes`` that take one batch axis off a mask: 0 for its arrays that have one, None for the others."""
     leaves, treedef = jax.tree.flatten(mask)
     ranks = of_mask(mask).ranks or ()
     return treedef.unflatten([0 if jnp.ndim(a) > rank else None for a, rank in zip(leaves, ranks, strict=True)])
+
+
+def flat_mask(mask: Mask, batch_axes: int) -> Mask:
+    """A mask whose arrays have the batch axes, if they have any, as one."""
+    leaves, treedef = jax.tree.flatten(mask)
+    ranks = of_mask(mask).ranks or ()
+    flat = [
+        a if jnp.ndim(a) == rank else a.reshape(-1, *a.shape[batch_axes:])
+        for a, rank in zip(leaves, ranks, strict=True)
+    ]
+    return treedef.unflatten(flat)
 
 
 def side_by_side(body: Callable[..., Any], sequences: Sequence[PerSequence], shared: Any) -> jax.Array:

@@ -134,7 +134,7 @@ def e_hidden_state(
     """
     X = lines(e_encoding)(x, theta, variant=variant, implementation=implementation, key=key, length=length)  # lines 1-9
     f = Sublayers(variant, implementation, "gelu")
-    X = f.activate(linear(theta.W_f, X, theta.b_f))  # line 10
+    X = f.activate(linear(theta.W_f, X, theta.b_f, implementation))  # line 10
     X = f.norm(X, theta.norm)  # line 11
     return X
 

@@ -1,12 +1,15 @@
 """Algorithms 1 and 2: what a token and what a position looks like as a vector."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from algorithms.checks import Axes, check_tokens
+from algorithms.notation import accumulation_dtype
 from algorithms.registry import algorithm
+from algorithms.reverse_mode import is_hand_derived, reverse_only
 
 __all__ = ["lookup", "positional_embedding", "sinusoidal_positional_embedding", "token_embedding"]
 
@@ -119,8 +122,46 @@ def sinusoidal_positional_embedding(
     return jnp.asarray(W_p, dtype)
 
 
-def lookup(W: Float[Array, "d_e n"], v: Int[Array, "*shape"] | int) -> Float[Array, "d_e *shape"]:
+def lookup(
+    W: Float[Array, "d_e n"], v: Int[Array, "*shape"] | int, implementation: str = "paper"
+) -> Float[Array, "d_e *shape"]:
     """``W[:, v]`` for an array of indices: NaN, never another column, for an index outside [0, n)."""
     v = jnp.asarray(v).astype(jnp.int32)
-    n = W.shape[1]
-    return W.at[:, jnp.where(v < 0, n, v)].get(mode="fill", fill_value=jnp.nan)
+    v = jnp.where(v < 0, W.shape[1], v)
+    return _lookup(reverse_only(W), v) if is_hand_derived(implementation) else _as_printed(W, v)
+
+
+def _as_printed(W, v):
+    return W.at[:, v].get(mode="fill", fill_value=jnp.nan)
+
+
+_lookup = jax.custom_vjp(_as_printed)
+
+
+def _forward(W, v):
+    return _as_printed(W, v), (W, v)
+
+
+def _backward(residuals, dE):
+    """A column of W gets the sum of the gradients of all places where its token stands::
+
+        ∂F/∂W[:, j] = Σ_{t: v[t] = j} dE[:, t]
+
+    which for a small vocabulary is faster as the product of dE and the one-hot matrix of v.
+
+    Source: sources/003, §12.4.8.
+    """
+    W, v = residuals
+    d_e, n = W.shape
+    dE, v = dE.reshape(d_e, -1).astype(accumulation_dtype(dE.dtype)), v.reshape(-1)
+    if n <= ONE_HOT_LIMIT:
+        dW = dE @ jax.nn.one_hot(v, n, dtype=dE.dtype)
+    else:
+        dW = jnp.zeros((n, d_e), dE.dtype).at[v].add(dE.T, mode="drop").T
+    return dW.astype(W.dtype), None
+
+
+_lookup.defvjp(_forward, _backward)
+
+ONE_HOT_LIMIT = 1024
+"""Vocabulary up to which the gradient of the embedding is a matrix product instead of a scatter."""

@@ -1,5 +1,7 @@
 """The training loss of Algorithms 11-13, from the hidden state and W_u."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -8,6 +10,7 @@ from jaxtyping import Float, Int
 from algorithms.batching import columns, side_by_side, tokens
 from algorithms.checks import Axes, check_implementation, check_tokens
 from algorithms.registry import compiled
+from algorithms.reverse_mode import is_hand_derived, reverse_only
 from algorithms.scores import IMPLEMENTATIONS
 from algorithms.unembedding import logits
 
@@ -69,7 +72,7 @@ def log_loss(
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11; sources/003, §12.3.4 and §12.9.
     """
     losses = token_losses(X, W_u, targets, b_u, label_smoothing, implementation)
-    return losses.sum() if weights is None else jnp.where(weights == 0, 0, weights * losses).sum()
+    return losses.sum() if weights is None else (weights * jnp.where(weights == 0, 0, losses)).sum()
 
 
 def token_losses(
@@ -84,15 +87,89 @@ def token_losses(
 
     def body(X, targets, shared):
         W_u, b_u = shared
-        return _as_printed(X, W_u, b_u, targets, label_smoothing)[None]
+        losses = _in_chunks if is_hand_derived(implementation) else _as_printed
+        X, W_u, b_u = reverse_only((X, W_u, b_u)) if is_hand_derived(implementation) else (X, W_u, b_u)
+        rows, *columns = X.shape
+        return losses(label_smoothing, X.reshape(rows, -1), W_u, b_u, targets.reshape(-1)).reshape(1, *columns)
 
     return side_by_side(body, [columns(X), tokens(targets)], (W_u, b_u))[0]
 
 
-def _as_printed(X, W_u, b_u, targets, label_smoothing: float) -> Float[Array, "*columns"]:
+def _as_printed(label_smoothing, X, W_u, b_u, targets):
     log_P = jax.nn.log_softmax(logits(X, W_u, b_u), axis=0)
-    N_V = log_P.shape[0]
-    inside = (targets >= 0) & (targets < N_V)
+    inside = (targets >= 0) & (targets < log_P.shape[0])
     of_target = jnp.take_along_axis(log_P, jnp.where(inside, targets, 0)[None], axis=0)[0]
     losses = -(1 - label_smoothing) * of_target - label_smoothing * log_P.mean(axis=0)
     return jnp.where(inside, losses, jnp.nan)
+
+
+class _Residuals(NamedTuple):
+    X: Array
+    W_u: Array
+    b_u: Array | None
+    targets: Array
+    log_sum_exp: Array  # of each column's logits
+
+
+def _forward(label_smoothing, X, W_u, b_u, targets):
+    def of_chunk(_, chunk):
+        X, targets = chunk
+        Y = logits(X, W_u, b_u)
+        log_sum_exp = jax.nn.logsumexp(Y, axis=0)
+        inside = (targets >= 0) & (targets < Y.shape[0])
+        of_target = jnp.take_along_axis(Y, jnp.where(inside, targets, 0)[None], axis=0)[0]
+        target_mean = (1 - label_smoothing) * of_target + label_smoothing * Y.mean(axis=0)
+        return None, (jnp.where(inside, log_sum_exp - target_mean, jnp.nan), log_sum_exp)
+
+    _, (losses, log_sum_exp) = jax.lax.scan(of_chunk, None, _chunks(W_u.shape[0], X, targets))
+    losses, log_sum_exp = (a.reshape(-1)[: targets.size] for a in (losses, log_sum_exp))
+    return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
+
+
+def _backward(label_smoothing, residuals: _Residuals, dlosses):
+    """With Y = W_u X + b_u 1ᵀ the logits, P = softmax(Y), and the smoothed target q_t = (1 − s) 1_{x[t]} + s/N_V 1::
+
+        ∂F/∂Y[:, t] = (P[:, t] − q_t) dloss[t]
+        ∂F/∂X   = W_uᵀ ∂F/∂Y
+        ∂F/∂W_u = ∂F/∂Y Xᵀ
+        ∂F/∂b_u = ∂F/∂Y 1
+
+    for a chunk of columns at a time, whose P is computed again from its log-sum-exp.
+
+    Source: sources/003, §12.4.2, with the smoothing of §12.9.
+    """
+    X, W_u, b_u, targets, log_sum_exp = residuals
+    N_V = W_u.shape[0]
+    dtype = log_sum_exp.dtype
+
+    def of_chunk(sums, chunk):
+        X, targets, log_sum_exp, dlosses = chunk
+        P = jnp.exp(logits(X, W_u, b_u) - log_sum_exp)
+        q = (1 - label_smoothing) * (jnp.arange(N_V)[:, None] == targets) + label_smoothing / N_V
+        dY = jnp.where(dlosses == 0, 0, (P - q) * dlosses)
+        dW_u, db_u = sums
+        dW_u = dW_u + jnp.matmul(dY.astype(X.dtype), X.T, preferred_element_type=dtype)
+        dX = jnp.matmul(W_u.T, dY.astype(W_u.dtype), preferred_element_type=dtype)
+        return (dW_u, db_u + dY.sum(axis=1)), dX.astype(X.dtype)
+
+    zeros = jnp.zeros(W_u.shape, dtype), jnp.zeros(N_V, dtype)
+    (dW_u, db_u), dX = jax.lax.scan(of_chunk, zeros, _chunks(N_V, X, targets, log_sum_exp, dlosses))
+    dX = jnp.moveaxis(dX, 0, 1).reshape(X.shape[0], -1)[:, : targets.size]
+    return dX, dW_u.astype(W_u.dtype), None if b_u is None else db_u.astype(b_u.dtype), None
+
+
+def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:
+    """Chunks of columns for ``scan``, padded with zeros: X as [chunks, d_e, c], the others as [chunks, c]."""
+    l = X.shape[1]
+    n = -(-l // max(1, LOGITS_PER_CHUNK // N_V))
+    c = -(-l // n)
+    X = jnp.pad(X, ((0, 0), (0, n * c - l)))
+    padded = (jnp.pad(a, (0, n * c - l)).reshape(n, c) for a in of_columns)
+    return jnp.moveaxis(X.reshape(-1, n, c), 1, 0), *padded
+
+
+_in_chunks = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(0,))
+_in_chunks.defvjp(_forward, _backward)
+
+LOGITS_PER_CHUNK = 2**22
+"""How many logits are held at once: 16 MiB of them in float32."""

@@ -2,8 +2,8 @@
 
 Equation (3)'s two masks, the band of a sliding window, padding by length and the borders of packed documents are
 *structural*: they are rules about (t_z, t_x) which fast attention evaluates a block at a time and which never become
-an ``[l_z, l_x]`` array there. Any conjunction ``a & b`` of them is again one. A dense boolean array serves where no rule
-does.
+an ``[l_z, l_x]`` array there. Any conjunction ``a & b`` of them is again one. A dense boolean array serves where no
+rule does.
 
 Source: Phuong and Hutter 2022, equation (3) and line 5 of Algorithm 4.
 """
@@ -92,7 +92,7 @@ def _narrower(a, b, narrower):
     return narrower(a, b)
 
 
-def _dense_and(mask: StructuralMask, dense: Array) -> Array:
+def _dense_and(mask: StructuralMask, dense: Any) -> Array:
     dense = jnp.asarray(dense)
     if dense.dtype != bool or dense.ndim != 2:
         raise TypeError(f"mask: expected a boolean [l_z, l_x] array, got {dense.dtype}{list(dense.shape)}")

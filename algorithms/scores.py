@@ -7,16 +7,25 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from algorithms.batching import mask_axes
+from algorithms.batching import flat_mask, mask_axes
+from algorithms.blockwise_attention import blockwise_attention
+from algorithms.dense_attention import dense_attention
 from algorithms.dropout import TILE, fold_in, kept_weights
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
+from algorithms.reverse_mode import reverse_only
 from algorithms.unembedding import softmax
 
 __all__ = ["IMPLEMENTATIONS", "attend", "attend_as_printed"]
 
-IMPLEMENTATIONS = ("auto", "paper")
-"""Names of the implementations: ``"paper"``, the lines as printed, and ``"auto"``, the fastest that is exact."""
+IMPLEMENTATIONS = ("auto", "paper", "dense", "blockwise")
+"""Names of the implementations.
+
+* ``"paper"``: the lines as printed, differentiable by JAX to any order and in forward mode;
+* ``"dense"``: the backward pass derived by hand, keeping the softmax matrix;
+* ``"blockwise"``: likewise, with an online softmax, keeping only the log-sum-exp: O(ℓ) memory;
+* ``"auto"``: the fastest that is exact for the given input.
+"""
 
 
 def attend(
@@ -32,25 +41,41 @@ def attend(
     """Lines 4 to the end of Algorithm 4, of every head and every sequence.
 
     Args:
-        Q: queries; the heads, if any, are axis 0.
-        K: keys.
-        V: values.
+        Q: queries, ``[*heads, d_attn, *batch, l_x]``; the heads, if any, are axis 0.
+        K: keys, ``[*heads, d_attn, *batch, l_z]``.
+        V: values, ``[*heads, d_mid, *batch, l_z]``.
         mask: one for all heads; one for all sequences, or one for each.
         batch_axes: how many batch axes there are.
         implementation: one of ``IMPLEMENTATIONS``.
         dropout: probability to drop an attention weight.
-        key: one for each sequence; a head h draws with ``fold_in(key, h)``.
+        key: one for each sequence; a head h draws with ``fold_in(key, h)``, a single one with ``key`` itself.
     """
-    one = functools.partial(attend_as_printed, dropout=dropout)
-    for _ in range(batch_axes):
-        one = jax.vmap(one, in_axes=(1, 1, 1, mask_axes(mask), None if key is None else 0), out_axes=1)
-    if Q.ndim - batch_axes == 2:
-        return one(Q, K, V, mask, key)
+    heads = Q.ndim - batch_axes == 3
+    batch = Q.shape[1 + heads : -1]
+    key = key if dropout else None
+    keys = None if key is None else (fold_in_each(key, Q.shape[0]) if heads else key[None])
+    if chosen(implementation, Q, K) == "paper":
+        one = functools.partial(attend_as_printed, dropout=dropout)
+        for _ in range(batch_axes):
+            one = jax.vmap(one, in_axes=(1, 1, 1, mask_axes(mask), None if key is None else 0), out_axes=1)
+        of_heads = jax.vmap(one, in_axes=(0, 0, 0, None, None if key is None else 0))
+        return of_heads(Q, K, V, mask, keys) if heads else one(Q, K, V, mask, key)
+    rule = {"dense": dense_attention, "blockwise": blockwise_attention}[chosen(implementation, Q, K)]
+    H = Q.shape[0] if heads else 1
+    tiles = [a.reshape(H, a.shape[heads], -1, a.shape[-1]) for a in (Q, K, V)]
+    keys = None if keys is None else keys.reshape(H, -1)
+    V_tilde = rule(*reverse_only(tuple(tiles)), flat_mask(mask, batch_axes), keys, dropout)
+    return V_tilde.reshape(*Q.shape[:heads], -1, *batch, Q.shape[-1])
 
-    def of_head(Q, K, V, h):
-        return one(Q, K, V, mask, fold_in(key, h))
 
-    return jax.vmap(of_head)(Q, K, V, jnp.arange(Q.shape[0]))
+def chosen(implementation: str, Q: Float[Array, "... l_x"], K: Float[Array, "... l_z"]) -> str:
+    """Which implementation serves: ``"auto"`` is the fastest that is exact for the given input, as measured."""
+    return "blockwise" if implementation == "auto" else implementation
+
+
+def fold_in_each(key: Key[Array, "*batch"], n: int) -> Key[Array, "n *batch"]:
+    """``fold_in(key, h)`` of every key of a batch, for h = 0 … n − 1."""
+    return jax.vmap(lambda h: fold_in(key, h))(jnp.arange(n))
 
 
 def attend_as_printed(

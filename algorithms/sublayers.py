@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms.activations import ACTIVATIONS
+from algorithms.activations import activate
 from algorithms.attention import mh_attention
 from algorithms.dropout import dropout
 from algorithms.embedding import lookup, sinusoidal_positional_embedding
@@ -41,20 +41,20 @@ class Sublayers(NamedTuple):
         W_p: Float[Array, "d_e l_max"] | None,
     ) -> Float[Array, "d_e *batch l"]:
         """``W_e[:, x[t]] + W_p[:, t]`` of every token, as columns."""
-        E = lookup(W_e, x)
+        E = lookup(W_e, x, self.implementation)
         d_e, l = E.shape[0], E.shape[-1]
         if self.variant.scale_embedding:
             E = E * jnp.sqrt(d_e).astype(E.dtype)
         if W_p is None:
             W_p = sinusoidal_positional_embedding(d_e, l, base=10000, dtype=E.dtype)
-        P = lookup(W_p, t)
+        P = lookup(W_p, t, self.implementation)
         return E + P.reshape(d_e, *(1,) * (E.ndim - P.ndim), *P.shape[1:])
 
     def norm(self, X: Float[Array, "d *columns"], norm: LayerNormParams) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, or the norm of the variant."""
         if norm.beta is None:
-            return rms_norm_columns(X, norm.gamma, self.variant.epsilon)
-        return layer_norm_columns(X, norm.gamma, norm.beta, self.variant.epsilon)
+            return rms_norm_columns(X, norm.gamma, self.variant.epsilon, self.implementation)
+        return layer_norm_columns(X, norm.gamma, norm.beta, self.variant.epsilon, self.implementation)
 
     def mh_attention(
         self,
@@ -74,12 +74,12 @@ class Sublayers(NamedTuple):
     ) -> Float[Array, "d_e *batch l"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``."""
         W_mlp1, b_mlp1, W_mlp2, b_mlp2 = mlp
-        hidden = self.activate(linear(W_mlp1, X, b_mlp1))
-        return linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2)
+        hidden = self.activate(linear(W_mlp1, X, b_mlp1, self.implementation))
+        return linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation)
 
     def activate(self, X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
         """The nonlinearity of the architecture, or of the variant."""
-        return ACTIVATIONS[self.variant.activation or self.activation](X)
+        return activate(self.variant.activation or self.activation, X, self.implementation)
 
 
 def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*batch"] | int | None) -> Int[Array, "*batch l"]:

@@ -1,0 +1,229 @@
+"""Attention with its backward pass derived by hand, a block of the scores at a time: O(ℓ) memory.
+
+The forward pass runs over the blocks of a column with an online softmax and keeps only each column's log-sum-exp; the
+backward pass computes each block of the softmax again from it. Blocks that a structural mask rules out are skipped.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
+from jaxtyping import Bool, Float
+
+from algorithms.dropout import TILE, kept_weights
+from algorithms.masks import Mask, StructuralMask
+from algorithms.notation import accumulation_dtype
+from algorithms.tiles import tilewise
+
+__all__ = ["BLOCK", "blockwise_attention"]
+
+BLOCK = 512
+"""Rows and columns of the largest block of scores."""
+
+
+class _Residuals(NamedTuple):
+    Q: Float[Array, "H d_attn B l_x"]
+    K: Float[Array, "H d_attn B l_z"]
+    V: Float[Array, "H d_mid B l_z"]
+    V_tilde: Float[Array, "H d_mid B l_x"]
+    log_sum_exp: Float[Array, "H 1 B l_x"]
+    mask: Mask
+    keys: Array | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def blockwise_attention(
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H d_attn B l_z"],
+    V: Float[Array, "H d_mid B l_z"],
+    mask: Mask,
+    keys: Array | None,
+    dropout: float,
+) -> Float[Array, "H d_mid B l_x"]:
+    """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
+
+    Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
+    """
+    return _forward(Q, K, V, mask, keys, dropout)[0]
+
+
+def _forward(Q, K, V, mask, keys, dropout):
+    forward = tilewise(functools.partial(_forward_of_tile, dropout=dropout))
+    V_tilde, log_sum_exp = forward((Q, K, V), mask, keys)
+    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, keys)
+
+
+def _backward(dropout, residuals: _Residuals, E):
+    Q, K, V, V_tilde, log_sum_exp, mask, keys = residuals
+    delta = (V_tilde * E).astype(log_sum_exp.dtype).sum(axis=1, keepdims=True)
+    backward = tilewise(functools.partial(_backward_of_tile, dropout=dropout))
+    dQ, dK, dV = backward((Q, K, V, E, log_sum_exp, delta), mask, keys)
+    return dQ, dK, dV, None, None
+
+
+blockwise_attention.defvjp(_forward, _backward)
+
+
+class _Blocks:
+    """How the scores of one tile, ``[l_z, l_x]``, are cut into blocks, and which of them the mask leaves something of."""
+
+    def __init__(self, l_z: int, l_x: int, mask: Mask, key: Array | None, dropout: float) -> None:
+        unit = 1 if key is None else TILE
+        self.l_z, self.l_x, self.key, self.dropout = l_z, l_x, key, dropout
+        self.n_z, self.b_z = _cut(l_z, unit)
+        self.n_x, self.b_x = _cut(l_x, unit)
+        self.mask = (
+            mask
+            if isinstance(mask, StructuralMask)
+            else jnp.pad(mask, ((0, self.n_z * self.b_z - l_z), (0, self.n_x * self.b_x - l_x)))
+        )
+
+    def padded(self, array: Array, primary: bool, value: float = 0.0) -> Array:
+        """``array`` with whole blocks of columns, of primary or of context tokens."""
+        columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
+        return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
+
+    def context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
+        """The context blocks, from the first to behind the last, that the primary block i has to visit."""
+        first, end, mask = 0, self.n_z, self.mask
+        if isinstance(mask, StructuralMask):
+            if mask.unidirectional:
+                end = jnp.minimum(end, ((i + 1) * self.b_x - 1) // self.b_z + 1)
+            if mask.width is not None:
+                first = jnp.maximum(i * self.b_x - mask.width + 1, 0) // self.b_z
+            if mask.length is not None:
+                end = jnp.minimum(end, -(-jnp.asarray(mask.length, jnp.int32) // self.b_z))
+        return first, end
+
+    def permitted(self, j: int | Array, i: int | Array) -> Bool[Array, "b_z b_x"]:
+        """The block (j, i) of the mask; the padding behind the sequences is not permitted."""
+        t_z = j * self.b_z + jnp.arange(self.b_z)[:, None]
+        t_x = i * self.b_x + jnp.arange(self.b_x)[None, :]
+        if isinstance(self.mask, StructuralMask):
+            return self.mask.permits(t_z, t_x) & (t_z < self.l_z)
+        return jax.lax.dynamic_slice(self.mask, (j * self.b_z, i * self.b_x), (self.b_z, self.b_x))
+
+    def kept(self, j: int | Array, i: int | Array) -> Float[Array, "b_z b_x"] | int:
+        """D of the block (j, i): 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
+        if self.key is None:
+            return 1
+        tiles_z, tiles_x = self.b_z // TILE, self.b_x // TILE
+        kept = kept_weights(self.key, self.dropout, (j * tiles_z, i * tiles_x), (tiles_z, tiles_x))
+        return jnp.where(kept, 1 / (1 - self.dropout), 0)
+
+
+def _cut(l: int, unit: int) -> tuple[int, int]:
+    """How many blocks of how many tokens, a multiple of ``unit`` and at most BLOCK, hold l tokens."""
+    n = -(-l // BLOCK)
+    return n, -(-l // (n * unit)) * unit
+
+
+def _forward_of_tile(matrices, mask, key, dropout):
+    """Online softmax, over the context blocks j of each primary block i::
+
+        S = KᵀQ/√d_attn,  −∞ where the mask is False
+        m' = max(m, max S),   s' = s e^{m−m'} + Σ e^{S−m'},   Ṽ' = Ṽ e^{m−m'} + V e^{S−m'}
+
+    and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column that may attend nothing, whose Ṽ is 0).
+    """
+    Q, K, V = matrices
+    dtype = accumulation_dtype(Q.dtype)
+    blocks = _Blocks(K.shape[1], Q.shape[1], mask, key, dropout)
+    Q = blocks.padded(Q * jnp.asarray(Q.shape[0] ** -0.5, Q.dtype), primary=True)
+    K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
+
+    def of_primary(i, out):
+        Q_i = dynamic_slice_in_dim(Q, i * blocks.b_x, blocks.b_x, 1)
+
+        def add_context(j, state):
+            m, s, V_tilde = state
+            K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
+            V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
+            S = jnp.matmul(K_j.T, Q_i, preferred_element_type=dtype)
+            S = jnp.where(blocks.permitted(j, i), S, -jnp.inf)
+            larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
+            finite = jnp.where(jnp.isneginf(larger), 0, larger)
+            weights = jnp.exp(S - finite)
+            rescale = jnp.exp(m - finite)
+            s = s * rescale + weights.sum(axis=0, keepdims=True)
+            kept = (weights * blocks.kept(j, i)).astype(V.dtype)
+            V_tilde = V_tilde * rescale + jnp.matmul(V_j, kept, preferred_element_type=dtype)
+            return larger, s, V_tilde
+
+        start = (
+            jnp.full((1, blocks.b_x), -jnp.inf, dtype),
+            jnp.zeros((1, blocks.b_x), dtype),
+            jnp.zeros((V.shape[0], blocks.b_x), dtype),
+        )
+        m, s, V_tilde = jax.lax.fori_loop(*blocks.context_of(i), add_context, start)
+        V_tilde = V_tilde / jnp.where(s == 0, 1, s)
+        log_sum_exp = jnp.where(s == 0, jnp.inf, m + jnp.log(s))
+        at = i * blocks.b_x
+        return (
+            dynamic_update_slice_in_dim(out[0], V_tilde.astype(V.dtype), at, 1),
+            dynamic_update_slice_in_dim(out[1], log_sum_exp, at, 1),
+        )
+
+    columns = blocks.n_x * blocks.b_x
+    out = jnp.zeros((V.shape[0], columns), V.dtype), jnp.zeros((1, columns), dtype)
+    V_tilde, log_sum_exp = jax.lax.fori_loop(0, blocks.n_x, of_primary, out)
+    return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
+
+
+def _backward_of_tile(matrices, mask, key, dropout):
+    """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), block by block::
+
+        A     = exp(KᵀQ/√d_attn − log-sum-exp),  0 where the mask is False
+        ∂F/∂V = E (A ⊙ D)ᵀ
+        ∂F/∂S = A ⊙ (D ⊙ VᵀE − δ) /√d_attn
+        ∂F/∂Q = K ∂F/∂S
+        ∂F/∂K = Q (∂F/∂S)ᵀ
+
+    where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the key.
+
+    Source: sources/000, whose a ⊙ g − (aᵀg) a this is; sources/003, §12.4.6.
+    """
+    Q, K, V, E, log_sum_exp, delta = matrices
+    dtype = log_sum_exp.dtype
+    scale = jnp.asarray(Q.shape[0] ** -0.5, Q.dtype)
+    blocks = _Blocks(K.shape[1], Q.shape[1], mask, key, dropout)
+    product = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    Q, E = blocks.padded(Q * scale, primary=True), blocks.padded(E, primary=True)
+    log_sum_exp = blocks.padded(log_sum_exp, primary=True, value=jnp.inf)
+    delta = blocks.padded(delta, primary=True)
+    K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
+
+    def of_primary(i, sums):
+        Q_i, E_i, log_sum_exp_i, delta_i = (
+            dynamic_slice_in_dim(a, i * blocks.b_x, blocks.b_x, 1) for a in (Q, E, log_sum_exp, delta)
+        )
+
+        def of_context(j, sums):
+            dQ_i, dK, dV = sums
+            at = j * blocks.b_z
+            K_j, V_j = (dynamic_slice_in_dim(a, at, blocks.b_z, 1) for a in (K, V))
+            S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
+            A = jnp.exp(S - log_sum_exp_i)
+            D = blocks.kept(j, i)
+            dV_j = product(E_i, (A * D).T.astype(E.dtype))
+            dS = A * (product(V_j.T, E_i) * D - delta_i)
+            dQ_i = dQ_i + product(K_j, dS.astype(K.dtype))
+            dK_j = product(Q_i, dS.T.astype(Q.dtype))
+            dK, dV = (
+                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 1) + a_j, at, 1)
+                for a, a_j in ((dK, dK_j), (dV, dV_j))
+            )
+            return dQ_i, dK, dV
+
+        dQ, dK, dV = sums
+        dQ_i = jnp.zeros(Q_i.shape, dtype)
+        dQ_i, dK, dV = jax.lax.fori_loop(*blocks.context_of(i), of_context, (dQ_i, dK, dV))
+        return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
+
+    sums = tuple(jnp.zeros(a.shape, dtype) for a in (Q, K, V))
+    dQ, dK, dV = jax.lax.fori_loop(0, blocks.n_x, of_primary, sums)
+    dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
+    return dQ.astype(Q.dtype), dK[:, : blocks.l_z].astype(K.dtype), dV[:, : blocks.l_z].astype(V.dtype)
