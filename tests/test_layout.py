@@ -12,17 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAYERS = (
     {"notation", "variants", "masks"},
     {"parameters", "configs", "initialization", "batching", "registry", "checks"},
-    {
-        "linear",
-        "activations",
-        "dropout",
-        "embedding",
-        "scores",
-        "attention",
-        "normalization",
-        "unembedding",
-        "loss",
-    },
+    {"linear", "activations", "dropout", "embedding", "scores", "attention", "normalization", "unembedding", "loss"}
+    | {"reverse_mode", "tiles", "dense_attention", "blockwise_attention"},
     {"sublayers", "ed_transformer", "e_transformer", "d_transformer"},
     {"training", "inference"},
 )
@@ -65,9 +56,7 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom):
             package = path.relative_to(ROOT).parts[:-1]
             base = (
-                ".".join((*package[: len(package) - node.level + 1], node.module or ""))
-                if node.level
-                else node.module
+                ".".join((*package[: len(package) - node.level + 1], node.module or "")) if node.level else node.module
             )
             yield from (f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
 
@@ -75,9 +64,7 @@ def imported(path):
 def layer(module):
     """The row of a module of algorithms/, given as the part of its dotted name after `algorithms.`."""
     rows = [row for row, names in enumerate(LAYERS) if module in names]
-    assert rows, (
-        f"algorithms.{module} has no place in LAYERS: add it to a row, or import from where it is defined"
-    )
+    assert rows, f"algorithms.{module} has no place in LAYERS: add it to a row, or import from where it is defined"
     return rows[0]
 
 
@@ -140,9 +127,7 @@ def test_a_function_fits_on_a_screen(path):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
-            assert lines <= MAX_BODY_LINES, (
-                f"{name_of(path)}:{node.lineno} {node.name} has a body of {lines} lines"
-            )
+            assert lines <= MAX_BODY_LINES, f"{name_of(path)}:{node.lineno} {node.name} has a body of {lines} lines"
 
 
 @pytest.mark.parametrize("path", files("algorithms", "training"), ids=name_of)
@@ -155,6 +140,4 @@ def test_public_signatures_are_typed(path):
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         untyped = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
         assert not untyped, f"{name_of(path)}:{function.lineno} {function.name} does not type {untyped}"
-        assert function.returns is not None, (
-            f"{name_of(path)}:{function.lineno} {function.name} lacks a return type"
-        )
+        assert function.returns is not None, f"{name_of(path)}:{function.lineno} {function.name} lacks a return type"
