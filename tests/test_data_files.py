@@ -63,9 +63,7 @@ def test_a_paragraph_that_is_held_out_is_not_trained_on(tmp_path):
     text = "".join(f"Verse {i} of the long song, number {i}.\n\n{refrain}" for i in range(300))
     corpus = read_corpus([write(tmp_path / "a.txt", text)], "text")
     train, validation = sides(corpus)
-    assert not {p for d in train for p in paragraphs(d.text)} & {
-        p for d in validation for p in paragraphs(d.text)
-    }
+    assert not {p for d in train for p in paragraphs(d.text)} & {p for d in validation for p in paragraphs(d.text)}
     assert corpus.train.dropped > 200
 
 
@@ -85,9 +83,7 @@ def test_whole_documents_are_kept_when_there_is_a_validation_file(tmp_path):
 
 
 def test_json_lines_of_every_kind(tmp_path):
-    rows = [
-        {"text": f"t {i}", "label": "ab"[i % 2], "source": f"s {i}", "target": f"u {i}"} for i in range(9)
-    ]
+    rows = [{"text": f"t {i}", "label": "ab"[i % 2], "source": f"s {i}", "target": f"u {i}"} for i in range(9)]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     for kind, record in [
         ("text", lambda i, r, w: Document(r["text"], w)),

@@ -94,9 +94,7 @@ def test_pairs_keep_their_order(tmp_path):
 def test_labels_are_numbered_in_order_of_their_names(tmp_path):
     train = [Labelled("spam", "x"), Labelled("ham", "y"), Labelled("spam", "z")]
     for _ in range(2):  # written, and read again
-        splits = tokenize_labelled(
-            corpus_of(train, train[1:], kind="labelled"), ByteTokenizer(), cache_dir=tmp_path
-        )
+        splits = tokenize_labelled(corpus_of(train, train[1:], kind="labelled"), ByteTokenizer(), cache_dir=tmp_path)
         assert splits.train.names == splits.test.names == ("ham", "spam")
         assert splits.train.labels.tolist() == [1, 0, 1]
         assert splits.validation.labels.tolist() == [0, 1]
@@ -106,9 +104,7 @@ def test_labels_are_numbered_in_order_of_their_names(tmp_path):
 def test_a_label_that_training_lacks_is_named(tmp_path):
     train = [Labelled("a", "x"), Labelled("b", "y")]
     corpus = corpus_of(train, [Labelled("c", "z", "v.tsv:7")], kind="labelled")
-    with pytest.raises(
-        DataError, match=r"^v\.tsv:7: label 'c' does not occur in .*, whose labels are 'a', 'b'$"
-    ):
+    with pytest.raises(DataError, match=r"^v\.tsv:7: label 'c' does not occur in .*, whose labels are 'a', 'b'$"):
         tokenize_labelled(corpus, ByteTokenizer(), cache_dir=tmp_path)
     corpus = corpus_of(train[:1], train[:1], kind="labelled")
     with pytest.raises(DataError, match="mine has 1 label in its training data, expected 2 or more"):
@@ -118,9 +114,7 @@ def test_a_label_that_training_lacks_is_named(tmp_path):
 def test_a_character_out_of_the_vocabulary_is_named_with_its_place(tmp_path):
     tokenizer = CharacterTokenizer("abc")
     corpus = corpus_of([Document("abc", "a.txt:1"), Document("abød", "a.txt:9")], [Document("a", "b")])
-    with pytest.raises(
-        DataError, match=r"^a\.txt:9: character 'ø' \(U\+00F8\) is not among the 3 characters"
-    ):
+    with pytest.raises(DataError, match=r"^a\.txt:9: character 'ø' \(U\+00F8\) is not among the 3 characters"):
         tokenize_text(corpus, tokenizer, cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())  # nothing half is left
 
@@ -156,9 +150,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(data_store._ColumnWriter, "append", full)
-    with pytest.raises(
-        DataError, match=r"^cannot write the token cache .*: No space left on device; name another"
-    ):
+    with pytest.raises(DataError, match=r"^cannot write the token cache .*: No space left on device; name another"):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())
 

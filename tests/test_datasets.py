@@ -282,18 +282,14 @@ def test_pairs_are_as_wide_as_the_longest_rounded_up():
     data = SequencePairs(store, l_max=11, batch_size=2, pad_multiple=4)
     widths = [(batch["z"].shape[1], batch["x"].shape[1]) for batch in data.evaluation_batches()]
     assert widths == [(4, 8), (8, 8), (8, 4)]
-    wide = SequencePairs(
-        PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4
-    )
+    wide = SequencePairs(PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4)
     assert wide.batch(0)["z"].shape[1] == 11
     assert SequencePairs(store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
 
 
 def test_labelled_texts_are_cut_to_l_max_with_eos():
     store = TokenStore.from_sequences([[8, 1, 2, 3, 9], [8, 4, 9], [8, 9]], N_V=10)
-    data = LabelledTexts(
-        LabelledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2
-    )
+    data = LabelledTexts(LabelledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
     assert data.n_too_long == 1
     first, second = data.evaluation_batches()
     assert first["x"].tolist() == [[8, 1, 2, 9], [8, 4, 9, 9]]
@@ -336,15 +332,11 @@ STORE = distinct_store()
             "pad_multiple is 0, expected at least 1",
         ),
         (
-            lambda: SequencePairs(
-                PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5, batch_size=1
-            ),
+            lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5, batch_size=1),
             "none of the 2 train pairs fits into l_max = 5 tokens, bos and eos included; the",
         ),
         (
-            lambda: LabelledTexts(
-                LabelledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1
-            ),
+            lambda: LabelledTexts(LabelledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
             "l_max is 1, expected at least 2: bos and eos",
         ),
         (

@@ -99,9 +99,7 @@ def test_characters_are_numbered_by_code_point():
     tokenizer = build_tokenizer("characters", ["cab", "á"])
     assert tokenizer.N_V == 4 + 3
     assert tokenizer.encode("abcá") == [0, 1, 2, 3]
-    with pytest.raises(
-        DataError, match=r"character 'ø' \(U\+00F8\) is not among the 4 characters of the data"
-    ):
+    with pytest.raises(DataError, match=r"character 'ø' \(U\+00F8\) is not among the 4 characters of the data"):
         tokenizer.encode("bø")
 
 
@@ -189,9 +187,7 @@ def test_berts_vocabulary_lowercases_if_it_has_no_capitals(tmp_path, extra, expe
 def test_a_tokenizer_json_loses_its_frame_truncation_and_padding(tmp_path):
     inner = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "x": 1, "[CLS]": 2}, unk_token="[UNK]"))
     inner.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    inner.post_processor = library.processors.TemplateProcessing(
-        single="[CLS] $A", special_tokens=[("[CLS]", 2)]
-    )
+    inner.post_processor = library.processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     inner.enable_truncation(2)
     inner.enable_padding(length=5)
     path = tmp_path / "tokenizer.json"

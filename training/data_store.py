@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import Int, Int32, UInt
 
 from training.data_records import Corpus, DataError, Document, Labelled, Pair, fingerprint
 from training.tokenizers import Tokenizer
@@ -51,8 +52,8 @@ class TokenStore:
       dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
     """
 
-    tokens: np.ndarray
-    offsets: np.ndarray
+    tokens: UInt[np.ndarray, " n_tokens"]
+    offsets: Int[np.ndarray, " n+1"]
     N_V: int
     n_bytes: int
     fingerprint: str
@@ -62,11 +63,11 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, i: int) -> np.ndarray:
+    def __getitem__(self, i: int) -> UInt[np.ndarray, " length"]:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     @property
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> Int[np.ndarray, " n"]:
         """The number of tokens of each sequence, bos and eos included: [n]."""
         return np.diff(self.offsets)
 
@@ -114,7 +115,7 @@ class LabelledStore:
     """
 
     text: TokenStore
-    labels: np.ndarray
+    labels: Int32[np.ndarray, " n"]
     names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -276,8 +277,7 @@ def _tokenize(
 
     _cached(directory, write)
     stores = {
-        part: [_open(directory / part / str(i), identity, part) for i in range(len(columns))]
-        for part in corpus.parts()
+        part: [_open(directory / part / str(i), identity, part) for i in range(len(columns))] for part in corpus.parts()
     }
     for part in ("train", "validation"):
         if len(stores[part][0]) == 0:
@@ -305,9 +305,7 @@ def tokenize_text(
     return Splits(*(columns[0] for columns in stores.values()))
 
 
-def tokenize_pairs(
-    corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None
-) -> Splits[PairStore]:
+def tokenize_pairs(corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None) -> Splits[PairStore]:
     """Tokenises a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
     columns = [lambda record: record.source, lambda record: record.target]
     _, stores = _tokenize(corpus, tokenizer, cache_dir, columns)
@@ -335,10 +333,7 @@ def tokenize_labelled(
     directory, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text], write_labels)
     names = tuple(json.loads((directory / "names.json").read_text()))
     return Splits(
-        *(
-            LabelledStore(columns[0], np.load(directory / f"{part}.npy"), names)
-            for part, columns in stores.items()
-        )
+        *(LabelledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())
     )
 
 

@@ -19,6 +19,7 @@ count.
 """
 
 import abc
+import itertools
 from collections.abc import Iterator
 
 import grain
@@ -158,9 +159,7 @@ class NextTokens(Dataset):
             lengths = self._chunks.locate(np.arange(n_examples))[1]
             self._packed, self._row_starts = pack(lengths, l_max)
             n_examples = len(self._row_starts) - 1
-        super().__init__(
-            store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed
-        )
+        super().__init__(store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         if self.mode == "packed":
@@ -172,12 +171,13 @@ class NextTokens(Dataset):
         shape = (len(indices), self.l_max)
         x = np.full(shape, self.store.N_V - 1, np.int32)
         segment_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for b, index in enumerate(indices):
-            if index < 0:
-                continue
-            items = self._packed[self._row_starts[index] : self._row_starts[index + 1]]
+        first, end = self._row_starts[indices], self._row_starts[indices + 1]
+        end = np.where(indices < 0, first, end)
+        items = [self._packed[a:b] for a, b in zip(first, end, strict=True)]
+        chunks = zip(*self._chunks.locate(np.concatenate(items)), strict=True)
+        for b, row in enumerate(items):
             column = 0
-            for s, (start, length) in enumerate(zip(*self._chunks.locate(items), strict=True), start=1):
+            for s, (start, length) in enumerate(itertools.islice(chunks, len(row)), start=1):
                 segment = slice(column, column + length)
                 x[b, segment] = self.store.tokens[start : start + length]
                 segment_ids[b, segment] = s

@@ -220,8 +220,7 @@ class LibraryTokenizer(Tokenizer):
             ("[SEP]", "</s>", "<|endoftext|>"),
         )
         mask, bos, eos = (
-            next((i for i in map(self._inner.token_to_id, candidates) if i is not None), None)
-            for candidates in names
+            next((i for i in map(self._inner.token_to_id, candidates) if i is not None), None) for candidates in names
         )
         return mask, bos, eos
 
