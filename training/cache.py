@@ -1,0 +1,131 @@
+"""Keys and values of the tokens that were read already, so that a new token costs one column and not a forward pass.
+
+A cache is ``[H*B, C, d]``: for each head of each sequence, a slot for each token, its row contiguous. Writing a slot then
+is in place inside a compiled loop, and the product with a query reads the cache once, at the memory's speed. The number
+C of slots grows in buckets: whatever is compiled for a bucket serves all lengths in it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from algorithms.linear import linear
+from algorithms.notation import accumulation_dtype
+from algorithms.parameters import AttentionParams, MHAttentionParams
+from algorithms.unembedding import softmax
+
+__all__ = ["KeyValues", "attend_cached", "bucket", "keys_and_values", "mh_attention_cached"]
+
+SMALLEST_BUCKET = 16
+
+
+def bucket(n: int) -> int:
+    """Returns the least of 16, 24, 32, 48, 64, 96, … that is at least n.
+
+    Example:
+      >>> [bucket(n) for n in (1, 17, 33, 64, 1000)]
+      [16, 24, 48, 64, 1024]
+    """
+    size = SMALLEST_BUCKET
+    while size < n:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+    return size
+
+
+class KeyValues(NamedTuple):
+    """The keys and the values that one attention reads: its heads' and its sequences' side by side, head by head."""
+
+    K: Float[Array, "HB C d_attn"]
+    V: Float[Array, "HB C d_mid"]
+
+    def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "KeyValues":
+        """Returns the cache with the key and the value of one more token of each sequence in a slot."""
+
+        def store(cache, column):
+            rows = _rows(column)[:, None, :]
+            return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot, axis=1)
+
+        return KeyValues(store(self.K, K), store(self.V, V))
+
+    def grown(self, C: int) -> "KeyValues":
+        """Returns the cache with C slots, the new ones 0."""
+
+        def grow(cache):
+            return jnp.pad(cache, ((0, 0), (0, C - cache.shape[1]), (0, 0)))
+
+        return KeyValues(grow(self.K), grow(self.V))
+
+    def of_sequences(self, chosen: Int[Array, "n"], B: int) -> "KeyValues":
+        """Returns the cache of the chosen ones of B sequences, in that order."""
+
+        def choose(cache):
+            of_heads = cache.reshape(-1, B, *cache.shape[1:])
+            return of_heads[:, chosen].reshape(-1, *cache.shape[1:])
+
+        return KeyValues(choose(self.K), choose(self.V))
+
+
+def _rows(columns: Float[Array, "H d B"]) -> Float[Array, "HB d"]:
+    H, d, B = columns.shape
+    return columns.transpose(0, 2, 1).reshape(H * B, d)
+
+
+def keys_and_values(X: Float[Array, "d_e B l"], heads: AttentionParams, implementation: str) -> KeyValues:
+    """Returns the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens."""
+
+    def arranged(columns):
+        H, d, B, l = columns.shape
+        return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
+
+    K = linear(heads.W_k, X, heads.b_k, implementation)
+    V = linear(heads.W_v, X, heads.b_v, implementation)
+    return KeyValues(arranged(K), arranged(V))
+
+
+def attend_cached(
+    Q: Float[Array, "H d_attn B"], cache: KeyValues, permitted: Bool[Array, "B C"]
+) -> Float[Array, "H*d_mid B"]:
+    """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
+
+    Args:
+        Q: the queries.
+        cache: what they attend.
+        permitted: the slots that the query of a sequence may attend; 0 comes out where there are none.
+    """
+    H, d_attn, B = Q.shape
+    C = cache.K.shape[1]
+    S = jnp.einsum("rcd,rd->rc", cache.K, _rows(Q), preferred_element_type=accumulation_dtype(Q.dtype))
+    S = jnp.where(permitted[None], S.reshape(H, B, C), -jnp.inf).reshape(H * B, C)
+    A = jax.vmap(softmax)(S / jnp.sqrt(d_attn).astype(S.dtype))
+    Y = jnp.einsum("rc,rcd->rd", A.astype(cache.V.dtype), cache.V)
+    return Y.reshape(H, B, -1).transpose(0, 2, 1).reshape(-1, B)
+
+
+def mh_attention_cached(
+    X: Float[Array, "d_e B"],
+    W: MHAttentionParams,
+    cache: KeyValues,
+    permitted: Bool[Array, "B C"],
+    slot: Int[Array, ""] | None,
+) -> tuple[Float[Array, "d_out B"], KeyValues]:
+    """Algorithm 5 for one more token of each sequence.
+
+    Args:
+        X: the new tokens, one column for each sequence.
+        W: the heads and the output projection.
+        cache: keys and values of the context.
+        permitted: the slots that may be attended.
+        slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
+
+    Returns:
+        what the heads found, and the cache.
+    """
+    heads = W.heads
+    if slot is not None:
+        K, V = linear(heads.W_k, X, heads.b_k, "paper"), linear(heads.W_v, X, heads.b_v, "paper")
+        cache = cache.stored(K, V, slot)
+    Y = attend_cached(linear(heads.W_q, X, heads.b_q, "paper"), cache, permitted)
+    return linear(W.W_o, Y, W.b_o, "paper"), cache

@@ -1,0 +1,150 @@
+"""What comes to a generator from outside, checked by value: nothing is repaired, cut or skipped."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.checks import check_key
+from algorithms.configs import TransformerConfig
+
+__all__ = ["check_count", "check_model", "check_room", "check_sampling", "check_translation", "checked"]
+
+
+def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
+    """Check that parameters and configuration are of one architecture and of one size.
+
+    Raises:
+        TypeError: if one is of another architecture.
+        ValueError: if their sizes disagree.
+    """
+    if not isinstance(theta, params_type):
+        raise TypeError(f"theta: expected {params_type.__name__}, got {type(theta).__name__}")
+    if not isinstance(config, config_type):
+        raise TypeError(f"config: expected {config_type.__name__}, got {type(config).__name__}")
+    if theta.W_e.shape != (config.d_e, config.N_V):
+        raise ValueError(
+            f"theta.W_e: expected [d_e, N_V] = [{config.d_e}, {config.N_V}] from the configuration, got "
+            f"{list(theta.W_e.shape)}"
+        )
+    if theta.W_p is None and config.variant.positions == "learned":
+        raise ValueError(f"theta.W_p: variant {config.variant.name} has learned positions, got None")
+    if theta.W_p is not None and theta.W_p.shape != (config.d_e, config.l_max):
+        raise ValueError(
+            f"theta.W_p: expected [d_e, l_max] = [{config.d_e}, {config.l_max}] from the configuration, got "
+            f"{list(theta.W_p.shape)}"
+        )
+
+
+def checked(name: str, x: Any, lengths: Any, config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Check sequences, padded on the right, and their lengths.
+
+    Returns:
+        the sequences without columns that are padding throughout, and the lengths, as 32-bit integers.
+
+    Raises:
+        TypeError: if they hold no integers.
+        ValueError: if a shape is wrong, or a sequence is empty, too long, or has an unknown token.
+    """
+    x, lengths = np.asarray(x), np.asarray(lengths)
+    for what, array, axes in ((name, x, ("B", "l")), ("lengths", lengths, ("B",))):
+        if not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(f"{what}: expected integers, got {array.dtype}{list(array.shape)}")
+        if array.ndim != len(axes) or array.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"{what}: expected shape [{', '.join(axes)}], one row for each request, got {list(array.shape)}"
+            )
+    if 0 in x.shape:
+        raise ValueError(f"{name}: expected at least one sequence with at least one token, got {list(x.shape)}")
+    for r, length in enumerate(lengths):
+        if length < 1:
+            raise ValueError(f"{name}: request {r} is empty (length {length}); begin it with bos_token")
+        if length > x.shape[1]:
+            raise ValueError(f"lengths: request {r} has length {length}, but {name} has {x.shape[1]} columns")
+        if length > config.l_max:
+            raise ValueError(
+                f"{name}: request {r} has {length} tokens, but the model reads at most l_max = {config.l_max}"
+            )
+        unknown = (x[r, :length] < 0) | (x[r, :length] >= config.N_V)
+        if unknown.any():
+            t = int(unknown.argmax())
+            raise ValueError(
+                f"{name}: token {x[r, t]} at position {t} of request {r} is unknown; "
+                f"the vocabulary has N_V = {config.N_V} tokens, from 0"
+            )
+    return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
+
+
+def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
+    """Check that every prompt can be continued by l_gen tokens (the last of which is not read any more).
+
+    Raises:
+        ValueError: if one can not.
+    """
+    r = int(lengths.argmax())
+    if lengths[r] + l_gen - 1 > l_max:
+        raise ValueError(
+            f"l_gen: request {r} of {lengths[r]} tokens and {l_gen} more need l_max >= {lengths[r] + l_gen - 1}, got "
+            f"l_max = {l_max}; shorten the prompt, or generate at most {l_max - lengths[r] + 1} tokens"
+        )
+
+
+def check_count(name: str, value: Any, at_most: int | None = None, why: str = "") -> None:
+    """Check a positive integer.
+
+    Raises:
+        TypeError: if it is no integer.
+        ValueError: if it is not in [1, at_most].
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if value < 1 or (at_most is not None and value > at_most):
+        limit = "" if at_most is None else f" and at most {at_most}{why}"
+        raise ValueError(f"{name}: expected at least 1{limit}, got {value}")
+
+
+def check_sampling(tau: Any, top_k: Any, top_p: Any, eos: Any, N_V: int) -> None:
+    """Check how tokens are to be drawn.
+
+    Raises:
+        TypeError: if top_k or eos is no integer.
+        ValueError: if a value is impossible.
+    """
+    check_temperature(tau)
+    if top_k is not None:
+        check_count("top_k", top_k, N_V, ", the size of the vocabulary")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: expected a probability in (0, 1], got {top_p}")
+    if eos is not None and not 0 <= eos < N_V:
+        raise ValueError(f"eos: expected a token in [0, N_V) = [0, {N_V}), got {eos}")
+
+
+def check_temperature(tau: Any) -> None:
+    """Check a temperature.
+
+    Raises:
+        ValueError: if it is negative or NaN.
+    """
+    if not tau >= 0:
+        raise ValueError(f"tau: expected a temperature >= 0 (0 is greedy, inf is uniform), got {tau}")
+
+
+def check_translation(
+    l_max: Any, beam_size: Any, length_penalty: Any, tau: Any, key: Any, config: TransformerConfig
+) -> None:
+    """Check how contexts are to be translated.
+
+    Raises:
+        TypeError: if a size is no integer, or the key untyped.
+        ValueError: if a value is impossible, or two of them do not go together.
+    """
+    check_count("l_max", l_max, config.l_max, ", the l_max of the model")
+    check_count("beam_size", beam_size, config.N_V, ", the size of the vocabulary")
+    if not jnp.isfinite(length_penalty) or length_penalty < 0:
+        raise ValueError(f"length_penalty: expected a finite number >= 0, got {length_penalty}")
+    check_temperature(tau)
+    check_key(key)
+    if tau > 0 and key is None:
+        raise ValueError(f"key: drawing at temperature tau = {tau} needs a key, got None")
+    if tau > 0 and beam_size > 1:
+        raise ValueError(f"tau: a beam search of beam_size = {beam_size} draws nothing, so tau must be 0, got {tau}")

@@ -1,0 +1,73 @@
+"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from algorithms.inference import sample
+from algorithms.unembedding import softmax
+
+__all__ = ["draw", "restricted"]
+
+
+def draw(
+    P: Float[Array, "N_V B"],
+    keys: Key[Array, "B"],
+    *,
+    tau: Float[Array, ""],
+    top_k: int | None,
+    top_p: Float[Array, ""] | None,
+) -> Int[Array, "B"]:
+    """Draws a token for each sequence, from the distribution in its column.
+
+    Args:
+        P: the distributions.
+        keys: one for each sequence, consumed.
+        tau: temperature τ, 0 for the likeliest token; the draw is from q ∝ p^{1/τ}.
+        top_k: draw from the k likeliest tokens only; None for all.
+        top_p: draw from the nucleus of q only; None for all.
+    """
+
+    def likeliest(_):
+        return jnp.argmax(P, axis=0)
+
+    def drawn(_):
+        if top_k is None and top_p is None:
+            return jax.vmap(sample, in_axes=(1, None, 0))(P, tau, keys)
+        Q = restricted(P, tau=tau, top_k=top_k, top_p=top_p)
+        return jax.vmap(sample, in_axes=(1, None, 0))(Q, jnp.ones_like(tau), keys)
+
+    return jax.lax.cond(tau == 0, likeliest, drawn, None).astype(jnp.int32)
+
+
+def restricted(
+    P: Float[Array, "N_V *B"], *, tau: float | Float[Array, ""], top_k: int | None, top_p: float | Array | None
+) -> Float[Array, "N_V *B"]:
+    """``q ∝ p^{1/τ}`` of the tokens that are left, 0 of the others, in every column.
+
+    First the ``top_k`` likeliest are left; of these then the nucleus, the fewest likeliest tokens which together have
+    probability ``top_p`` or more under q. Tokens as likely as the last one that is left stay too.
+
+    Args:
+        P: the distributions.
+        tau: temperature τ > 0; inf makes all that are left equally likely.
+        top_k: how many tokens, or None.
+        top_p: share of the probability, in (0, 1], or None.
+
+    Example:
+        >>> restricted(jnp.array([0.5, 0.125, 0.375]), tau=1.0, top_k=2, top_p=None).round(3).tolist()
+        [0.5709999799728394, 0.0, 0.42899999022483826]
+    """
+    log_P = jnp.log(P)
+    if top_k is not None and top_k < P.shape[0]:
+        least = jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(P, 0, -1), top_k)[0], -1, 0)[-1:]
+        log_P = jnp.where(least <= P, log_P, -jnp.inf)
+    Q = softmax(jnp.where(jnp.isneginf(log_P), -jnp.inf, log_P / tau))
+    if top_p is None:
+        return Q
+    descending = jnp.sort(Q, axis=0, descending=True)
+    before = jnp.cumsum(descending, axis=0) - descending
+    least = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=0, keepdims=True)
+    Q = jnp.where(least <= Q, Q, 0)
+    return Q / Q.sum(axis=0, keepdims=True)
