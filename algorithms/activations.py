@@ -31,17 +31,17 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: equation (5), lines 7 and 10 of Algorithm 9, line 8 of Algorithm 10.
     """
-    return x * _Phi(x)
+    return x * _normal_cdf(x)
 
 
-def _Phi(x):
+def _normal_cdf(x):
     return (1 + jax.lax.erf(x * math.sqrt(1 / 2))) / 2
 
 
 def _gelu_derivative(x):
     """``Φ(x) + x φ(x)``, with the density ``φ(x) = Φ'(x) = exp(−x²/2)/√(2π)``."""
     phi = jnp.exp(-x * x / 2) * (1 / math.sqrt(2 * math.pi))
-    return _Phi(x) + x * phi
+    return _normal_cdf(x) + x * phi
 
 
 def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

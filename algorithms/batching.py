@@ -5,8 +5,8 @@ the bodies of the algorithms are written for ``X: [d, *batch, l]``: ``*batch`` i
 ``vmap`` the sequences stand side by side as further columns of the same matrix; only attention tells them apart.
 JAX's own rule would batch every line for itself and move the batch in front of the matrix at every layer.
 
-``side_by_side`` is that rule, as a JAX primitive. It is dissolved by whatever transformation comes first: ``vmap``
-widens the matrix, and differentiation, lowering and evaluation replace it by the body itself, hand-derived rules and all. So
+``side_by_side`` is that rule, as a JAX primitive, which whatever transformation comes first dissolves: ``vmap``
+widens the matrix, and differentiation, lowering and evaluation replace it by the body itself. So
 ``grad(vmap(f))`` differentiates the wide body once, and ``vmap(grad(f))`` still gives a gradient for every sequence.
 """
 

@@ -68,7 +68,7 @@ blockwise_attention.defvjp(_forward, _backward)
 
 
 class _Blocks:
-    """How the scores of one tile, ``[l_z, l_x]``, are cut into blocks, and which of them the mask leaves something of."""
+    """How the scores of one tile, ``[l_z, l_x]``, are cut into blocks, and which of them the mask rules out."""
 
     def __init__(self, l_z: int, l_x: int, mask: Mask, key: Array | None, dropout: float) -> None:
         unit = 1 if key is None else TILE

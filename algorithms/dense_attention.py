@@ -100,7 +100,7 @@ def _backward_of_tile(matrices, mask, key, dropout):
 
 def _softmax_jacobian(A, g):
     """``𝒜 ⊗ g``: of every column, ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``."""
-    return A * (g - (A * g).sum(axis=0))
+    return A * (g - (A * g).sum(axis=0, keepdims=True))
 
 
 dense_attention.defvjp(_forward, _backward)

@@ -3,6 +3,8 @@
 ``training.generation`` computes the same tokens fast.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -34,7 +36,7 @@ def _check_d_values(x, theta, *, l_gen, tau, key) -> None:
     check_temperature(tau)
 
 
-def check_temperature(tau) -> None:
+def check_temperature(tau: Any) -> None:
     """Check a temperature whose value is known.
 
     Raises:

@@ -144,9 +144,9 @@ def _backward(label_smoothing, residuals: _Residuals, dlosses):
 
     def of_chunk(sums, chunk):
         X, targets, log_sum_exp, dlosses = chunk
-        P = jnp.exp(logits(X, W_u, b_u) - log_sum_exp)
-        q = (1 - label_smoothing) * (jnp.arange(N_V)[:, None] == targets) + label_smoothing / N_V
-        dY = jnp.where(dlosses == 0, 0, (P - q) * dlosses)
+        P = jnp.exp(logits(X, W_u, b_u) - log_sum_exp[None])
+        q = (1 - label_smoothing) * (jnp.arange(N_V)[:, None] == targets[None]) + label_smoothing / N_V
+        dY = jnp.where(dlosses[None] == 0, 0, (P - q) * dlosses[None])
         dW_u, db_u = sums
         dW_u = dW_u + jnp.matmul(dY.astype(X.dtype), X.T, preferred_element_type=dtype)
         dX = jnp.matmul(W_u.T, dY.astype(W_u.dtype), preferred_element_type=dtype)

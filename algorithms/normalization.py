@@ -111,15 +111,15 @@ def rms_norm_columns(
 
 def _layer_norm_as_printed(epsilon, X, gamma, beta):
     e = X.astype(accumulation_dtype(X.dtype))
-    m = e.mean(axis=0)  # line 1
-    v = jnp.square(e - m).mean(axis=0)  # line 2
+    m = e.mean(axis=0, keepdims=True)  # line 1
+    v = jnp.square(e - m).mean(axis=0, keepdims=True)  # line 2
     e_hat = (e - m) / jnp.sqrt(v + epsilon) * as_columns(gamma, X) + as_columns(beta, X)  # return
     return e_hat.astype(X.dtype)
 
 
 def _rms_norm_as_printed(epsilon, X, gamma):
     e = X.astype(accumulation_dtype(X.dtype))
-    v = jnp.square(e).mean(axis=0)  # line 2, with m = 0
+    v = jnp.square(e).mean(axis=0, keepdims=True)  # line 2, with m = 0
     e_hat = e / jnp.sqrt(v + epsilon) * as_columns(gamma, X)  # return, with β = 0
     return e_hat.astype(X.dtype)
 
@@ -138,15 +138,15 @@ _rms_norm = jax.custom_vjp(_rms_norm_as_printed, nondiff_argnums=(0,))
 
 def _layer_norm_forward(epsilon, X, gamma, beta):
     e = X.astype(accumulation_dtype(X.dtype))
-    m = e.mean(axis=0)
-    r = 1 / jnp.sqrt(jnp.square(e - m).mean(axis=0) + epsilon)
+    m = e.mean(axis=0, keepdims=True)
+    r = 1 / jnp.sqrt(jnp.square(e - m).mean(axis=0, keepdims=True) + epsilon)
     e_hat = (e - m) * r * as_columns(gamma, X) + as_columns(beta, X)
     return e_hat.astype(X.dtype), _Residuals(X, m, r, gamma, beta)
 
 
 def _rms_norm_forward(epsilon, X, gamma):
     e = X.astype(accumulation_dtype(X.dtype))
-    r = 1 / jnp.sqrt(jnp.square(e).mean(axis=0) + epsilon)
+    r = 1 / jnp.sqrt(jnp.square(e).mean(axis=0, keepdims=True) + epsilon)
     return (e * r * as_columns(gamma, X)).astype(X.dtype), _Residuals(X, None, r, gamma, None)
 
 
@@ -166,8 +166,8 @@ def _backward(epsilon, residuals: _Residuals, dY):
     x_hat = (X.astype(r.dtype) - (0 if m is None else m)) * r
     g = as_columns(gamma, X) * dY
     tokens = tuple(range(1, X.ndim))
-    through_mean = 0 if m is None else g.mean(axis=0)
-    dX = r * (g - through_mean - x_hat * (g * x_hat).mean(axis=0))
+    through_mean = 0 if m is None else g.mean(axis=0, keepdims=True)
+    dX = r * (g - through_mean - x_hat * (g * x_hat).mean(axis=0, keepdims=True))
     dgamma = (dY * x_hat).sum(tokens)
     gradients = dX.astype(X.dtype), dgamma.astype(gamma.dtype)
     return gradients if beta is None else (*gradients, dY.sum(tokens).astype(beta.dtype))

@@ -64,7 +64,7 @@ def attend(
     H = Q.shape[0] if heads else 1
     tiles = [a.reshape(H, a.shape[heads], -1, a.shape[-1]) for a in (Q, K, V)]
     keys = None if keys is None else keys.reshape(H, -1)
-    V_tilde = rule(*reverse_only(tuple(tiles)), flat_mask(mask, batch_axes), keys, dropout)
+    V_tilde: Array = rule(*reverse_only(tiles), flat_mask(mask, batch_axes), keys, dropout)
     return V_tilde.reshape(*Q.shape[:heads], -1, *batch, Q.shape[-1])
 
 
@@ -75,7 +75,7 @@ def chosen(implementation: str, Q: Float[Array, "... l_x"], K: Float[Array, "...
 
 def fold_in_each(key: Key[Array, "*batch"], n: int) -> Key[Array, "n *batch"]:
     """``fold_in(key, h)`` of every key of a batch, for h = 0 … n − 1."""
-    return jax.vmap(lambda h: fold_in(key, h))(jnp.arange(n))
+    return jnp.asarray(jax.vmap(lambda h: fold_in(key, h))(jnp.arange(n)))
 
 
 def attend_as_printed(

@@ -86,4 +86,4 @@ def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*batch"] | in
     """X with token 0 where t >= length, so that nothing which stands in the padding can reach anything."""
     if length is None:
         return x
-    return jnp.where(jnp.arange(x.shape[-1]) < jnp.asarray(length)[..., None], x, 0)
+    return jnp.where(jnp.expand_dims(jnp.arange(x.shape[-1]), range(x.ndim - 1)) < jnp.asarray(length)[..., None], x, 0)

@@ -4,7 +4,7 @@ Minibatches, Adam, schedules and everything else of the paper's section 8 are in
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams, ETran
 from algorithms.registry import algorithm
 
 __all__ = ["d_loss", "d_training", "e_loss", "e_training", "ed_loss", "ed_training", "mask_tokens"]
-
-Theta = TypeVar("Theta", EDTransformerParams, ETransformerParams, DTransformerParams)
 
 
 def _check_training(x, N_epochs, key, **lengths) -> None:
@@ -255,8 +253,8 @@ def d_loss(theta: DTransformerParams, x: Int[Array, "l"], l: Int[Array, ""]) -> 
 
 
 def _descend(
-    loss: Callable[..., Array], theta: Theta, data: Any, N_epochs: int, eta: Any, key: Key[Array, ""] | None
-) -> Theta:
+    loss: Callable[..., Array], theta: Any, data: Any, N_epochs: int, eta: Any, key: Key[Array, ""] | None
+) -> Any:
     """Lines 1, 2 and the last of Algorithms 11-13: ``θ ← θ − η ∇loss(θ)`` for every sequence of every epoch."""
     sgd = optax.sgd(eta)
     N_data = jax.tree.leaves(data)[0].shape[0]
