@@ -1,0 +1,52 @@
+"""Classification with the encoder of Algorithm 9: a linear map of the first token's encoding (sources/003, §12.7)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer
+from algorithms.initialization import Scheme
+
+
+class ClassifierParams(NamedTuple):
+    """An encoder, and the map from the encoding of its first token to the logits of the classes.
+
+    The encoder's W_f, b_f, norm, W_u and b_u serve its pretraining and take no part in the classification.
+    """
+
+    encoder: ETransformerParams
+    W_c: Float[Array, "N_C d_e"]
+    b_c: Float[Array, "N_C"]
+
+
+def init_classifier(
+    key: Key[Array, ""], config: ETransformerConfig, *, N_C: int, scheme: Scheme = "glorot"
+) -> ClassifierParams:
+    """Returns parameters to train; W_c and b_c are 0, so that all classes are equally likely at first.
+
+    Args:
+        key: randomness, consumed.
+        config: the encoder's sizes.
+        N_C: number of classes.
+        scheme: how the encoder's matrices are drawn.
+    """
+    encoder = init_e_transformer(key, config, scheme=scheme)
+    return ClassifierParams(encoder, jnp.zeros((N_C, config.d_e), jnp.float32), jnp.zeros(N_C, jnp.float32))
+
+
+def class_probabilities(
+    x: Int[Array, "l"], params: ClassifierParams, *, variant: Variant, length: Int[Array, ""] | int | None = None
+) -> Float[Array, "N_C"]:
+    """Returns the probabilities of the classes for one text.
+
+    Args:
+        x: token IDs, beginning with bos_token.
+        params: trained parameters.
+        variant: what differs from the pseudocode.
+        length: tokens that are not padding.
+    """
+    encoding = e_encoding(x, params.encoder, variant=variant, length=length)[:, 0]
+    return jax.nn.softmax(params.W_c @ encoding + params.b_c)

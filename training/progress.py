@@ -1,0 +1,94 @@
+"""What the training loop knows besides the arrays, and the rates that it measures."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a training stands; it is saved with the arrays.
+
+    Attributes:
+        step: updates that are done.
+        pending: the line of an update whose evaluation is still to be done.
+        best_loss: of the evaluations so far.
+        best_step: where it was.
+        worse: evaluations since then.
+        stopped: whether the training stopped early.
+        results: of the last evaluation.
+    """
+
+    step: int = 0
+    pending: dict[str, Any] | None = None
+    best_loss: float = math.inf
+    best_step: int = 0
+    worse: int = 0
+    stopped: bool = False
+    results: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def note(self, results: dict[str, float], patience: int) -> bool:
+        """Takes note of an evaluation after `step` updates.
+
+        Args:
+            results: of the evaluation.
+            patience: evaluations without a better loss after which to stop; 0: never.
+
+        Returns:
+            whether its loss is the best so far.
+        """
+        self.results = results
+        if results["loss"] < self.best_loss:
+            self.best_loss, self.best_step, self.worse = results["loss"], self.step, 0
+            return True
+        self.worse += 1
+        self.stopped = 0 < patience <= self.worse
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the progress as JSON."""
+        return {**dataclasses.asdict(self), "best_loss": str(self.best_loss)}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "Progress":
+        """Returns what `to_json` described."""
+        return cls(**{**state, "best_loss": float(state["best_loss"])})
+
+
+class Rates:
+    """Tokens per second and the share of the machine's peak, over the updates since they were last read."""
+
+    def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
+        """Begins to measure.
+
+        Args:
+            clock: seconds.
+            flops: of an update.
+            peak: of the machine, per second.
+        """
+        self._clock, self._flops, self._peak = clock, flops, peak
+        self._last = clock()
+        self._seconds = self._tokens = self._updates = 0.0
+
+    def add(self, tokens: float) -> None:
+        """An update is done."""
+        now = self._clock()
+        self._seconds += now - self._last
+        self._last = now
+        self._tokens += tokens
+        self._updates += 1
+
+    def skip(self) -> None:
+        """Leaves out the time since the last update."""
+        self._last = self._clock()
+
+    def read(self) -> dict[str, float]:
+        """Returns the rates, and begins anew."""
+        seconds = max(self._seconds, 1e-9)
+        rates = {
+            "tokens_per_second": self._tokens / seconds,
+            "peak_share": self._updates * self._flops / seconds / self._peak,
+        }
+        self._seconds = self._tokens = self._updates = 0.0
+        return rates
