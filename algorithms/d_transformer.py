@@ -74,7 +74,8 @@ def d_transformer(
         TypeError: for tokens that are no integers, parameters of another kind, or an untyped key.
         ValueError: for shapes that disagree, an empty sequence, or one longer than l_max.
 
-    Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of its column and all later ones.
+    Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of its column and all later ones
+    (and, since 0 · NaN is NaN, perhaps of earlier ones).
 
     Example:
         >>> import jax, jax.numpy as jnp
