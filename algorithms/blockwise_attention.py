@@ -117,7 +117,7 @@ class _Blocks:
 
 def _cut(l: int, unit: int) -> tuple[int, int]:
     """How many blocks of how many tokens, a multiple of ``unit`` and at most BLOCK, hold l tokens."""
-    n = -(-l // BLOCK)
+    n = -(-l // max(BLOCK, unit))
     return n, -(-l // (n * unit)) * unit
 
 

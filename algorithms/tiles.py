@@ -17,7 +17,7 @@ from algorithms.masks import Mask
 
 __all__ = ["tilewise"]
 
-Tiles = Float[Array, "H rows B columns"]
+Tiles = Float[Array, "H _ B _"]
 
 
 def tilewise(of_tile: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,361 @@
+"""The hand-derived backward passes, every input by name, against jax.grad of the printed lines and differences."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import (
+    BIDIRECTIONAL,
+    UNIDIRECTIONAL,
+    banded,
+    blockwise_attention,
+    documents,
+    embedding,
+    log_loss,
+    loss,
+    padding,
+    scaled_dot_product_attention,
+)
+from algorithms.activations import activate
+from algorithms.dense_attention import attention_layer_backward
+from algorithms.embedding import lookup
+from algorithms.linear import linear
+from algorithms.loss import token_losses
+from algorithms.normalization import layer_norm_columns, rms_norm_columns
+
+RULES = ("dense", "blockwise")
+F64 = 1e-9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks():
+    """Blocks of a few tokens, so that small sequences have several of them, and blocks that no mask cuts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise_attention, "BLOCK", 4)
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
+
+
+def normal(seed, *shape, dtype=jnp.float64):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def gradients(f, **inputs):
+    """The gradient of a fixed random weighting of f's output by every input, by name."""
+    out = jax.eval_shape(lambda i: f(**i), inputs)
+    E = normal(99, *out.shape).astype(out.dtype)
+    return jax.grad(lambda i: (f(**i) * E).astype(jnp.promote_types(out.dtype, jnp.float32)).sum())(inputs)
+
+
+def assert_same(actual, expected, tolerance=F64):
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        a, b = np.asarray(actual[name], np.float64), np.asarray(expected[name], np.float64)
+        scale = max(np.abs(b).max(initial=0), 1e-3)
+        assert np.isfinite(a).all(), name
+        np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=tolerance, err_msg=name)
+
+
+def assert_matches_differences(f, tolerance=F64, **inputs):
+    """An eighth-order central difference along one random direction in each input by itself."""
+    expected = gradients(f, **inputs)
+    out = jax.eval_shape(lambda i: f(**i), inputs)
+    E = np.asarray(normal(99, *out.shape))
+    f, step = jax.jit(f), 2e-3
+    for seed, name in enumerate(inputs):
+        direction = normal(100 + seed, *inputs[name].shape)
+
+        def value(t, name=name, direction=direction):
+            return float((f(**{**inputs, name: inputs[name] + t * direction}) * E).sum())
+
+        weights = {1: 4 / 5, 2: -1 / 5, 3: 4 / 105, 4: -1 / 280}
+        slope = sum(w * (value(k * step) - value(-k * step)) for k, w in weights.items()) / step
+        actual = float((expected[name] * direction).sum())
+        assert abs(actual - slope) <= tolerance * max(1.0, abs(slope)), (name, actual, slope)
+
+
+POSITION_WISE = {
+    "linear": (
+        lambda how: lambda W, X, b: linear(W, X, b, how),
+        {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)},
+    ),
+    "layer norm": (
+        lambda how: lambda X, gamma, beta: layer_norm_columns(X, gamma, beta, 1e-3, how),
+        {"X": (5, 7), "gamma": (5,), "beta": (5,)},
+    ),
+    "layer norm of a batch": (
+        lambda how: lambda X, gamma, beta: layer_norm_columns(X, gamma, beta, 0.0, how),
+        {"X": (5, 3, 7), "gamma": (5,), "beta": (5,)},
+    ),
+    "rms norm": (
+        lambda how: lambda X, gamma: rms_norm_columns(X, gamma, 1e-3, how),
+        {"X": (5, 7), "gamma": (5,)},
+    ),
+    "relu": (lambda how: lambda X: activate("relu", X, how), {"X": (5, 7)}),
+    "gelu": (lambda how: lambda X: activate("gelu", X, how), {"X": (5, 7)}),
+    "gelu_tanh": (lambda how: lambda X: activate("gelu_tanh", X, how), {"X": (5, 7)}),
+    "embedding": (lambda how: lambda W: lookup(W, jnp.array([[2, 0, 2], [1, 6, 2]]), how), {"W": (5, 7)}),
+}
+
+
+@pytest.mark.parametrize("name", POSITION_WISE)
+def test_position_wise_rules(name):
+    function, shapes = POSITION_WISE[name]
+    inputs = {k: normal(i, *shape) for i, (k, shape) in enumerate(shapes.items())}
+    np.testing.assert_allclose(function("auto")(**inputs), function("paper")(**inputs), rtol=1e-13, atol=1e-14)
+    assert_same(gradients(function("auto"), **inputs), gradients(function("paper"), **inputs))
+    assert_matches_differences(function("auto"), **inputs)
+
+
+@pytest.mark.parametrize("name", POSITION_WISE)
+@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 2e-6), (jnp.bfloat16, 3e-2)])
+def test_position_wise_rules_in_low_precision(name, dtype, bound):
+    function, shapes = POSITION_WISE[name]
+    exact = {k: normal(i, *shape).astype(dtype).astype(jnp.float64) for i, (k, shape) in enumerate(shapes.items())}
+    low = {k: a.astype(dtype) for k, a in exact.items()}
+    actual = gradients(function("auto"), **low)
+    assert all(actual[k].dtype == dtype for k in actual)
+    assert_same(actual, gradients(function("paper"), **exact), bound)
+
+
+def test_embedding_of_a_large_vocabulary_scatters(monkeypatch):
+    W, v = normal(0, 5, 11), jnp.array([3, 3, -1, 10, 11, 0])
+    rule = gradients(lambda W: jnp.nan_to_num(lookup(W, v, "auto")), W=W)
+    monkeypatch.setattr(embedding, "ONE_HOT_LIMIT", 4)
+    scattered = gradients(lambda W: jnp.nan_to_num(lookup(W, v, "auto")), W=W)
+    expected = gradients(lambda W: jnp.nan_to_num(lookup(W, v, "paper")), W=W)
+    assert_same(rule, expected)
+    assert_same(scattered, expected)
+    assert np.count_nonzero(np.abs(np.asarray(expected["W"])).sum(0)) == 3  # tokens 3, 10 and 0 alone
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [2**22, 23])
+def test_log_loss(label_smoothing, chunk, monkeypatch):
+    monkeypatch.setattr(loss, "LOGITS_PER_CHUNK", chunk)
+    jax.clear_caches()
+    targets = jnp.array([3, 0, 6, 6, 2, 1, 5, 0, 4, 3, 1, 2, 6])
+    inputs = {"X": normal(0, 5, 13), "W_u": normal(1, 7, 5), "b_u": normal(2, 7)}
+
+    def f(how):
+        return lambda X, W_u, b_u: token_losses(X, W_u, targets, b_u, label_smoothing, how)
+
+    P = np.exp(np.asarray(inputs["W_u"] @ inputs["X"] + inputs["b_u"][:, None]))
+    log_P = np.log(P / P.sum(0))
+    expected = -(1 - label_smoothing) * log_P[targets, np.arange(13)] - label_smoothing * log_P.mean(0)
+    np.testing.assert_allclose(f("auto")(**inputs), expected, rtol=1e-12)
+    np.testing.assert_allclose(f("paper")(**inputs), expected, rtol=1e-12)
+    assert_same(gradients(f("auto"), **inputs), gradients(f("paper"), **inputs))
+    assert_matches_differences(f("auto"), **inputs)
+
+
+def test_log_loss_never_holds_all_logits():
+    N_V, l, d = 50257, 1024, 64
+    X, W_u, targets = (
+        jax.ShapeDtypeStruct(s, t) for s, t in (((d, l), jnp.float32), ((N_V, d), jnp.float32), ((l,), jnp.int32))
+    )
+
+    def temporary(how):
+        f = jax.jit(jax.grad(lambda X, W_u, t: log_loss(X, W_u, t, implementation=how), (0, 1)))
+        return f.lower(X, W_u, targets).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary("auto") < 0.15 * temporary("paper")
+
+
+HOLES = np.random.default_rng(5).random((11, 13)) < 0.6
+HOLES[:, [0, 4]] = False  # wholly masked columns
+MASKS = {
+    "none": (BIDIRECTIONAL, 11, 13),
+    "unidirectional": (UNIDIRECTIONAL, 13, 13),
+    "unidirectional, more context": (UNIDIRECTIONAL, 13, 7),
+    "unidirectional, less context": (UNIDIRECTIONAL, 7, 13),
+    "banded": (banded(3), 13, 13),
+    "banded, wholly masked columns": (banded(2), 5, 13),
+    "padding": (padding(7), 11, 13),
+    "padding of everything": (padding(0), 11, 13),
+    "conjunction": (banded(5) & padding(9), 13, 13),
+    "documents": (UNIDIRECTIONAL & documents(jnp.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3])), 13, 13),
+    "holes": (jnp.asarray(HOLES), 11, 13),
+    "single token": (UNIDIRECTIONAL, 1, 1),
+}
+
+
+def tile(l_z, l_x, dtype=jnp.float64):
+    return {
+        "Q": normal(0, 3, l_x, dtype=dtype),
+        "K": normal(1, 3, l_z, dtype=dtype),
+        "V": normal(2, 5, l_z, dtype=dtype),
+    }
+
+
+def attend(how, mask, **options):
+    return lambda Q, K, V: scaled_dot_product_attention(Q, K, V, mask, implementation=how, **options)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("rule", RULES)
+def test_attention(rule, name):
+    mask, l_z, l_x = MASKS[name]
+    inputs = tile(l_z, l_x)
+    printed = attend("paper", mask)
+    out = attend(rule, mask)(**inputs)
+    np.testing.assert_allclose(out, printed(**inputs), rtol=1e-12, atol=1e-13)
+    actual = jax.jit(lambda i: gradients(attend(rule, mask), **i))(inputs)
+    assert_same(actual, jax.jit(lambda i: gradients(printed, **i))(inputs))
+    dense = np.asarray(mask if isinstance(mask, jax.Array) else mask.dense(l_z, l_x))
+    attends_nothing, unattended = ~dense.any(axis=0), ~dense.any(axis=1)
+    assert (np.asarray(out)[:, attends_nothing] == 0).all()
+    assert (np.asarray(actual["Q"])[:, attends_nothing] == 0).all()
+    assert (np.asarray(actual["K"])[:, unattended] == 0).all()
+    assert (np.asarray(actual["V"])[:, unattended] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["unidirectional", "holes"])
+@pytest.mark.parametrize("rule", RULES)
+def test_attention_against_differences(rule, name):
+    mask, l_z, l_x = MASKS[name]
+    assert_matches_differences(attend(rule, mask), **tile(l_z, l_x))
+
+
+@pytest.mark.parametrize("rule", ["paper", *RULES])
+@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 1e-5), (jnp.bfloat16, 4e-2)])
+@pytest.mark.parametrize("name", ["conjunction", "holes"])
+def test_attention_in_low_precision(rule, dtype, bound, name):
+    mask, l_z, l_x = MASKS[name]
+    low = tile(l_z, l_x, dtype)
+    exact = {k: a.astype(jnp.float64) for k, a in low.items()}
+    out = attend(rule, mask)(**low)
+    assert out.dtype == dtype
+    assert_same({"out": out}, {"out": attend("paper", mask)(**exact)}, bound)
+    assert_same(gradients(attend(rule, mask), **low), gradients(attend("paper", mask), **exact), bound)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["none", "unidirectional", "holes"])
+def test_dropout_is_drawn_again_in_the_backward_pass(rule, name):
+    mask, l = MASKS[name][0], 150
+    if name == "holes":
+        mask = jnp.asarray(np.random.default_rng(1).random((l, l)) < 0.5)
+    inputs, options = tile(l, l), {"dropout": 0.3, "key": jax.random.key(4)}
+    printed = attend("paper", mask, **options)
+    np.testing.assert_allclose(attend(rule, mask, **options)(**inputs), printed(**inputs), rtol=1e-11, atol=1e-12)
+    assert np.abs(printed(**inputs) - attend("paper", mask)(**inputs)).max() > 1e-2
+    assert_same(gradients(attend(rule, mask, **options), **inputs), gradients(printed, **inputs))
+
+
+def test_dropped_weights_are_a_share_of_all():
+    l, rate = 256, 0.25
+    Q, K, V = jnp.zeros((1, l)), jnp.zeros((1, l)), jnp.eye(l)
+    A = scaled_dot_product_attention(Q, K, V, BIDIRECTIONAL, dropout=rate, key=jax.random.key(0))
+    assert abs((np.asarray(A) == 0).mean() - rate) < 0.01
+    np.testing.assert_allclose(np.asarray(A)[np.asarray(A) > 0], 1 / l / (1 - rate))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_attention_under_transformations(rule):
+    B, l = 3, 9
+    Q, K, V = (normal(i, B, 3, l) for i in range(3))
+    lengths = jnp.array([9, 4, 0])
+    E = normal(7, B, 3, l)
+
+    def objective(how, Q, K, V, length, E):
+        return (scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL & padding(length), implementation=how) * E).sum()
+
+    def by_loop(how):
+        one = jax.jit(jax.grad(objective, (1, 2, 3)), static_argnums=0)
+        return [one(how, Q[b], K[b], V[b], lengths[b], E[b]) for b in range(B)]
+
+    expected = {k: jnp.stack([g[i] for g in by_loop("paper")]) for i, k in enumerate("QKV")}
+
+    def named(grads):
+        return dict(zip("QKV", grads, strict=True))
+
+    per_example = jax.vmap(jax.grad(objective, (1, 2, 3)), (None, 0, 0, 0, 0, 0))
+    of_batch = jax.grad(lambda how, *a: jax.vmap(objective, (None, *(0,) * 5))(how, *a).sum(), (1, 2, 3))
+    remat = jax.grad(
+        lambda how, *a: jax.vmap(jax.checkpoint(loss, static_argnums=0), (None, *(0,) * 5))(how, *a).sum(), (1, 2, 3)
+    )
+
+    def scanned(how, *a):
+        _, g = jax.lax.scan(lambda _, x: (None, jax.grad(objective, (1, 2, 3))(how, *x)), None, a)
+        return g
+
+    for f in (per_example, of_batch, remat, scanned):
+        assert_same(named(jax.jit(f, static_argnums=0)(rule, Q, K, V, lengths, E)), expected)
+    shared = jax.vmap(jax.grad(objective, (1, 2, 3)), (None, 0, None, None, None, 0))(
+        rule, Q, K[0], V[0], lengths[1], E
+    )
+    printed = jax.vmap(jax.grad(objective, (1, 2, 3)), (None, 0, None, None, None, 0))(
+        "paper", Q, K[0], V[0], lengths[1], E
+    )
+    assert_same(named(shared), named(printed))
+
+
+@pytest.mark.parametrize("rule", ["paper", *RULES])
+def test_large_scores_are_finite(rule):
+    inputs = {k: a * s for (k, a), s in zip(tile(13, 13).items(), (1e4, 1, 1), strict=True)}
+    mask = jnp.asarray(np.random.default_rng(1).random((13, 13)) < 0.5).at[:, 3].set(False)
+    for m in (mask, UNIDIRECTIONAL):
+        assert np.isfinite(attend(rule, m)(**inputs)).all()
+        assert_same(gradients(attend(rule, m), **inputs), gradients(attend("paper", m), **inputs), 1e-7)
+
+
+@pytest.mark.parametrize("mask", [BIDIRECTIONAL, UNIDIRECTIONAL])
+def test_attention_layer_backward(mask):
+    d, h, m, T = 5, 3, 7, 11
+    inputs = {"X": normal(0, d, T), "A": normal(1, h, d), "B": normal(2, h, d), "C": normal(3, m, d)}
+
+    def output(X, A, B, C):
+        c = jnp.where(mask.dense(T, T), (A @ X).T @ (B @ X) / np.sqrt(h), -jnp.inf)
+        a = jnp.exp(c) / jnp.exp(c).sum(0, keepdims=True)
+        return (C @ X) @ a
+
+    E = normal(99, m, T)
+    actual = attention_layer_backward(E=E, mask=mask, **inputs)
+    assert_same({k: getattr(actual, k) for k in "ABCX"}, gradients(output, **inputs))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forward_mode_names_the_way_out(rule, compiled):
+    inputs = tile(5, 5)
+
+    def pushed(how):
+        f = attend(how, UNIDIRECTIONAL)
+        return jax.jvp(lambda i: f(**i), (inputs,), (inputs,))
+
+    with pytest.raises(TypeError, match='implementation="paper"'):
+        (jax.jit(pushed, static_argnums=0) if compiled else pushed)(rule)
+    assert np.isfinite(pushed("paper")[1]).all()
+
+
+def test_printed_lines_have_second_derivatives():
+    inputs = tile(5, 5)
+
+    def loss(Q, how):
+        return (
+            scaled_dot_product_attention(Q, inputs["K"], inputs["V"], UNIDIRECTIONAL, implementation=how) ** 2
+        ).sum()
+
+    Q, v = inputs["Q"], normal(8, 3, 5)
+    hessian = jax.hessian(objective)(Q, "paper")
+    product = jax.jvp(lambda Q: jax.grad(objective)(Q, "paper"), (Q,), (v,))[1]
+    reverse = jax.grad(lambda Q: (jax.grad(objective)(Q, "paper") * v).sum())(Q)
+    np.testing.assert_allclose(jnp.tensordot(hessian, v, 2), product, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(reverse, product, rtol=1e-10, atol=1e-12)
+    step = 1e-5
+    difference = (jax.grad(objective)(Q + step * v, "paper") - jax.grad(objective)(Q - step * v, "paper")) / (2 * step)
+    np.testing.assert_allclose(product, difference, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_every_length(rule):
+    for l_z, l_x in itertools.product(range(1, 11), repeat=2):
+        inputs = tile(l_z, l_x)
+        for mask in (BIDIRECTIONAL, UNIDIRECTIONAL, banded(3) & padding(l_z // 2)):
+            assert_same(gradients(attend(rule, mask), **inputs), gradients(attend("paper", mask), **inputs))
