@@ -1,0 +1,312 @@
+"""Matching what the code computed with what the oracle computed: the verdicts."""
+
+import dataclasses
+import pathlib
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tests import oracle
+
+from .algorithms import PSEUDOCODE
+from .eager import observable
+from .pseudocode import Line
+from .records import CodeRecord, Key, OracleRecord, Site, Visit
+from .scenarios import Run, Scenarios
+from .tags import Statement, read
+from .tracing import traced
+from .values import difference, plain, prefix
+
+__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare"]
+
+TOLERANCE = 1e-10
+"""Largest difference of two float64 values that counts as none."""
+
+OracleCache = dict[tuple[int, int], OracleRecord]
+"""What the oracle computed, by algorithm and run: it is the same whatever version of the code is checked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A statement of the code."""
+
+    file: str
+    line: int
+    last: int
+    text: str
+
+
+@dataclasses.dataclass
+class Cell:
+    """All comparisons of a line in the runs of one algorithm.
+
+    Attributes:
+        variable: what was compared.
+        shape: the shape of its first value, as the paper has it.
+        visits: how many values were compared.
+        worst: the largest difference.
+        where: the run and the visit that it comes from.
+        order: when the first difference appeared, in the order of the code's execution: (run, order); None for none.
+        problem: what kept values from being compared.
+    """
+
+    variable: str
+    shape: tuple[int, ...] | None = None
+    visits: int = 0
+    worst: float = 0.0
+    where: str = ""
+    order: tuple[int, int] | None = None
+    problem: str = ""
+
+
+@dataclasses.dataclass
+class LineResult:
+    """What came out for a line of the pseudocode.
+
+    Attributes:
+        algorithm: its algorithm.
+        line: the line.
+        places: the code that executes it.
+        group: the lines that this code executes together.
+        cells: the comparisons, by variable, in the runs of the line's own algorithm.
+        within: whether the line can only be seen in what its group produces.
+        elsewhere: the comparisons in the runs of other algorithms, by their number.
+    """
+
+    algorithm: int
+    line: Line
+    places: list[Place] = dataclasses.field(default_factory=list)
+    group: tuple[str, ...] = ()
+    cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
+    within: bool = False
+    elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def every_cell(self) -> list[Cell]:
+        """The comparisons in all runs."""
+        return [*self.cells.values(), *(cell for cells in self.elsewhere.values() for cell in cells)]
+
+    @property
+    def worst(self) -> float:
+        """The largest difference."""
+        return max((cell.worst for cell in self.every_cell), default=0.0)
+
+    @property
+    def verdict(self) -> str:
+        """`"equal"`, `"within"` its group, `"different"`, or `"missing"` without a counterpart."""
+        if not self.places:
+            return "missing"
+        if any(cell.problem or cell.worst > TOLERANCE for cell in self.every_cell):
+            return "different"
+        if self.within:
+            return "within"
+        return "equal" if any(cell.visits for cell in self.cells.values()) else "missing"
+
+
+@dataclasses.dataclass
+class Results:
+    """What came out of a cross-check.
+
+    Attributes:
+        lines: each line of each algorithm that was run.
+        errors: what the runs of an algorithm raised, with the line that they raised it in.
+        settings: what was asked for.
+        first: algorithm, line and place of the first difference, the likely cause of all; None if there is none.
+        observed: the records of the single runs, for pictures.
+    """
+
+    lines: dict[tuple[int, str], LineResult]
+    errors: dict[int, tuple[str, str]]
+    settings: dict[str, Any]
+    first: tuple[int, str, str] | None = None
+    observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[LineResult]:
+        """The lines that differ or have no counterpart."""
+        return [result for result in self.lines.values() if result.verdict in ("different", "missing")]
+
+    @property
+    def worst(self) -> float:
+        """The largest difference of all."""
+        return max((result.worst for result in self.lines.values()), default=0.0)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every line has its counterpart, and none differs."""
+        return not self.failures and not self.errors
+
+
+def compare(
+    scenarios: Scenarios, root: pathlib.Path, algorithms: Iterable[int], cache: OracleCache | None = None
+) -> Results:
+    """Run algorithms and compare every line.
+
+    Args:
+        scenarios: what to run.
+        root: the root of the repository that the code under check lies in.
+        algorithms: their numbers.
+        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
+    """
+    cache = {} if cache is None else cache
+    numbers = list(algorithms)
+    lines = {(n, line.number): LineResult(n, line) for n in numbers for line in PSEUDOCODE[n].lines}
+    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation}
+    results = Results(lines, {}, settings)
+    differences: list[tuple[int, int, int, int, str, str]] = []
+    for n in numbers:
+        for i, run in enumerate(scenarios.runs(n)):
+            paper = cache.get((n, i)) or cache.setdefault((n, i), _run_paper(run))
+            code = CodeRecord(run.batched)
+            try:
+                with observable(scenarios.package, scenarios.implementation), traced(root / "algorithms", root, code):
+                    run.code()
+            except Exception as error:
+                number, line = _raised_in(error, root, n)
+                results.errors[n] = (line, f"{run.what}: {type(error).__name__}: {error}")
+                differences.append((n, i, 10**9, number, line, "raised " + type(error).__name__))
+                continue
+            results.observed[n, i] = code
+            differences += _match(results, run, i, paper, code)
+    if differences:
+        _, _, _, number, line, where = min(differences)
+        results.first = (number, line, where)
+    return results
+
+
+def _run_paper(run: Run) -> OracleRecord:
+    record = OracleRecord()
+    folder = pathlib.Path(oracle.__file__).resolve().parent
+    with traced(folder, folder.parent.parent, record):
+        run.paper(record)
+    return record
+
+
+def _raised_in(error: BaseException, root: pathlib.Path, algorithm: int) -> tuple[int, str]:
+    """The innermost tagged statement that an exception passed through."""
+    found = (algorithm, "?")
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if path.is_relative_to(root / "algorithms"):
+            function = read(path, root).get(frame.f_code.co_firstlineno)
+            if function is not None:
+                algorithm = function.algorithm or algorithm
+                statement = function.statements.get(line)
+                if statement is not None:
+                    found = (algorithm, statement.tags[0].first)
+    return found
+
+
+def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: CodeRecord) -> list[tuple]:
+    """Compare one run's records, line by line; returns the first difference of each line that has one."""
+    found = []
+    for key in sorted(set(paper.visits) | set(code.sites), key=str):
+        n, number, variable = key
+        result = results.lines.get((n, number))
+        line = PSEUDOCODE[n].line(number)
+        site = _site(code, key, line)
+        if result is None or (site is None and n != run.algorithm):
+            continue
+        own = n == run.algorithm
+        if site is None or (not own and _is_untagged(site)):
+            continue
+        if own and variable == line.variable:
+            _place(result, code, key, site)
+        also = next((a for a in line.also if a.variable == variable), None)
+        if (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy):
+            continue
+        if result.within and own:
+            continue
+        if not _comparable(line, site):
+            continue
+        cell = result.cells.setdefault(variable, Cell(variable)) if own else Cell(variable)
+        first = _compare(cell, paper.visits.get(key, []), site.visits, run)
+        if not own:
+            result.elsewhere[run.algorithm].append(cell)
+        if first is not None:
+            cell.order = cell.order or (index, first)
+            found.append((run.algorithm, index, first, n, number, cell.where or cell.problem))
+    return found
+
+
+def _comparable(line: Line, site: Site) -> bool:
+    return line.number == site.group[-1] or line.product or line.kind == "loop"
+
+
+def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:
+    """Where a line is seen best: in the statement with the fewest other lines that assigns its variable."""
+    sites = list(code.sites.get(key, {}).values())
+    if not sites:
+        return None
+
+    def rank(site: Site) -> tuple[bool, int, bool]:
+        statement = site.statement
+        return (_is_untagged(site), len(site.group), statement is not None and statement.target != line.variable)
+
+    best = min(map(rank, sites))
+    return [site for site in sites if rank(site) == best][-1]
+
+
+def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
+    """Note the statements that do a line: all with the same group as the best one."""
+    result.group = site.group
+    result.within = not _comparable(result.line, site)
+    for other in code.sites[key].values():
+        statement = other.statement
+        if statement is not None and other.group == site.group and _is_untagged(other) == _is_untagged(site):
+            place = _as_place(statement)
+            if place not in result.places:
+                result.places.append(place)
+    result.places.sort(key=lambda place: (place.file, place.line))
+
+
+def _as_place(statement: Statement) -> Place:
+    return Place(statement.file, statement.first, statement.last, statement.text)
+
+
+def _is_untagged(site: Site) -> bool:
+    return site.statement is None or not site.statement.tags
+
+
+def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> int | None:
+    """Add the values of one run to a cell; returns the order of the first that differs."""
+    groups: dict[Any, tuple[list[Visit], list[Visit]]] = defaultdict(lambda: ([], []))
+    for visit in paper:
+        groups[visit.sequence, visit.head][0].append(visit)
+    sequences = {sequence for sequence, _ in groups}
+    for visit in code:
+        for sequence in sequences if visit.sequence is None else (visit.sequence,):
+            groups[sequence, visit.head][1].append(visit)
+    first: list[int] = []
+    for (sequence, head), (expected, actual) in groups.items():
+        for want, have in zip(expected, actual, strict=False):
+            apart = _difference(want.value, have.value, run.padded)
+            cell.visits += 1
+            cell.shape = cell.shape if cell.shape is not None else _shape(want.value)
+            if apart > cell.worst or (apart > TOLERANCE and not cell.where):
+                where = [run.what, want.where, "" if sequence is None else f"sequence {sequence + 1}"]
+                cell.worst, cell.where = apart, ", ".join(filter(None, where))
+            if apart > TOLERANCE:
+                first.append(have.order)
+        if len(expected) != len(actual):
+            of = f" of head {head + 1}" if head is not None else ""
+            cell.problem = f"{run.what}: the paper computes it{of} {len(expected)} times, the code {len(actual)} times"
+            rest = actual[len(expected) :] or actual[-1:]
+            first.append(rest[0].order if rest else 0)
+    return min(first, default=None)
+
+
+def _difference(want: Any, have: Any, padded: bool) -> float:
+    if isinstance(want, dict):
+        if not isinstance(have, dict) or want.keys() != have.keys():
+            return np.inf
+        return max(difference(want[path], have[path]) for path in want)
+    want, have = plain(want), plain(have)
+    return difference(want, prefix(have, want.shape) if padded else have)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return (sum(array.size for array in value.values()),) if isinstance(value, dict) else plain(value).shape

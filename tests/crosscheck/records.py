@@ -1,0 +1,276 @@
+"""What one run computed for each line, visit by visit, in a form that is the same for the oracle and for the code.
+
+A visit is one execution of a line for one sequence, one head and all its tokens: the code does all heads at once, the
+oracle takes layer norms token by token, and both come out as the same list of visits here.
+"""
+
+import dataclasses
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from tests import oracle
+
+from .algorithms import PSEUDOCODE
+from .pseudocode import Also, Line
+from .tags import Statement, numbers
+from .tracing import Call, Event
+from .values import Abstract, mapped, tree
+
+__all__ = ["CodeRecord", "Key", "OracleRecord", "Site", "Visit"]
+
+Key = tuple[int, str, str]  # an algorithm, its line, the variable
+GRADIENT = "complex_step_gradient"  # evaluates the loss once for each parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """A value of a line.
+
+    Attributes:
+        value: the array, or the arrays of a tree by path.
+        sequence: the number of the sequence in a batch; None where there is one only, or it is the same for all.
+        head: the number of the head; None outside attention.
+        order: how many values of the run were there before.
+        where: the turns of the loops around it, such as "layer 2, head 1".
+    """
+
+    value: Any
+    sequence: int | None
+    head: int | None
+    order: int
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a line was seen.
+
+    Attributes:
+        statement: the statement; without tags, it is the function's return.
+        group: all lines of the algorithm that it does.
+        visits: what it computed.
+    """
+
+    statement: Statement | None
+    group: tuple[str, ...]
+    visits: list[Visit]
+
+
+def _order(algorithm: int) -> tuple[str, ...]:
+    return tuple(line.number for line in PSEUDOCODE[algorithm].lines)
+
+
+class OracleRecord:
+    """The visits of the oracle's lines. An instance observes a run: give it to `traced`."""
+
+    def __init__(self) -> None:
+        self.visits: dict[Key, list[Visit]] = defaultdict(list)
+        self.sequence: int | None = None
+        self._order = 0
+        self._columns: dict[tuple[Key, Call], int] = {}
+        self._ends: dict[tuple[Key, Call], int] = {}
+        self._derivatives: set[Call] = set()
+
+    def __call__(self, event: Event) -> bool:
+        call = event.call
+        if event.kind == "call":
+            return self._is_repeated(call)
+        if event.kind == "result":
+            self._result(event)
+        elif event.statement is not None and call.algorithm is not None:
+            for number in numbers(event.statement.tags, call.algorithm, _order(call.algorithm)):
+                line = PSEUDOCODE[call.algorithm].line(number)
+                if (event.kind == "turn") == (line.kind == "loop") and not callable(event.value):
+                    self._add(line, line.variable, event.value, call)
+                    self._derive(line, event.value, call)
+                    for also in line.also:
+                        if isinstance(also.paper, str):
+                            self._add(line, also.variable, event.names[also.paper], call)
+        return False
+
+    def _is_repeated(self, call: Call) -> bool:
+        """Whether this is a loss evaluated for one more component of the gradient: the first shows all lines."""
+        if call.parent is None or call.parent.function.name != GRADIENT:
+            return False
+        repeated = call.parent in self._derivatives
+        self._derivatives.add(call.parent)
+        return repeated
+
+    def _result(self, event: Event) -> None:
+        for call in event.call.ancestors():
+            if call.statement is None or call.algorithm is None:
+                continue
+            for number in numbers(call.statement.tags, call.algorithm, _order(call.algorithm)):
+                line = PSEUDOCODE[call.algorithm].line(number)
+                for also in line.also:
+                    if also.paper == (event.call.function.name, None):
+                        self._add(line, also.variable, event.value, call)
+            return
+
+    def _derive(self, line: Line, value: Any, call: Call) -> None:
+        """The lines that have no statement of their own in the oracle: loops over tokens, and the ends of loops."""
+        assert call.algorithm is not None
+        for other in PSEUDOCODE[call.algorithm].lines:
+            if other.of != line.number:
+                continue
+            if other.kind == "loop":
+                self._add(other, other.variable, np.arange(1, len(value) + 1), call)
+                continue
+            key = (call.algorithm, other.number, other.variable)
+            at = len(self.visits[key])
+            if other.depth == 0 and self._ends.setdefault((key, call), at) < at:
+                self.visits[key].pop()
+            self._add(other, other.variable, value, call)
+
+    def _add(self, line: Line, variable: str, value: Any, call: Call) -> None:
+        assert call.algorithm is not None
+        key = (call.algorithm, line.number, variable)
+        array = _of_oracle(value)
+        visits, where, head = self.visits[key], *_where(call)
+        head = None if line.kind == "loop" else head
+        self._order += 1
+        if call.algorithm == 6:
+            array = array[..., None]
+            if call.parent is not None and call.parent.function.name == "layer_norm_each":
+                at = self._columns.setdefault((key, call.parent), len(visits))
+                if at < len(visits):
+                    visits[at] = dataclasses.replace(
+                        visits[at], value=np.concatenate([visits[at].value, array], axis=-1)
+                    )
+                    return
+        visits.append(Visit(array, self.sequence, head, self._order, where))
+
+
+def _of_oracle(value: Any) -> Any:
+    """An array of the oracle's value: lists of columns stacked, the real part of complex steps."""
+    if hasattr(value, "__dict__"):
+        return oracle.flatten(value)
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+        value = np.stack(value, axis=-1)
+    return np.real(np.array(value))
+
+
+def _where(call: Call) -> tuple[str, int | None]:
+    """The loops around a call, named; and the head that it is for."""
+    turns, head = [], None
+    for ancestor in call.ancestors():
+        for first, turn in reversed(ancestor.turns.items()):
+            statement = ancestor.function.statements[first]
+            for tag in statement.tags:
+                algorithm = tag.algorithm or ancestor.algorithm
+                label = PSEUDOCODE[algorithm].line(tag.first).label
+                turns.append(f"{label} {turn}")
+                if label == "head" and head is None:
+                    head = turn - 1
+    return ", ".join(reversed(turns)), head
+
+
+class CodeRecord:
+    """Where the code's lines were seen, and with which values. An instance observes a run: give it to `traced`."""
+
+    def __init__(self, batched: bool) -> None:
+        self.batched = batched
+        self.sites: dict[Key, dict[tuple[Statement | None, str], Site]] = defaultdict(dict)
+        self._order = 0
+        self._turns: dict[Call | None, int] = defaultdict(int)
+
+    def __call__(self, event: Event) -> bool:
+        call, statement = event.call, event.statement
+        if event.kind == "result":
+            self._result(event)
+        elif statement is not None and call.algorithm is not None:
+            order = _order(call.algorithm)
+            group = numbers(statement.tags, call.algorithm, order)
+            for line in PSEUDOCODE[call.algorithm].lines:
+                if line.number in group or (line.code_line in group and event.kind == "value"):
+                    own = group if line.number in group else (line.number,)
+                    self._see(line, own, event)
+        return False
+
+    def _see(self, line: Line, group: tuple[str, ...], event: Event) -> None:
+        if line.kind == "loop":
+            self._see_loop(line, group, event)
+        elif event.kind != "turn":
+            value = event.value
+            if line.code is not None and line.number == group[-1]:
+                value = line.code(value, dict(event.names))
+            self._add(line, line.variable, line.shape, value, event, group)
+            for also in line.also:
+                if isinstance(also.code, str) and also.code in event.names:
+                    self._add(line, also.variable, also.shape, event.names[also.code], event, group)
+
+    def _see_loop(self, line: Line, group: tuple[str, ...], event: Event) -> None:
+        """The turns of a loop: told one by one, or the times that its condition held, or an axis of what it made."""
+        call, statement = event.call, event.statement
+        turns: list[Any] = []
+        if event.kind == "turn":
+            turns = [event.value]
+        elif statement is not None and statement.returns and mapped(event.value)[0].dtype == bool:
+            if mapped(event.value)[0]:
+                self._turns[call.parent] += 1
+                turns = [self._turns[call.parent]]
+        elif line.label == "head":
+            assert call.algorithm is not None
+            product = PSEUDOCODE[call.algorithm].line(group[-1])
+            heads = {head for _, head, _ in self._split(event.value, product.shape, call.algorithm)}
+            turns = list(range(1, len(heads) + 1))
+        elif line.label == "token":
+            turns = [np.arange(1, mapped(event.value)[0].shape[-1] + 1)]
+        for turn in turns:
+            self._add(line, line.variable, "l" if line.label == "token" else "", turn, event, group)
+
+    def _result(self, event: Event) -> None:
+        """What an untagged `return` gives, and what a function hands to the line that calls it."""
+        call = event.call
+        if call.function.is_algorithm and call.algorithm is not None:
+            line = PSEUDOCODE[call.algorithm].lines[-1]
+            if line.number == "return":
+                self._see(line, ("return",), dataclasses.replace(event, statement=call.function.result))
+        if call.parent is None or call.parent.statement is None or call.parent.algorithm is None:
+            return
+        algorithm = call.parent.algorithm
+        group = numbers(call.parent.statement.tags, algorithm, _order(algorithm))
+        for line in PSEUDOCODE[algorithm].lines:
+            for also in line.also:
+                if line.number in group and not isinstance(also.code, str) and also.code[0] == call.function.name:
+                    value = _finished(also, event)
+                    at = dataclasses.replace(event, call=call.parent, statement=call.parent.statement)
+                    self._add(line, also.variable, also.shape, value, at, group)
+
+    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: tuple[str, ...]) -> None:
+        assert event.call.algorithm is not None
+        key = (event.call.algorithm, line.number, variable)
+        try:
+            values = self._split(value, shape, event.call.algorithm)
+        except Abstract:
+            return
+        site = self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))
+        for sequence, head, array in values:
+            self._order += 1
+            site.visits.append(Visit(array, sequence, head, self._order))
+
+    def _split(self, value: Any, shape: str, algorithm: int) -> list[tuple[int | None, int | None, Any]]:
+        """One value for each sequence of the batch and each head: `(sequence, head, value)`."""
+        if shape == "θ":
+            return [(None, None, tree(value))]
+        array, in_front = mapped(value)
+        rank = len(shape.split())
+        if algorithm == 6 and array.ndim < rank:
+            array = array[..., None]
+        extra = array.ndim - rank
+        batch = int(self.batched and extra > 0)
+        if extra > 0 and batch and in_front < extra:  # [*heads, *rows, sequences, columns]
+            array = np.moveaxis(array, array.ndim - 2 if rank > 0 else 0, extra - 1)
+        found = []
+        for index in np.ndindex(array.shape[: max(extra, 0)]):
+            head = index[0] if len(index) > batch else None
+            found.append((index[-1] if batch else None, head, array[index]))
+        return found
+
+
+def _finished(also: Also, event: Event) -> Any:
+    assert not isinstance(also.code, str)
+    name = also.code[1]
+    return also.finish(mapped(event.value if name is None else event.names[name])[0])

@@ -1,0 +1,169 @@
+"""Observing the tagged statements of a run: what each of them computed, whenever it was executed.
+
+`sys.settrace` reports every line of the traced files. A tagged statement is done when its frame goes on to a line
+outside it or returns; then its locals are read. Nothing is added to the code that runs.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+from .tags import Function, Statement, read
+
+__all__ = ["Call", "Event", "traced"]
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A running call of a traced function.
+
+    Attributes:
+        function: what was called.
+        parent: the traced call that it was made from; None for the first.
+        algorithm: the algorithm that it belongs to.
+        statement: its tagged statement that is being executed, if any.
+        turns: how often each of its loops has been entered, by the first line of the loop.
+        line: the line that it is at.
+        raising: whether an exception is passing through it.
+    """
+
+    function: Function
+    parent: "Call | None"
+    algorithm: int | None
+    statement: Statement | None = None
+    turns: dict[int, int] = dataclasses.field(default_factory=dict)
+    line: int = 0
+    raising: bool = False
+
+    def ancestors(self) -> Iterator["Call"]:
+        """The call itself, its caller, and so on."""
+        call: Call | None = self
+        while call is not None:
+            yield call
+            call = call.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that a run did.
+
+    Attributes:
+        kind: "value": a tagged statement assigned or returned `value`; "turn": a tagged loop began its `value`-th turn;
+            "result": a function returned `value`; "call": a function was called.
+        call: the call that did it, or was made.
+        statement: the tagged statement, if it was one.
+        value: see kind.
+        names: the locals at that time.
+    """
+
+    kind: str
+    call: Call
+    statement: Statement | None
+    value: Any
+    names: Mapping[str, Any]
+
+
+class _Tracer:
+    def __init__(self, folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], bool | None]):
+        self.root, self.observe = root, observe
+        self.prefix = f"{folder}/"
+        self.call: Call | None = None
+        self.functions: dict[CodeType, Function | None] = {}
+        self.muted = False
+
+    def __call__(self, frame: FrameType, event: str, arg: Any):
+        if self.muted:
+            return None
+        code = frame.f_code
+        if code not in self.functions:
+            self.functions[code] = self._function(code)
+        function = self.functions[code]
+        return None if function is None else self._enter(function, frame)
+
+    def _function(self, code: CodeType) -> Function | None:
+        if not code.co_filename.startswith(self.prefix) or code.co_name.startswith("<"):
+            return None
+        return read(pathlib.Path(code.co_filename), self.root).get(code.co_firstlineno)
+
+    def _enter(self, function: Function, frame: FrameType):
+        parent = self.call
+        algorithm = function.algorithm or (parent.algorithm if parent else None)
+        call = self.call = Call(function, parent, algorithm)
+        if parent is not None and parent.statement and function.name in parent.statement.scans:
+            self._turn(parent, parent.statement, frame)
+        if self.observe(Event("call", call, None, None, {})):
+            return self._mute(call, frame)
+
+        def within(frame: FrameType, event: str, arg: Any):
+            if event == "line":
+                call.raising = False
+                self._at(call, frame)
+            elif event == "exception":
+                call.raising = True
+            elif event == "return":
+                self._leave(call, frame, arg)
+            return within
+
+        return within
+
+    def _mute(self, call: Call, frame: FrameType):
+        def until_return(frame: FrameType, event: str, arg: Any):
+            if event == "return":
+                self.muted, self.call = False, call.parent
+            return until_return
+
+        self.muted, frame.f_trace_lines = True, False
+        return until_return
+
+    def _at(self, call: Call, frame: FrameType) -> None:
+        previous, line = call.statement, frame.f_lineno
+        call.line = line
+        here = call.function.statements.get(line)
+        if previous is not None and (here is not previous or previous.body):
+            call.statement = None
+            if previous.body is None:
+                self._done(call, previous, frame.f_locals.get(previous.target or ""), frame)
+            elif previous.body[0] <= line <= previous.body[1]:
+                self._turn(call, previous, frame)
+            elif here is not previous:
+                call.turns.pop(previous.first, None)
+        call.statement = here
+        if here is not None and here.scans:
+            call.turns.pop(here.first, None)
+
+    def _leave(self, call: Call, frame: FrameType, result: Any) -> None:
+        statement, call.statement = call.statement, None
+        if not call.raising:
+            if statement is not None and statement.body is None:
+                value = result if statement.returns else frame.f_locals.get(statement.target or "")
+                self._done(call, statement, value, frame)
+            self.observe(Event("result", call, None, result, dict(frame.f_locals)))
+        self.call = call.parent
+
+    def _done(self, call: Call, statement: Statement, value: Any, frame: FrameType) -> None:
+        self.observe(Event("value", call, statement, value, dict(frame.f_locals)))
+
+    def _turn(self, call: Call, statement: Statement, frame: FrameType) -> None:
+        call.turns[statement.first] = turn = call.turns.get(statement.first, 0) + 1
+        self.observe(Event("turn", call, statement, turn, {}))
+
+
+@contextmanager
+def traced(folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], bool | None]) -> Iterator[None]:
+    """Observe the functions of a folder's files as long as the context lasts.
+
+    Args:
+        folder: whose files are traced.
+        root: the root of the repository, which the events' paths start from.
+        observe: is told every event; answers a "call" with True to have nothing of it observed.
+    """
+    previous = sys.gettrace()
+    sys.settrace(_Tracer(folder, root, observe))
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
