@@ -126,8 +126,9 @@ def lookup(
     W: Float[Array, "d_e n"], v: Int[Array, "*shape"] | int, implementation: str = "paper"
 ) -> Float[Array, "d_e *shape"]:
     """``W[:, v]`` for an array of indices: NaN, never another column, for an index outside [0, n)."""
-    v = jnp.asarray(v).astype(int)  # int64 in 64-bit mode, where int32 would wrap 2**32 to token 0
-    v = jnp.where(v < 0, W.shape[1], v)
+    n = W.shape[1]
+    v = jnp.asarray(v).astype(int)
+    v = jnp.where((v < 0) | (v > n), n, v)  # indexing would count from the end, and wrap 2**32 to 0
     return _lookup(reverse_only(W), v) if is_hand_derived(implementation) else _as_printed(W, v)
 
 
