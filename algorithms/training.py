@@ -106,7 +106,7 @@ def ed_loss(
 ) -> Float[Array, ""]:
     """The loss of Algorithm 11, of a pair of sequences with l_z and l tokens that are not padding."""
     t = jnp.arange(x.shape[0])  # line 3: those with t < l
-    X = ed_hidden_state(z, x, theta, z_length=l_z)  # line 4, up to the softmax
+    X = ed_hidden_state(z, jnp.where(t < l, x, 0), theta, z_length=l_z)  # line 4, up to the softmax
     loss = log_loss(X, _unembedding(theta), jnp.roll(x, -1), weights=_weights(t < l - 1, X))  # line 5
     return loss
 
