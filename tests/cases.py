@@ -1,0 +1,91 @@
+"""What the tests of `algorithms` share: small models with random parameters, and how results are compared.
+
+All sizes are distinct primes, so that no two axes can be confused without an error or a wrong value, and no parameter
+stays at 0 or 1, so that none can be left out unnoticed.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+from algorithms import (
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    init_d_transformer,
+    init_e_transformer,
+    init_ed_transformer,
+)
+
+N_V, L_MAX = 17, 23
+SHARED = {"N_V": N_V, "l_max": L_MAX, "H": 3, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
+ED = EDTransformerConfig(L_enc=3, L_dec=2, **SHARED)
+E = ETransformerConfig(L=2, d_f=19, **SHARED)
+D = DTransformerConfig(L=2, **SHARED)
+# So few parameters that the oracle's complex steps, one for each of them, take a second.
+TINY = {"N_V": 7, "l_max": 5, "H": 2, "d_e": 3, "d_mlp": 2, "d_attn": 1, "d_mid": 2}
+
+# What the library itself computes; the kernels of other libraries need their platform.
+IMPLEMENTATIONS = tuple(name for name in algorithms.IMPLEMENTATIONS if name not in ("cudnn", "pallas"))
+
+# For whole models, each of which takes seconds to compile: the printed lines and the default.
+EXACT_AND_DEFAULT = ("paper", "auto")
+
+# How far an array may be from the oracle's float64 one, relative to its largest entry.
+TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 5e-2}
+
+
+def initialiser(config: Any) -> Any:
+    """The function that makes parameters for a configuration."""
+    return {
+        EDTransformerConfig: init_ed_transformer,
+        ETransformerConfig: init_e_transformer,
+        DTransformerConfig: init_d_transformer,
+    }[type(config)]
+
+
+def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
+    """A pytree of normal arrays; the scales γ vary around 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        is_gamma = any(getattr(entry, "name", None) == "gamma" for entry in path)
+        return jnp.asarray(is_gamma + scale * rng.standard_normal(leaf.shape), dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def random_theta(config: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
+    """Random parameters of the model that a configuration describes."""
+    shapes = jax.eval_shape(lambda key: initialiser(config)(key, config), jax.random.key(0))
+    return random_like(shapes, seed, dtype, scale)
+
+
+def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:
+    """Token IDs, the three special ones among them."""
+    return jnp.asarray(np.random.default_rng(seed).integers(n, size=shape), jnp.int32)
+
+
+def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
+    """A normal array."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-10, name: str = "") -> None:
+    """Every entry within ``tolerance`` times the largest expected one, the shapes equal, and nothing NaN."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, f"{name}: shape {actual.shape} is not {expected.shape}"
+    largest = np.max(np.abs(expected), initial=0.0)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest, err_msg=name, equal_nan=False)
+
+
+def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
+    """The arrays of two pytrees of one structure, each by its name."""
+    actual_leaves, actual_treedef = jax.tree_util.tree_flatten_with_path(actual)
+    expected_leaves, expected_treedef = jax.tree_util.tree_flatten_with_path(expected)
+    assert actual_treedef == expected_treedef
+    for (path, a), (_, b) in zip(actual_leaves, expected_leaves, strict=True):
+        assert_close(a, b, tolerance, jax.tree_util.keystr(path))

@@ -1,0 +1,70 @@
+"""Algorithms 1 and 2 against the oracle; both published forms of the sinusoidal positions."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
+from tests import cases, oracle
+
+LOOKUPS = [(token_embedding, oracle.token_embedding), (positional_embedding, oracle.positional_embedding)]
+
+
+@pytest.mark.parametrize(("function", "expected"), LOOKUPS)
+def test_every_column_is_the_oracles(function, expected):
+    W = cases.normal(5, 7)
+    for v in range(7):
+        np.testing.assert_array_equal(function(v, W), expected(v, np.asarray(W)))
+    np.testing.assert_array_equal(jax.vmap(function, (0, None), 1)(jnp.arange(7), W), W)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_any_integer_type_will_do(dtype):
+    W = cases.normal(2, 300)  # more columns than an int8 can count
+    np.testing.assert_array_equal(token_embedding(jnp.asarray(101, dtype), W), W[:, 101])
+
+
+OUTSIDE = [7, 8, 2**31 - 1, -1, -2, -7, -8, -(2**31)]
+
+
+@pytest.mark.parametrize("function", [token_embedding, positional_embedding])
+@pytest.mark.parametrize("v", OUTSIDE)
+def test_an_index_outside_gives_nan_and_never_another_column(function, v):
+    assert np.isnan(function(v, cases.normal(5, 7))).all()
+
+
+@pytest.mark.parametrize(("dtype", "v"), [("int8", -1), ("int8", 127), ("int64", 2**32), ("int64", 2**32 + 3)])
+def test_an_index_outside_gives_nan_in_every_integer_type(dtype, v):
+    assert np.isnan(token_embedding(jnp.asarray(v, dtype), cases.normal(5, 7))).all()
+
+
+def test_an_index_outside_sends_no_gradient_to_a_column():
+    W = cases.normal(5, 7)
+    gradient = jax.grad(lambda W: jax.vmap(token_embedding, (0, None))(jnp.array([3, -1, 7]), W).sum())(W)
+    np.testing.assert_array_equal(gradient, np.ones((5, 1)) * (np.arange(7) == 3))
+
+
+@pytest.mark.parametrize("l_max", [1, 2, 13])
+def test_the_papers_sinusoids_are_the_oracles(l_max):
+    W_p = sinusoidal_positional_embedding(10, l_max, dtype=jnp.dtype("float64"))
+    cases.assert_close(W_p, oracle.sinusoidal_positional_embedding(10, l_max))
+
+
+def test_vaswanis_sinusoids_by_their_formula():
+    d_e, l_max = 6, 11
+    W_p = sinusoidal_positional_embedding(d_e, l_max, base=10000, dtype=jnp.dtype("float64"))
+    for t in range(l_max):
+        for i in range(d_e // 2):
+            angle = t / 10000 ** (2 * i / d_e)
+            assert W_p[2 * i, t] == pytest.approx(math.sin(angle), abs=1e-15)
+            assert W_p[2 * i + 1, t] == pytest.approx(math.cos(angle), abs=1e-15)
+
+
+def test_far_positions_are_exact_in_float32():
+    """The angle is formed in float64: in float32 it would be off by more than 1e-3 here."""
+    W_p = sinusoidal_positional_embedding(2, 100_001, base=10000, dtype=jnp.dtype("float32"))
+    assert W_p.dtype == jnp.float32
+    assert W_p[0, 100_000] == pytest.approx(math.sin(100_000), abs=1e-7)

@@ -1,0 +1,141 @@
+"""How parameters start, how many there are, and that configurations are validated and frozen."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import (
+    BERT,
+    GPT2,
+    VASWANI,
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    Variant,
+    count_params,
+    init_d_transformer,
+    init_e_transformer,
+    init_ed_transformer,
+)
+from tests import cases
+
+SIZES = {"N_V": 101, "l_max": 61, "H": 3, "d_e": 43, "d_mlp": 89, "d_attn": 31, "d_mid": 23}
+ED = EDTransformerConfig(L_enc=2, L_dec=3, **SIZES)
+E = ETransformerConfig(L=2, d_f=37, **SIZES)
+D = DTransformerConfig(L=2, **SIZES)
+KEY = jax.random.key(0)
+
+
+def named(theta):
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(theta)}
+
+
+def matrices(theta):
+    """Name and value of every matrix: not a bias, a scale γ or an offset β."""
+    return {name: W for name, W in named(theta).items() if name.split(".")[-1].startswith("W_")}
+
+
+@pytest.mark.parametrize("config", [ED, E, D], ids=["ed", "e", "d"])
+def test_glorot(config):
+    """Uniform in ±√(6/(rows + columns)): within, up to the edge, of mean 0 and variance bound²/3."""
+    theta = cases.initialiser(config)(KEY, config)
+    for name, W in named(theta).items():
+        if name in matrices(theta):
+            bound = np.sqrt(6 / (W.shape[-2] + W.shape[-1]))
+            assert 0.98 * bound < np.abs(W).max() <= bound, name
+            assert abs(W.mean()) < 5 * bound / np.sqrt(3 * W.size), name
+            assert W.var() == pytest.approx(bound**2 / 3, rel=0.1), name
+        else:
+            np.testing.assert_array_equal(W, float("gamma" in name), err_msg=name)
+
+
+@pytest.mark.parametrize(("config", "residual_writes"), [(ED, 2 * 2 + 3 * 3), (E, 4), (D, 4)], ids=["ed", "e", "d"])
+def test_gpt2_scheme(config, residual_writes):
+    """Normal of deviation 0.02, W_p 0.01, and what writes to the residual stream divided by √(number of writes)."""
+    theta = cases.initialiser(config)(KEY, config, scheme="gpt2")
+    for name, W in matrices(theta).items():
+        deviation = 0.02 / np.sqrt(residual_writes) if name.endswith(("W_o", "W_mlp2")) else 0.02
+        deviation = 0.01 if name.endswith("W_p") else deviation
+        assert W.std() == pytest.approx(deviation, rel=0.05), name
+        assert abs(W.mean()) < 5 * deviation / np.sqrt(W.size), name
+        assert np.abs(W).max() > 2.5 * deviation, name  # a uniform one would end at 1.73
+
+
+@pytest.mark.parametrize("config", [ED, E, D], ids=["ed", "e", "d"])
+@pytest.mark.parametrize("scheme", ["glorot", "gpt2"])
+def test_no_two_matrices_layers_or_heads_are_alike(config, scheme):
+    drawn = []
+    for W in matrices(cases.initialiser(config)(KEY, config, scheme=scheme)).values():
+        drawn += list(W.reshape(-1, *W.shape[-2:]))
+    firsts = [np.asarray(W).ravel()[:7] / np.asarray(W).std() for W in drawn]
+    for a, b in itertools.combinations(firsts, 2):
+        assert np.abs(a - b).max() > 1e-3
+
+
+def test_shapes_dtypes_and_keys():
+    theta = init_e_transformer(KEY, E, dtype=jnp.dtype("bfloat16"))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(theta)} == {"bfloat16"}
+    assert theta.layers.attention.heads.W_q.shape == (2, 3, 31, 43)
+    assert theta.layers.attention.heads.W_v.shape == (2, 3, 23, 43)
+    assert theta.layers.attention.W_o.shape == (2, 43, 3 * 23)
+    assert theta.W_f.shape == (37, 43)
+    assert theta.W_u.shape == (101, 37)
+    a, b, c = (init_d_transformer(jax.random.key(seed), D).W_e for seed in (1, 1, 2))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+
+
+def test_the_variants_parameters():
+    sizes = {"N_V": 11, "l_max": 7, "H": 2, "d_e": 6, "d_mlp": 5}
+    theta = init_ed_transformer(KEY, EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, **sizes))
+    assert theta.W_p is None
+    assert theta.W_u is None
+    theta = init_e_transformer(KEY, ETransformerConfig(L=1, variant=BERT, **sizes))
+    assert theta.W_u is None
+    assert theta.embedding_norm.gamma.shape == theta.norm.gamma.shape == (6,)
+    assert theta.b_u.shape == (11,)
+    theta = init_d_transformer(KEY, DTransformerConfig(L=1, variant=GPT2, tied=False, **sizes))
+    assert theta.W_u.shape == (11, 6)
+    rms = Variant(name="RMS", norm="rms_norm")
+    theta = init_d_transformer(KEY, DTransformerConfig(L=1, variant=rms, **sizes))
+    assert theta.norm.beta is theta.layers.norm1.beta is theta.layers.norm2.beta is None
+
+
+def test_gpt2_has_124_439_808_parameters():
+    config = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
+    assert count_params(init_d_transformer, config) == 124_439_808
+
+
+def test_gpt3s_dimensions_give_175_billion_parameters():
+    sizes = {"N_V": 50257, "l_max": 2048, "L": 96, "H": 96, "d_e": 12288, "d_mlp": 4 * 12288}
+    count = count_params(init_d_transformer, DTransformerConfig(variant=GPT2, **sizes))
+    layer = 12 * 12288**2 + 13 * 12288  # 4 + 8 matrices; 4 + 5 biases and 2 norms
+    assert count == 96 * layer + (50257 + 2048 + 2) * 12288
+    assert round(count / 1e9) == 175
+
+
+def test_bert_base_has_as_many_parameters_as_published():
+    """110 M: BertForMaskedLM's 109,514,298, less its pair of segment embeddings."""
+    config = ETransformerConfig(N_V=30522, l_max=512, L=12, H=12, d_e=768, d_mlp=3072, variant=BERT)
+    assert count_params(init_e_transformer, config) == 109_514_298 - 2 * 768
+
+
+@pytest.mark.parametrize("config", [ED, E, D], ids=["ed", "e", "d"])
+def test_configurations_are_frozen_hashable_and_by_keyword(config):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.d_e = 1
+    assert hash(config) == hash(dataclasses.replace(config))
+    assert dataclasses.replace(config, H=1) != config
+    with pytest.raises(TypeError, match="positional"):
+        type(config)(101, 61)
+
+
+def test_sizes_that_follow_from_others():
+    config = ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
+    assert (config.d_attn, config.d_mid, config.d_f, config.tied) == (3, 3, 6, False)
+    assert dataclasses.replace(config, variant=BERT, tied=True).tied
+    assert ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8, variant=BERT).tied

@@ -1,0 +1,100 @@
+"""``log_loss`` against −log of the oracle's probabilities; its gradients against complex steps."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import log_loss
+from tests import cases, oracle
+
+implementations = pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
+N_V, D_E, L = 17, 5, 13
+X, W_u, b_u = cases.normal(D_E, L), cases.normal(N_V, D_E, seed=1), cases.normal(N_V, seed=2)
+targets = cases.random_tokens(L, seed=3)
+weights = jnp.asarray(np.random.default_rng(4).random(L)).at[2].set(0.0)
+
+
+def expected(p, weights, label_smoothing):
+    log_P = np.log(oracle.softmax(p.W_u @ p.X + np.asarray(p.b_u)[:, None]))
+    s = label_smoothing
+    return -sum(
+        weights[t] * ((1 - s) * log_P[targets[t], t] + s / N_V * sum(log_P[v, t] for v in range(N_V))) for t in range(L)
+    )
+
+
+@implementations
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_loss_and_its_gradients(implementation, label_smoothing):
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
+
+    @jax.jit
+    def loss_and_gradients(X, W_u, b_u):
+        options = {"weights": weights, "label_smoothing": label_smoothing, "implementation": implementation}
+        return jax.value_and_grad(lambda X, W_u, b_u: log_loss(X, W_u, targets, b_u=b_u, **options), (0, 1, 2))(
+            X, W_u, b_u
+        )
+
+    loss, gradients = loss_and_gradients(X, W_u, b_u)
+    f = functools.partial(expected, weights=np.asarray(weights), label_smoothing=label_smoothing)
+    assert float(loss) == pytest.approx(f(p), rel=1e-12)
+    of_oracle = oracle.complex_step_gradient(f, p)
+    for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
+        cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
+
+
+@implementations
+def test_without_options_every_column_counts_once(implementation):
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.zeros(N_V))
+    loss = log_loss(X, W_u, targets, implementation=implementation)
+    assert float(loss) == pytest.approx(expected(p, np.ones(L), 0.0), rel=1e-12)
+
+
+@implementations
+def test_a_column_of_weight_0_takes_no_part_whatever_its_target(implementation):
+    def loss_and_gradient(target):
+        return jax.jit(
+            jax.value_and_grad(
+                lambda X: log_loss(X, W_u, targets.at[2].set(target), weights=weights, implementation=implementation)
+            )
+        )(X)
+
+    loss, gradient = loss_and_gradient(0)
+    np.testing.assert_array_equal(gradient[:, 2], 0)
+    for target in (5, -1, N_V):
+        other_loss, other_gradient = loss_and_gradient(target)
+        assert other_loss == loss
+        np.testing.assert_array_equal(other_gradient, gradient)
+
+
+@implementations
+@pytest.mark.parametrize("target", [-1, -N_V, N_V])
+def test_a_target_outside_the_vocabulary_gives_nan(implementation, target):
+    assert np.isnan(log_loss(X, W_u, targets.at[0].set(target), implementation=implementation))
+
+
+@implementations
+def test_large_logits_do_not_overflow(implementation):
+    loss = log_loss(jnp.ones((1, 2)), jnp.array([[1e5], [0.0]]), jnp.array([0, 1]), implementation=implementation)
+    assert float(loss) == 1e5
+
+
+@implementations
+def test_bfloat16_sums_in_float32(implementation):
+    small = [a.astype(jnp.bfloat16) for a in (X, W_u)]
+    loss = log_loss(*small, targets, implementation=implementation)
+    assert loss.dtype == jnp.float32
+    p = SimpleNamespace(
+        **{n: np.asarray(a, np.float64) for n, a in zip(("X", "W_u"), small, strict=True)}, b_u=np.zeros(N_V)
+    )
+    assert float(loss) == pytest.approx(expected(p, np.ones(L), 0.0), rel=1e-5)
+
+
+@implementations
+def test_under_vmap_each_sequence_has_its_own(implementation):
+    f = functools.partial(log_loss, implementation=implementation)
+    losses = jax.vmap(f, (0, None, 0))(jnp.stack([X, 2 * X]), W_u, jnp.stack([targets, targets[::-1]]))
+    cases.assert_close(losses, [f(X, W_u, targets), f(2 * X, W_u, targets[::-1])], 1e-13)

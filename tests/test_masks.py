@@ -1,0 +1,70 @@
+"""Structural masks: what they permit, written out, and how they join."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
+
+NUMBERS = jnp.array([4, 4, 0, 0, 0, 9, 9])
+
+
+@pytest.mark.parametrize(("l_z", "l_x"), [(1, 1), (7, 5), (5, 7), (7, 7)])
+def test_each_mask_permits_what_its_definition_says(l_z, l_x):
+    for t_z, t_x in itertools.product(range(l_z), range(l_x)):
+        assert BIDIRECTIONAL.dense(l_z, l_x)[t_z, t_x]
+        assert UNIDIRECTIONAL.dense(l_z, l_x)[t_z, t_x] == (t_z <= t_x)
+        assert banded(3).dense(l_z, l_x)[t_z, t_x] == (t_x - 3 < t_z <= t_x)
+        assert padding(2).dense(l_z, l_x)[t_z, t_x] == (t_z < 2)
+
+
+def test_documents_attend_themselves_only():
+    expected = [[int(a == b) for b in NUMBERS] for a in NUMBERS]
+    np.testing.assert_array_equal(documents(NUMBERS).dense(7, 7), expected)
+
+
+MASKS = {
+    "bidirectional": BIDIRECTIONAL,
+    "unidirectional": UNIDIRECTIONAL,
+    "banded 2": banded(2),
+    "banded 4": banded(4),
+    "padding 3": padding(3),
+    "padding 5": padding(jnp.asarray(5)),
+    "documents": documents(NUMBERS),
+}
+
+
+def joinable(names):
+    return [pair for pair in names if sum(name == "documents" for name in pair) < 2]
+
+
+@pytest.mark.parametrize(("a", "b"), joinable(itertools.product(MASKS, repeat=2)))
+def test_a_conjunction_permits_what_both_permit(a, b):
+    dense = MASKS[a].dense(7, 7) & MASKS[b].dense(7, 7)
+    np.testing.assert_array_equal((MASKS[a] & MASKS[b]).dense(7, 7), dense)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_a_dense_array_joins_from_either_side(name, kind):
+    array = kind(np.random.default_rng(0).random((7, 7)) < 0.5)
+    expected = np.asarray(array) & np.asarray(MASKS[name].dense(7, 7))
+    np.testing.assert_array_equal(MASKS[name] & array, expected)
+    np.testing.assert_array_equal(array & MASKS[name], expected)
+
+
+def test_all_of_them_join():
+    joined = functools.reduce(lambda a, b: a & b, MASKS.values())
+    expected = functools.reduce(lambda a, b: a & b, (mask.dense(7, 7) for mask in MASKS.values()))
+    np.testing.assert_array_equal(joined.dense(7, 7), expected)
+
+
+def test_a_length_may_be_traced_and_mapped_over():
+    lengths = jnp.arange(4)
+    masks = jax.jit(jax.vmap(lambda length: (UNIDIRECTIONAL & padding(length)).dense(5, 3)))(lengths)
+    for length in range(4):
+        np.testing.assert_array_equal(masks[length], (UNIDIRECTIONAL & padding(length)).dense(5, 3))

@@ -1,0 +1,166 @@
+"""Algorithms 8, 9 and 10 and their parts against the oracle: values, padding, dtypes, packing."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import (
+    d_hidden_state,
+    d_transformer,
+    e_encoding,
+    e_hidden_state,
+    e_transformer,
+    ed_decoding,
+    ed_encoding,
+    ed_hidden_state,
+    ed_transformer,
+)
+from tests import cases, oracle
+
+implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+z, x = cases.random_tokens(19, seed=1), cases.random_tokens(13)
+
+
+def run(config, z, x, theta, **options):
+    """The transformer of a configuration; only an encoder-decoder reads z."""
+    if config is cases.ED:
+        return ed_transformer(z, x, theta, **options)
+    return (e_transformer if config is cases.E else d_transformer)(x, theta, **options)
+
+
+def expected(config, z, x, theta):
+    """What the oracle says."""
+    theta = oracle.unstack(theta)
+    if config is cases.ED:
+        return oracle.ed_transformer(z, x, theta)
+    return (oracle.e_transformer if config is cases.E else oracle.d_transformer)(x, theta)
+
+
+architectures = pytest.mark.parametrize("config", [cases.ED, cases.E, cases.D], ids=["ed", "e", "d"])
+
+
+@implementations
+@architectures
+def test_the_transformers_are_the_oracles(implementation, config):
+    theta = cases.random_theta(config)
+    P = run(config, z, x, theta, implementation=implementation)
+    assert P.dtype == jnp.float64
+    np.testing.assert_allclose(P, expected(config, z, x, theta), rtol=1e-10, atol=0)
+    np.testing.assert_allclose(P.sum(axis=0), 1, rtol=1e-14)
+
+
+@architectures
+def test_without_an_unembedding_matrix_the_embedding_is_tied(config):
+    theta = cases.random_theta(dataclasses.replace(config, tied=True, **({"d_f": 11} if config is cases.E else {})))
+    assert theta.W_u is None
+    P = run(config, z, x, theta)
+    np.testing.assert_allclose(P, expected(config, z, x, theta), rtol=1e-10, atol=0)
+
+
+@architectures
+def test_a_single_token_is_a_sequence(config):
+    theta = cases.random_theta(config)
+    cases.assert_close(run(config, z[:1], x[:1], theta), expected(config, z[:1], x[:1], theta))
+
+
+def test_a_sequence_of_l_max_tokens_uses_every_position():
+    theta, longest = cases.random_theta(cases.D), cases.random_tokens(cases.L_MAX)
+    cases.assert_close(d_transformer(longest, theta), oracle.d_transformer(longest, oracle.unstack(theta)))
+
+
+@architectures
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.1)])
+def test_small_dtypes_are_near_the_oracle(config, dtype, bound):
+    """The bound is absolute, on probabilities; well-conditioned parameters, as initialisers make them."""
+    theta = cases.random_theta(config, dtype=dtype, scale=0.2)
+    P = run(config, z, x, theta)
+    assert P.dtype == dtype
+    np.testing.assert_allclose(np.asarray(P, np.float64), expected(config, z, x, theta), rtol=0, atol=bound)
+
+
+FILLERS = (0, -1, cases.N_V, 2**31 - 1)  # what may stand in padding: invalid IDs too
+
+
+def test_padding_of_the_context_is_not_there():
+    theta = cases.random_theta(cases.ED)
+    for filler in FILLERS:
+        padded = jnp.concatenate([z[:7], jnp.full(4, filler, z.dtype)])
+        P = ed_transformer(padded, x, theta, z_length=7)
+        np.testing.assert_allclose(P, oracle.ed_transformer(z[:7], x, oracle.unstack(theta)), rtol=1e-10)
+
+
+def test_padding_of_the_sequence_is_not_there():
+    theta = cases.random_theta(cases.E)
+    for filler in FILLERS:
+        padded = jnp.concatenate([x[:5], jnp.full(8, filler, x.dtype)])
+        P = e_transformer(padded, theta, length=jnp.asarray(5))[:, :5]
+        np.testing.assert_allclose(P, oracle.e_transformer(x[:5], oracle.unstack(theta)), rtol=1e-10)
+
+
+@implementations
+@architectures
+def test_padding_sends_no_gradient(implementation, config):
+    """The embedding of the token that fills the padding, which stands nowhere else, gets exactly none."""
+    theta, filler = cases.random_theta(config), 4
+    real = jnp.where(x == filler, 5, x)
+    padded = jnp.where(jnp.arange(13) < 5, real, filler)
+
+    def loss(theta):
+        if config is cases.ED:
+            P = ed_transformer(padded, real, theta, z_length=5, implementation=implementation)
+        elif config is cases.E:
+            P = e_transformer(padded, theta, length=5, implementation=implementation)[:, :5]
+        else:  # unidirectional: what stands behind is padding to what stands before
+            P = d_transformer(padded, theta, implementation=implementation)[:, :5]
+        return (P**2).sum()
+
+    gradient = jax.jit(jax.grad(loss))(theta)
+    np.testing.assert_array_equal(gradient.W_e[:, filler], 0)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def softmax(A):
+    return oracle.softmax(np.asarray(A))
+
+
+def test_the_hidden_states_are_what_is_unembedded():
+    theta = cases.random_theta(cases.ED)
+    cases.assert_close(softmax(theta.W_u @ ed_hidden_state(z, x, theta)), expected(cases.ED, z, x, theta))
+    cases.assert_close(
+        softmax(theta.W_u @ ed_decoding(ed_encoding(z, theta), x, theta)), expected(cases.ED, z, x, theta)
+    )
+    theta = cases.random_theta(cases.D)
+    cases.assert_close(softmax(theta.W_u @ d_hidden_state(x, theta)), expected(cases.D, z, x, theta))
+    theta = cases.random_theta(cases.E)
+    cases.assert_close(softmax(theta.W_u @ e_hidden_state(x, theta)), expected(cases.E, z, x, theta))
+    X = oracle.gelu(np.asarray(theta.W_f @ e_encoding(x, theta)) + np.asarray(theta.b_f)[:, None])  # line 10
+    X = np.stack([oracle.layer_norm(column, *map(np.asarray, theta.norm)) for column in X.T], axis=1)  # line 11
+    cases.assert_close(softmax(np.asarray(theta.W_u) @ X), expected(cases.E, z, x, theta))
+
+
+@implementations
+def test_packed_documents_are_as_each_by_itself(implementation):
+    theta = cases.random_theta(cases.D)
+    lengths = (4, 1, 6)
+    positions = jnp.concatenate([jnp.arange(l) for l in lengths])
+    segments = jnp.repeat(jnp.array([7, 2, 5]), jnp.array(lengths), total_repeat_length=11)
+    packed = cases.random_tokens(11, seed=3)
+    X = d_hidden_state(packed, theta, positions=positions, segments=segments, implementation=implementation)
+    start = 0
+    for l in lengths:
+        alone = oracle.d_transformer(packed[start : start + l], oracle.unstack(theta))
+        cases.assert_close(softmax(theta.W_u @ X[:, start : start + l]), alone)
+        start += l
+
+
+@architectures
+def test_a_token_outside_the_vocabulary_gives_nan(config):
+    theta = cases.random_theta(config)
+    for invalid in (-1, cases.N_V):
+        bad = x.at[6].set(invalid)
+        assert np.isnan(run(config, z, bad, theta)[:, 6:]).all()
+        if config is cases.ED:
+            assert np.isnan(run(config, z.at[6].set(invalid), x, theta)).all()

@@ -1,0 +1,78 @@
+"""Algorithm 7 and equation (2) against the oracle, and the nonlinearities."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import gelu, gelu_tanh, relu, unembedding
+from algorithms.unembedding import softmax, unembedding_columns
+from tests import cases, oracle
+
+
+def test_unembedding_is_the_oracles():
+    e, W_u = cases.normal(5), cases.normal(7, 5, seed=1)
+    p = unembedding(e, W_u)
+    np.testing.assert_allclose(p, oracle.unembedding(np.asarray(e), np.asarray(W_u)), rtol=1e-12)
+    assert p.sum() == pytest.approx(1, abs=1e-15)
+
+
+def test_the_columns_are_unembedded_one_by_one_and_the_bias_is_added():
+    X, W_u, b_u = cases.normal(5, 2, 3), cases.normal(7, 5, seed=1), cases.normal(7, seed=2)
+    P = unembedding_columns(X, W_u, b_u)
+    for b, t in np.ndindex(2, 3):
+        expected = oracle.softmax(np.asarray(W_u) @ np.asarray(X[:, b, t]) + np.asarray(b_u))
+        np.testing.assert_allclose(P[:, b, t], expected, rtol=1e-12)
+
+
+def test_softmax_is_over_the_rows_of_each_column():
+    A = cases.normal(3, 4)
+    cases.assert_close(softmax(A), oracle.softmax(np.asarray(A)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_logits_do_not_overflow(dtype):
+    W_u = jnp.array([[1e4], [-1e4], [1e4]], dtype)
+    np.testing.assert_array_equal(unembedding(jnp.ones(1, dtype), W_u), [0.5, 0, 0.5])
+
+
+def test_a_column_of_minus_infinity_is_0_and_sends_no_gradient():
+    A = jnp.array([[0.0, -jnp.inf], [-jnp.inf, -jnp.inf]])
+    np.testing.assert_array_equal(softmax(A), [[1, 0], [0, 0]])
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda A: (softmax(A) ** 2).sum()))(A), np.zeros((2, 2)))
+
+
+def test_bfloat16_probabilities_are_formed_in_float32():
+    e, W_u = (cases.normal(*shape, dtype=jnp.bfloat16) for shape in ((5,), (7, 5)))
+    p = unembedding(e, W_u)
+    expected = oracle.unembedding(np.asarray(e, np.float64), np.asarray(W_u, np.float64))
+    assert p.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(p, np.float64), expected, rtol=2**-8)
+
+
+X = np.linspace(-6, 6, 49)
+
+
+def test_the_nonlinearities():
+    np.testing.assert_array_equal(relu(jnp.asarray(X)), np.maximum(X, 0))
+    np.testing.assert_allclose(gelu(jnp.asarray(X)), oracle.gelu(X), rtol=1e-12, atol=1e-14)
+    tanh_form = [x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) for x in X]
+    np.testing.assert_allclose(gelu_tanh(jnp.asarray(X)), tanh_form, rtol=1e-12, atol=1e-14)
+
+
+def test_the_nonlinearities_derivatives():
+    np.testing.assert_array_equal(jax.jit(jax.vmap(jax.grad(relu)))(jnp.array([-1.0, 0.0, 2.0])), [0, 0, 1])
+    step = 1e-30
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(jax.grad(gelu)))(jnp.asarray(X)),
+        oracle.gelu(X + 1j * step).imag / step,
+        rtol=1e-10,
+        atol=1e-12,
+    )
+    z = X + 1j * step
+    derivative = (z / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))).imag / step
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(jax.grad(gelu_tanh)))(jnp.asarray(X)), derivative, rtol=1e-9, atol=1e-12
+    )
