@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from algorithms import Variant, eos_token
 from training import decoding
-from training.cache import bucket
+from training.cache import capacity
 from training.decoding import Context, State, Weights
 
 __all__ = ["beam_search"]
@@ -21,11 +21,12 @@ def beam_search(
     """Searches the likeliest translations; the arguments and the result are those of `training.generation.translate`.
 
     Every step extends each translation that has not ended by every token, and keeps the best ``beam_size`` of these and
-    of those that have ended. So one beam is the greedy translation, and as many as there are translations find the best.
+    of those that have ended. So one beam is the greedy translation, and as many as there are translations find the
+    best of all.
     """
     B, K, eos = context.permitted.shape[0], beam_size, eos_token(weights.W_e.shape[1])
     wide = _repeated(context, K)
-    state = decoding.empty_state(weights, B=B * K, C=bucket(2))
+    state = decoding.empty_state(weights, B=B * K, C=capacity(2))
     only_one = jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(state.scores.dtype)
     state = state._replace(scores=jnp.tile(only_one, B))
     counts = jnp.ones(B * K, jnp.int32)
@@ -37,7 +38,7 @@ def beam_search(
         state, counts = _search(weights, wide, state, counts, stop, alpha, K=K, variant=variant)
         if here == l_max - 1 or int(state.slot) < here:
             break
-        state = decoding.grow(state, C=bucket(C + 1))
+        state = decoding.grow(state, C=2 * C)
     return _best(state, counts, alpha, int(state.slot) + 1, eos, K, l_max)
 
 
@@ -52,7 +53,7 @@ def _repeated(context: Context, K: int) -> Context:
 def _search(
     weights: Weights, context: Context, state: State, counts: Int[Array, "BK"], stop, alpha, *, K: int, variant: Variant
 ) -> tuple[State, Int[Array, "BK"]]:
-    """Searches up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, bos_token included."""
+    """Searches up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, with bos_token."""
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
     eos = eos_token(N_V)
     # A translation that has ended is extended in one way only, which costs nothing: by eos.

@@ -1,8 +1,9 @@
 """Keys and values of the tokens that were read already, so that a new token costs one column and not a forward pass.
 
-A cache is ``[H*B, C, d]``: for each head of each sequence, a slot for each token, its row contiguous. Writing a slot then
-is in place inside a compiled loop, and the product with a query reads the cache once, at the memory's speed. The number
-C of slots grows in buckets: whatever is compiled for a bucket serves all lengths in it.
+A cache is ``[H*B, C, d]``: for each head of each sequence, a slot for each token, its row contiguous. Writing a slot
+then is in place inside a compiled loop (XLA copies the whole cache where the batch has an axis of its own), and the
+product with a query reads the cache once, at the memory's speed. The number C of slots grows in buckets: whatever is
+compiled for a bucket serves all lengths in it.
 """
 
 from typing import NamedTuple
@@ -17,9 +18,9 @@ from algorithms.notation import accumulation_dtype
 from algorithms.parameters import AttentionParams, MHAttentionParams
 from algorithms.unembedding import softmax
 
-__all__ = ["KeyValues", "attend_cached", "bucket", "keys_and_values", "mh_attention_cached"]
+__all__ = ["KeyValues", "attend_cached", "bucket", "capacity", "keys_and_values", "mh_attention_cached"]
 
-SMALLEST_BUCKET = 16
+SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
 
 def bucket(n: int) -> int:
@@ -33,6 +34,14 @@ def bucket(n: int) -> int:
     while size < n:
         size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
     return size
+
+
+def capacity(n: int) -> int:
+    """Returns how many slots a cache of at least n begins with; it doubles when they are full.
+
+    Every capacity is compiled for itself, so small ones are left out.
+    """
+    return bucket(max(n, SMALLEST_CAPACITY))
 
 
 class KeyValues(NamedTuple):

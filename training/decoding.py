@@ -21,10 +21,8 @@ from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import (
     UNIDIRECTIONAL,
-    DTransformerConfig,
     DTransformerParams,
     EDDecoderLayerParams,
-    EDTransformerConfig,
     EDTransformerParams,
     LayerNormParams,
     TransformerLayerParams,
@@ -155,7 +153,7 @@ def encode(
 
     stacked = jax.lax.map(of_layer, theta.decoder.cross_attention.heads)
     caches = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
-    return Context(caches, jnp.arange(z.shape[1]) < z_lengths[:, None])
+    return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])
 
 
 @functools.partial(jax.jit, static_argnames=("B", "C"))
@@ -191,7 +189,7 @@ def step(
     """
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
-    s = jnp.arange(state.tokens.shape[1])
+    s = jnp.arange(state.tokens.shape[1])[None]
     permitted = (s < state.lengths[:, None] - 1) | ((state.first <= s) & (s <= state.slot))
     f = Sublayers(variant, "paper", "gelu" if context is None else "relu")
     X = f.embed(y, t, weights.W_e, weights.W_p)
@@ -202,6 +200,7 @@ def step(
             Y, cache = mh_attention_cached(X_tilde, params.attention, state.caches[l], permitted, state.slot)
             X = _after_attention(X, Y, params, f)
         else:
+            assert context is not None
             Y, cache = mh_attention_cached(X, params.self_attention, state.caches[l], permitted, state.slot)
             X = _after_self_attention(X, Y, params, context.caches[l], context.permitted, f)
         caches.append(cache)

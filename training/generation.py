@@ -1,7 +1,7 @@
 """Algorithms 14 and 15 for use: the same tokens, for a batch of requests, at the price of one column a token.
 
-`generate` continues prompts with a decoder, `translate` translates with an encoder-decoder. `Generator` and `Translator`
-are the same with a model that is kept ready for many calls, and can hand out tokens as they come.
+`generate` continues prompts with a decoder, `translate` translates with an encoder-decoder. `Generator` and
+`Translator` are the same with a model that is kept ready for many calls, and can hand out tokens as they come.
 
 What is compiled serves all prompts, contexts and outputs whose lengths lie in one bucket, for one batch size.
 """
@@ -25,7 +25,7 @@ from algorithms import (
 from algorithms.checks import check_key
 from training import decoding, requests
 from training.beam import beam_search
-from training.cache import bucket
+from training.cache import bucket, capacity
 from training.decoding import Context, State
 
 __all__ = ["Generator", "Translator", "generate", "translate"]
@@ -148,7 +148,7 @@ class Generator:
         """Reads prompts, as `requests.checked` returns them, with the forward pass of whole sequences."""
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
-        return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=bucket(P + 2))
+        return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=capacity(P + 2))
 
 
 def translate(
@@ -165,8 +165,9 @@ def translate(
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
     """Translates contexts: for each of them what Algorithm 15 gives, ``ed_inference(z, theta, …)``, or a beam search.
 
-    A beam search keeps the ``beam_size`` translations Y with the largest ``log P(Y | z) / ((5 + |Y|)/6)^length_penalty``,
-    where |Y| counts the tokens after bos_token (Wu et al. 2016, equation 14), until all of them have ended.
+    A beam search keeps the ``beam_size`` translations Y with the largest
+    ``log P(Y | z) / ((5 + |Y|)/6)^length_penalty`` until all of them have ended, where |Y| counts the tokens after
+    bos_token (Wu et al. 2016, equation 14), and returns the best.
 
     Args:
         theta: trained parameters.
@@ -231,7 +232,7 @@ class Translator:
                 length_penalty=length_penalty,
                 variant=self.config.variant,
             )
-        state = decoding.empty_state(self.weights, B=len(keys), C=bucket(2))
+        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2))
         state = _decoded(self.weights, context, state, keys, l_max - 1, options)
         eos = eos_token(self.config.N_V)
         tokens = np.full((len(keys), l_max), eos, np.int32)
@@ -252,7 +253,7 @@ class Translator:
     ) -> Iterator[np.ndarray]:
         """Yields the tokens of `translate` that follow bos_token, column by column, as they come."""
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key)
-        state = decoding.empty_state(self.weights, B=len(keys), C=bucket(2))
+        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2))
         for stop in range(1, l_max):
             state = _decoded(self.weights, context, state, keys, stop, options)
             if int(state.slot) < stop:
@@ -292,4 +293,4 @@ def _decoded(weights, context: Context | None, state: State, keys, stop: int, op
         state = decoding.decode(weights, context, state, keys, stop=jnp.asarray(here, jnp.int32), **options)
         if here == stop or int(state.slot) < here:
             return state
-        state = decoding.grow(state, C=bucket(C + 1))
+        state = decoding.grow(state, C=2 * C)
