@@ -64,7 +64,7 @@ def kept_weights(
     """
 
     def tile(i, j):
-        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), j), 1 - rate, (TILE, TILE))
+        return jax.random.bernoulli(jax.random.fold_in(key, i * 2**16 + j), 1 - rate, (TILE, TILE))
 
     i, j = first[0] + jnp.arange(tiles[0]), first[1] + jnp.arange(tiles[1])
     drawn = jax.vmap(jax.vmap(tile, (None, 0)), (0, None))(i, j)

@@ -1,6 +1,7 @@
 """Lines 4 and 5 of Algorithm 4: the scores, their softmax, and which implementation of it serves."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from algorithms.batching import flat_mask, mask_axes
 from algorithms.blockwise_attention import blockwise_attention
 from algorithms.dense_attention import dense_attention
 from algorithms.dropout import TILE, fold_in, kept_weights
+from algorithms.library_attention import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
 from algorithms.reverse_mode import reverse_only
@@ -18,13 +20,17 @@ from algorithms.unembedding import softmax
 
 __all__ = ["IMPLEMENTATIONS", "attend", "attend_as_printed"]
 
-IMPLEMENTATIONS = ("auto", "paper", "dense", "blockwise")
+IMPLEMENTATIONS = ("auto", "paper", "dense", "blockwise", "cudnn", "pallas")
 """Names of the implementations.
 
 * ``"paper"``: the lines as printed, differentiable by JAX to any order and in forward mode;
 * ``"dense"``: the backward pass derived by hand, keeping the softmax matrix;
 * ``"blockwise"``: likewise, with an online softmax, keeping only the log-sum-exp: O(ℓ) memory;
-* ``"auto"``: the fastest that is exact for the given input.
+* ``"cudnn"``: cuDNN's kernel, on an NVIDIA GPU;
+* ``"pallas"``: the kernel shipped with JAX for TPUs;
+* ``"auto"``: the fastest that is exact for the given input, by the table in ``automatic``.
+
+With each of them but ``"paper"``, all other backward passes are those derived by hand too.
 """
 
 
@@ -54,23 +60,57 @@ def attend(
     batch = Q.shape[1 + heads : -1]
     key = key if dropout else None
     keys = None if key is None else (fold_in_each(key, Q.shape[0]) if heads else key[None])
-    if chosen(implementation, Q, K) == "paper":
+    platform = jax.default_backend()
+    if implementation == "paper":
         one = functools.partial(attend_as_printed, dropout=dropout)
         for _ in range(batch_axes):
             one = jax.vmap(one, in_axes=(1, 1, 1, mask_axes(mask), None if key is None else 0), out_axes=1)
         of_heads = jax.vmap(one, in_axes=(0, 0, 0, None, None if key is None else 0))
         return of_heads(Q, K, V, mask, keys) if heads else one(Q, K, V, mask, key)
-    rule = {"dense": dense_attention, "blockwise": blockwise_attention}[chosen(implementation, Q, K)]
     H = Q.shape[0] if heads else 1
-    tiles = [a.reshape(H, a.shape[heads], -1, a.shape[-1]) for a in (Q, K, V)]
-    keys = None if keys is None else keys.reshape(H, -1)
-    V_tilde: Array = rule(*reverse_only(tiles), flat_mask(mask, batch_axes), keys, dropout)
-    return V_tilde.reshape(*Q.shape[:heads], -1, *batch, Q.shape[-1])
+    Q, K, V = (a.reshape(H, a.shape[heads], -1, a.shape[-1]) for a in (Q, K, V))
+    mask = flat_mask(mask, batch_axes)
+    name = automatic(Q, K, V, mask, dropout, platform) if implementation == "auto" else implementation
+    if name in LIBRARY_KERNELS:
+        kernel, refuses = LIBRARY_KERNELS[name]
+        reason = refuses(Q, K, V, mask, dropout, platform)
+        if reason is not None:
+            raise ValueError(f'implementation="{name}" can not serve: {reason}; give implementation="auto"')
+        V_tilde = kernel(*reverse_only((Q, K, V)), mask)
+    else:
+        rule: Callable[..., Array] = blockwise_attention if name == "blockwise" else dense_attention
+        keys = None if keys is None else keys.reshape(H, -1)
+        V_tilde = rule(*reverse_only((Q, K, V)), mask, keys, dropout)
+    return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
 
 
-def chosen(implementation: str, Q: Float[Array, "... l_x"], K: Float[Array, "... l_z"]) -> str:
-    """Which implementation serves: ``"auto"`` is the fastest that is exact for the given input, as measured."""
-    return "blockwise" if implementation == "auto" else implementation
+LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
+"""Name of a library's kernel → the kernel, and the function that says why it can not serve."""
+
+
+def automatic(
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H d_attn B l_z"],
+    V: Float[Array, "H d_mid B l_z"],
+    mask: Mask,
+    dropout: float,
+    platform: str,
+) -> str:
+    """What ``"auto"`` stands for: the first row of this table that holds. ``docs/performance.md`` has the measurements.
+
+    ========  ==============================================================  ===============
+    platform  condition                                                       implementation
+    ========  ==============================================================  ===============
+    gpu       cuDNN takes the input                                           ``"cudnn"``
+    tpu       the Pallas kernel takes the input                               ``"pallas"``
+    any       at most 256 x 256 scores                                        ``"dense"``
+    any       otherwise                                                       ``"blockwise"``
+    ========  ==============================================================  ===============
+    """
+    for name, (_, refuses) in LIBRARY_KERNELS.items():
+        if refuses(Q, K, V, mask, dropout, platform) is None:
+            return name
+    return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
 
 
 def fold_in_each(key: Key[Array, "*batch"], n: int) -> Key[Array, "n *batch"]:

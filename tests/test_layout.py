@@ -13,7 +13,7 @@ LAYERS = (
     {"notation", "variants", "masks"},
     {"parameters", "configs", "initialization", "batching", "registry", "checks"},
     {"linear", "activations", "dropout", "embedding", "scores", "attention", "normalization", "unembedding", "loss"}
-    | {"reverse_mode", "tiles", "dense_attention", "blockwise_attention"},
+    | {"reverse_mode", "tiles", "dense_attention", "blockwise_attention", "library_attention"},
     {"sublayers", "ed_transformer", "e_transformer", "d_transformer"},
     {"training", "inference"},
 )

@@ -1,0 +1,121 @@
+"""The platforms' own kernels: the Pallas kernel's values in interpret mode, what is refused, and lowering from here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from algorithms import (
+    BIDIRECTIONAL,
+    GPT2,
+    UNIDIRECTIONAL,
+    DTransformerConfig,
+    banded,
+    d_hidden_state,
+    documents,
+    init_d_transformer,
+    log_loss,
+    padding,
+    scaled_dot_product_attention,
+)
+from algorithms.blockwise_attention import blockwise_attention
+from algorithms.library_attention import cudnn_refuses, pallas_attention, pallas_refuses
+from algorithms.scores import automatic
+
+
+def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None):
+    shapes = ((2, d, 2, l_x), (2, d, 2, l_z), (2, d_mid or d, 2, l_z))
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=s), dtype) for s in shapes]
+
+
+NUMBERS = jnp.asarray(np.repeat(np.arange(4), 32))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [UNIDIRECTIONAL & padding(0), pytest.param(UNIDIRECTIONAL, marks=pytest.mark.slow), documents(NUMBERS)],
+    ids=["nothing", "unidirectional", "documents"],
+)
+def test_the_tpu_kernel_agrees(mask):
+    matrices = tiles()
+    E = jnp.asarray(np.random.default_rng(1).normal(size=(2, 64, 2, 128)), jnp.float32)
+    with jax.enable_x64(False), pltpu.force_tpu_interpret_mode():
+        of_kernel = jax.grad(lambda m: (pallas_attention(*m, mask) * E).sum())(matrices)
+        out = pallas_attention(*matrices, mask)
+    with jax.enable_x64(False):
+        expected = jax.grad(lambda m: (blockwise_attention(*m, mask, None, 0.0) * E).sum())(matrices)
+        np.testing.assert_allclose(out, blockwise_attention(*matrices, mask, None, 0.0), atol=2e-5)
+    for name, a, b in zip("QKV", of_kernel, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "platform", "change", "reason"),
+    [
+        (cudnn_refuses, "cpu", {}, "runs on an NVIDIA GPU, and the platform is cpu"),
+        (cudnn_refuses, "gpu", {}, "bfloat16 or float16 throughout, got float32"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 12}, "multiple of 8, got d_attn = 12"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 32}, "d_attn = d_mid"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": documents(NUMBERS)}, "no mask for the borders"),
+        (pallas_refuses, "cpu", {}, "runs on a TPU, and the platform is cpu"),
+        (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
+        (pallas_refuses, "tpu", {"d_mid": 32}, "d_attn = d_mid, got 64 and 32"),
+        (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
+        (pallas_refuses, "tpu", {"dropout": 0.1}, "no dropout"),
+        (pallas_refuses, "tpu", {"mask": banded(3)}, "its masks are"),
+        (pallas_refuses, "tpu", {"mask": padding(9) & documents(NUMBERS)}, "documents with padding"),
+    ],
+)
+def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
+    dropout, mask = change.pop("dropout", 0.0), change.pop("mask", BIDIRECTIONAL)
+    assert reason in refuses(*tiles(**change), mask, dropout, platform)
+
+
+def test_what_is_exact_is_not_refused():
+    half = tiles(dtype=jnp.bfloat16)
+    assert cudnn_refuses(*half, banded(3) & padding(5), 0.0, "gpu") is None
+    assert pallas_refuses(*tiles(), UNIDIRECTIONAL & documents(NUMBERS), 0.0, "tpu") is None
+    assert automatic(*half, UNIDIRECTIONAL, 0.0, "gpu") == "cudnn"
+    assert automatic(*tiles(), UNIDIRECTIONAL, 0.0, "tpu") == "pallas"
+    assert automatic(*tiles(), UNIDIRECTIONAL, 0.0, "gpu") == "dense"
+    assert automatic(*tiles(1024, 1024), UNIDIRECTIONAL, 0.0, "cpu") == "blockwise"
+
+
+@pytest.mark.parametrize("name", ["cudnn", "pallas"])
+def test_a_kernel_asked_for_by_name_never_falls_back(name):
+    Q = jnp.zeros((8, 4))
+    with pytest.raises(
+        ValueError, match=f'implementation="{name}" can not serve: it runs on .*give implementation="auto"'
+    ):
+        scaled_dot_product_attention(Q, Q, Q, UNIDIRECTIONAL, implementation=name)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("implementation", ["auto", "paper", "dense", "blockwise"])
+def test_a_training_step_lowers_for(platform, implementation):
+    config = DTransformerConfig(N_V=97, l_max=64, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
+    with jax.enable_x64(False):
+        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+
+        def loss(theta, x):
+            options = {"variant": GPT2, "implementation": implementation}
+            X = jax.vmap(lambda x: d_hidden_state(x, theta, **options))(x)
+            return jax.vmap(lambda X, x: log_loss(X, theta.W_e.T, x, implementation=implementation))(X, x).sum()
+
+        x = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+        text = jax.jit(jax.grad(loss)).trace(theta, x).lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.dot_general" in text
+    assert "tensor<97x16xf32>" in text or "tensor<16x97xf32>" in text
+
+
+def test_the_tpu_kernel_lowers_for_a_tpu():
+    def loss(matrices):
+        return pallas_attention(*matrices, UNIDIRECTIONAL).sum()
+
+    with jax.enable_x64(False):
+        lowered = jax.jit(jax.grad(loss)).trace(tiles()).lower(lowering_platforms=("tpu",))
+    assert lowered.as_text().count("tpu_custom_call") >= 3  # forward, dQ, and dK with dV
