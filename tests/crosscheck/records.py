@@ -16,9 +16,9 @@ from .algorithms import PSEUDOCODE
 from .pseudocode import Also, Line
 from .tags import Statement, numbers
 from .tracing import Call, Event
-from .values import Abstract, mapped, tree
+from .values import AbstractValueError, mapped, tree
 
-__all__ = ["CodeRecord", "Key", "OracleRecord", "Site", "Visit"]
+__all__ = ["CodeRecord", "Key", "OracleRecord", "Site", "Visit", "seen_in"]
 
 Key = tuple[int, str, str]  # an algorithm, its line, the variable
 GRADIENT = "complex_step_gradient"  # evaluates the loss once for each parameter
@@ -58,6 +58,13 @@ class Site:
     visits: list[Visit]
 
 
+def seen_in(line: Line, group: tuple[str, ...]) -> bool:
+    """Whether a line can be seen in a statement that does a group of lines: not what is only on the way to its value."""
+    if line.kind == "loop":
+        return line.number == group[0]
+    return line.number == group[-1] or (line.product and str(int(line.number) + 1) == group[-1])
+
+
 def _order(algorithm: int) -> tuple[str, ...]:
     return tuple(line.number for line in PSEUDOCODE[algorithm].lines)
 
@@ -70,6 +77,7 @@ class OracleRecord:
         self.sequence: int | None = None
         self._order = 0
         self._columns: dict[tuple[Key, Call], int] = {}
+        self._functions: dict[Key, str] = {}
         self._ends: dict[tuple[Key, Call], int] = {}
         self._derivatives: set[Call] = set()
 
@@ -92,7 +100,7 @@ class OracleRecord:
 
     def _is_repeated(self, call: Call) -> bool:
         """Whether this is a loss evaluated for one more component of the gradient: the first shows all lines."""
-        if call.parent is None or call.parent.function.name != GRADIENT:
+        if call.parent is None or call.parent.function.name != GRADIENT or call.function.algorithm is None:
             return False
         repeated = call.parent in self._derivatives
         self._derivatives.add(call.parent)
@@ -128,6 +136,8 @@ class OracleRecord:
         assert call.algorithm is not None
         key = (call.algorithm, line.number, variable)
         array = _of_oracle(value)
+        if self._functions.setdefault(key, call.function.name) != call.function.name:
+            return  # a line that two functions spell out, such as a length, is recorded once
         visits, where, head = self.visits[key], *_where(call)
         head = None if line.kind == "loop" else head
         self._order += 1
@@ -190,7 +200,11 @@ class CodeRecord:
         return False
 
     def _see(self, line: Line, group: tuple[str, ...], event: Event) -> None:
-        if line.kind == "loop":
+        assert event.call.algorithm is not None
+        if not seen_in(line, group):
+            key = (event.call.algorithm, line.number, line.variable)
+            self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))
+        elif line.kind == "loop":
             self._see_loop(line, group, event)
         elif event.kind != "turn":
             value = event.value
@@ -244,7 +258,7 @@ class CodeRecord:
         key = (event.call.algorithm, line.number, variable)
         try:
             values = self._split(value, shape, event.call.algorithm)
-        except Abstract:
+        except AbstractValueError:
             return
         site = self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))
         for sequence, head, array in values:

@@ -137,8 +137,16 @@ class Scenarios:
             )
 
     def _runs_6(self) -> Iterator[Run]:
-        arguments = [self._array(self.sizes.d_e) for _ in range(3)]
-        yield _simple(6, "", self.functions[6], oracle.layer_norm, *arguments)
+        e, gamma, beta = (self._array(self.sizes.d_e) for _ in range(3))
+        yield _simple(6, "ε = 0", self.functions[6], oracle.layer_norm, e, gamma, beta)
+        epsilon = 0.1  # √(v + ε) for √v is the paper's formula with another γ
+        v = np.var(e)
+        yield Run(
+            6,
+            f"ε = {epsilon}",
+            functools.partial(self.functions[6], e, gamma, beta, epsilon=epsilon),
+            functools.partial(_oracle, oracle.layer_norm, e, gamma * np.sqrt(v / (v + epsilon)), beta),
+        )
 
     def _runs_7(self) -> Iterator[Run]:
         s = self.sizes

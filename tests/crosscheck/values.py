@@ -7,10 +7,10 @@ import numpy as np
 
 from tests import oracle
 
-__all__ = ["Abstract", "difference", "mapped", "plain", "prefix", "tree"]
+__all__ = ["AbstractValueError", "difference", "mapped", "plain", "prefix", "tree"]
 
 
-class Abstract(ValueError):
+class AbstractValueError(ValueError):
     """A value that is not known: it was traced, not computed."""
 
 
@@ -24,13 +24,13 @@ def mapped(value: Any) -> tuple[np.ndarray, int]:
         The array with the mapped axes in front, the outermost first; and their number.
 
     Raises:
-        Abstract: if there is no array behind the value.
+        AbstractValueError: if there is no array behind the value.
     """
     axes = 0
     if isinstance(value, jax.core.Tracer):
         inner = getattr(value, "primal", getattr(value, "val", None))
         if inner is None:
-            raise Abstract(f"expected a computed value, got {type(value).__name__}")
+            raise AbstractValueError(f"expected a computed value, got {type(value).__name__}")
         array, axes = mapped(inner)
         if hasattr(value, "primal") or value.batch_dim is None:
             return array, axes

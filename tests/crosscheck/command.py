@@ -1,0 +1,91 @@
+"""The command line of the cross-check."""
+
+import argparse
+import importlib
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+
+import jax
+from rich.console import Console
+
+from .algorithms import PSEUDOCODE
+from .comparison import Results, compare
+from .mutations import MUTATIONS, check_mutations
+from .report import as_json, print_results
+from .scenarios import Scenarios
+
+__all__ = ["main"]
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _sizes(text: str) -> tuple[str, int]:
+    name, _, size = text.partition("=")
+    if not size.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected NAME=SIZE such as H=3, got {text!r}")
+    return name, int(size)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="crosscheck.py",
+        description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
+        epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",
+    )
+    parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
+                        help="only this algorithm; may be given several times")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
+    parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
+                        help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
+    parser.add_argument("--implementation", default="paper",
+                        help="which attention; lines that it fuses are shown as one step (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result to FILE as well")
+    parser.add_argument("--html", type=pathlib.Path, metavar="DIR", help="write the result to DIR as a book of pages")
+    parser.add_argument("--mutations", nargs="*", metavar="NAME",
+                        help="instead: make wrong edits in a copy of the code, all or those named, and see whether "
+                        "the cross-check locates each")  # fmt: skip
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: the arguments; None for the process's own.
+
+    Returns:
+        the exit status.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    package = importlib.import_module("algorithms")
+    if options.implementation not in package.IMPLEMENTATIONS:
+        parser.error(f"--implementation: expected one of {', '.join(package.IMPLEMENTATIONS)}")
+    width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
+    console = Console(width=width)
+    try:
+        if options.mutations is not None:
+            return check_mutations(options.mutations or list(MUTATIONS), ROOT, options.seed, console)
+        scenarios = Scenarios(
+            package, seed=options.seed, sizes=dict(options.sizes), implementation=options.implementation
+        )
+        results = compare(scenarios, ROOT, options.algorithm or sorted(PSEUDOCODE))
+        print_results(results, console)
+        _write(results, options, console)
+    except ValueError as error:
+        parser.error(str(error))
+    return 0 if results.ok else 1
+
+
+def _write(results: Results, options: argparse.Namespace, console: Console) -> None:
+    if options.json is not None:
+        options.json.write_text(json.dumps(as_json(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if options.html is not None:
+        from .book import write_book  # its libraries are needed for nothing else
+
+        console.print(f"book: {write_book(results, options.html, ROOT)}", markup=False)

@@ -1,0 +1,155 @@
+"""The cross-check's result as tables for a terminal and as JSON."""
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .algorithms import PSEUDOCODE
+from .comparison import TOLERANCE, Cell, LineResult, Results
+
+__all__ = ["as_json", "print_results", "summary"]
+
+VERDICTS = {"equal": "equal", "within": "in its step", "different": "DIFFERENT", "missing": "MISSING"}
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Print a table for each algorithm, then the summary."""
+    for n in sorted({algorithm for algorithm, _ in results.lines}):
+        console.print(_table(n, [result for (m, _), result in results.lines.items() if m == n]))
+        if n in results.errors:
+            line, message = results.errors[n]
+            console.print(f"Algorithm {n}, line {line}: {message}", style="bold red", markup=False)
+        console.print()
+    console.print(summary(results), markup=False, highlight=False, style="green" if results.ok else "bold red")
+
+
+def summary(results: Results) -> str:
+    """How many algorithms and lines were compared, the worst difference, and what is wrong."""
+    lines = list(results.lines.values())
+    seen = sum(result.verdict == "equal" for result in lines)
+    within = sum(result.verdict == "within" for result in lines)
+    values = sum(cell.visits for result in lines for cell in result.every_cell)
+    text = (
+        f"{len({r.algorithm for r in lines})} algorithms, {len(lines)} lines: {seen} equal"
+        f"{f', {within} in a step that is equal' if within else ''}; {values} values compared; worst difference "
+        f"{results.worst:.1e} (at most {TOLERANCE:.0e} passes)"
+    )
+    wrong = [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
+    wrong += [f"Algorithm {n}: raised in line {line}: {message}" for n, (line, message) in results.errors.items()]
+    if results.first is not None:
+        n, line, where = results.first
+        wrong.append(f"first difference: Algorithm {n}, line {line} ({where})")
+    return "\n".join([text, *wrong])
+
+
+def shape_text(result: LineResult, cell: Cell) -> str:
+    """The axes of a line's variable by name, and their sizes in this run."""
+    if cell.shape is None:
+        return ""
+    if not cell.shape:
+        return "a number"
+    sizes = " × ".join(map(str, cell.shape))
+    if result.line.shape == "θ":
+        return f"all {sizes} parameters"
+    names = [name for name in result.line.shape.split() if cell.variable == result.line.variable]
+    return f"{' × '.join(names)} = {sizes}" if len(names) == len(cell.shape) else sizes
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """Everything that was found, as plain data."""
+    return {
+        "ok": results.ok,
+        "settings": results.settings,
+        "tolerance": TOLERANCE,
+        "algorithms": len({algorithm for algorithm, _ in results.lines}),
+        "worst_difference": _finite(results.worst),
+        "first_difference": results.first,
+        "errors": {str(n): {"line": line, "message": message} for n, (line, message) in results.errors.items()},
+        "lines": [_line_as_json(result) for result in results.lines.values()],
+    }
+
+
+def _line_as_json(result: LineResult) -> dict[str, Any]:
+    return {
+        "algorithm": result.algorithm,
+        "name": PSEUDOCODE[result.algorithm].name,
+        "line": result.line.number,
+        "formula": result.line.text,
+        "code": [dataclasses.asdict(place) for place in result.places],
+        "step": result.group,
+        "variables": [
+            {
+                "variable": cell.variable,
+                "shape": cell.shape,
+                "values": cell.visits,
+                "largest_difference": _finite(cell.worst),
+                "where": cell.where,
+                "problem": cell.problem,
+            }
+            for cell in result.cells.values()
+        ],
+        "values_in_other_algorithms": sum(c.visits for cells in result.elsewhere.values() for c in cells),
+        "largest_difference": _finite(result.worst),
+        "verdict": result.verdict,
+    }
+
+
+def _finite(difference: float) -> float | str:
+    """JSON has no infinity."""
+    return difference if difference < float("inf") else "infinite"
+
+
+def _why(result: LineResult) -> str:
+    worst = max(result.every_cell, key=lambda cell: (cell.worst, bool(cell.problem)), default=None)
+    if worst is None or result.verdict == "missing":
+        return ""
+    return f", {worst.variable} by {worst.worst:.1e} ({worst.problem or worst.where})"
+
+
+def _table(n: int, results: list[LineResult]) -> Table:
+    algorithm = PSEUDOCODE[n]
+    table = Table(title=f"Algorithm {n}  {algorithm.text}", title_justify="left", title_style="bold", expand=True)
+    table.add_column("line", justify="right", no_wrap=True)
+    table.add_column("formula", ratio=5)
+    table.add_column("code", ratio=6)
+    table.add_column("variable, shape", ratio=3)
+    table.add_column("values", justify="right", no_wrap=True)
+    table.add_column("largest difference", justify="right", max_width=10)
+    table.add_column("verdict", no_wrap=True)
+    for result in results:
+        style = "red" if result.verdict in ("different", "missing") else None
+        table.add_row(*_row(result), style=style)
+    return table
+
+
+def _row(result: LineResult) -> tuple[str, ...]:
+    code = "\n".join(f"[dim]{p.file}:{p.line}[/]\n{_escaped(p.text)}" for p in result.places) or "—"
+    cells = list(result.cells.values())
+    variables = "\n".join(f"{cell.variable}, {shape_text(result, cell)}" for cell in cells)
+    values = "\n".join(str(cell.visits) for cell in cells)
+    verdict = VERDICTS[result.verdict]
+    if result.verdict == "within":
+        return (
+            result.line.number,
+            _escaped("  " * result.line.depth + result.line.text),
+            code,
+            "",
+            "",
+            "",
+            (f"in step {result.group[0]}–{result.group[-1]}"),
+        )
+    return (
+        result.line.number,
+        _escaped("  " * result.line.depth + result.line.text),
+        code,
+        variables,
+        values,
+        f"{result.worst:.1e}" if cells else "",
+        verdict,
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
