@@ -134,28 +134,36 @@ def _backward(label_smoothing, residuals: _Residuals, dlosses):
         ∂F/∂W_u = ∂F/∂Y Xᵀ
         ∂F/∂b_u = ∂F/∂Y 1
 
-    for a chunk of columns at a time, whose P is computed again from its log-sum-exp.
+    for a chunk of the vocabulary at a time, whose rows of P are computed again from the log-sum-exp: each row of W_u
+    gets its gradient at once, where chunks of columns would add up matrices of the size of W_u.
 
     Source: sources/003, §12.4.2, with the smoothing of §12.9.
     """
     X, W_u, b_u, targets, log_sum_exp = residuals
     N_V = W_u.shape[0]
     dtype = log_sum_exp.dtype
+    rows = min(N_V, max(1, LOGITS_PER_CHUNK // X.shape[1]))
 
-    def of_chunk(sums, chunk):
-        X, targets, log_sum_exp, dlosses = chunk
-        P = jnp.exp(logits(X, W_u, b_u) - log_sum_exp[None])
-        q = (1 - label_smoothing) * (jnp.arange(N_V)[:, None] == targets[None]) + label_smoothing / N_V
+    def of_chunk(i, gradients):
+        dW_u, db_u, dX = gradients
+        first = jnp.minimum(i * rows, N_V - rows)  # the last chunk overlaps the one before it
+        v = first + jnp.arange(rows)[:, None]
+        W_v = jax.lax.dynamic_slice_in_dim(W_u, first, rows)
+        b_v = None if b_u is None else jax.lax.dynamic_slice_in_dim(b_u, first, rows)
+        P = jnp.exp(logits(X, W_v, b_v) - log_sum_exp[None])
+        q = (1 - label_smoothing) * (v == targets[None]) + label_smoothing / N_V
         dY = jnp.where(dlosses[None] == 0, 0, (P - q) * dlosses[None])
-        dW_u, db_u = sums
-        dW_u = dW_u + jnp.matmul(dY.astype(X.dtype), X.T, preferred_element_type=dtype)
-        dX = jnp.matmul(W_u.T, dY.astype(W_u.dtype), preferred_element_type=dtype)
-        return (dW_u, db_u + dY.sum(axis=1)), dX.astype(X.dtype)
+        dW_v = jnp.matmul(dY.astype(X.dtype), X.T, preferred_element_type=dtype).astype(W_u.dtype)
+        new = jnp.where(v >= i * rows, dY, 0).astype(W_u.dtype)
+        return (
+            jax.lax.dynamic_update_slice_in_dim(dW_u, dW_v, first, 0),
+            jax.lax.dynamic_update_slice_in_dim(db_u, dY.sum(axis=1), first, 0),
+            dX + jnp.matmul(W_v.T, new, preferred_element_type=dtype),
+        )
 
-    zeros = jnp.zeros(W_u.shape, dtype), jnp.zeros(N_V, dtype)
-    (dW_u, db_u), dX = jax.lax.scan(of_chunk, zeros, _chunks(N_V, X, targets, log_sum_exp, dlosses))
-    dX = jnp.moveaxis(dX, 0, 1).reshape(X.shape[0], -1)[:, : targets.size]
-    return dX, dW_u.astype(W_u.dtype), None if b_u is None else db_u.astype(b_u.dtype), None
+    zeros = jnp.zeros_like(W_u), jnp.zeros(N_V, dtype), jnp.zeros(X.shape, dtype)
+    dW_u, db_u, dX = jax.lax.fori_loop(0, -(-N_V // rows), of_chunk, zeros)
+    return dX.astype(X.dtype), dW_u, None if b_u is None else db_u.astype(b_u.dtype), None
 
 
 def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:

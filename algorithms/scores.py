@@ -1,7 +1,7 @@
 """Lines 4 and 5 of Algorithm 4: the scores, their softmax, and which implementation of it serves."""
 
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ def attend(
             raise ValueError(f'implementation="{name}" can not serve: {reason}; give implementation="auto"')
         V_tilde = kernel(*reverse_only((Q, K, V)), mask)
     else:
-        rule: Callable[..., Array] = blockwise_attention if name == "blockwise" else dense_attention
+        rule: Any = blockwise_attention if name == "blockwise" else dense_attention
         keys = None if keys is None else keys.reshape(H, -1)
         V_tilde = rule(*reverse_only((Q, K, V)), mask, keys, dropout)
     return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])

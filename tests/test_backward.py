@@ -154,7 +154,7 @@ def test_log_loss(label_smoothing, chunk, monkeypatch):
 
 
 def test_log_loss_never_holds_all_logits():
-    N_V, l, d = 50257, 1024, 64
+    N_V, l, d = 50257, 1024, 768
     X, W_u, targets = (
         jax.ShapeDtypeStruct(s, t) for s, t in (((d, l), jnp.float32), ((N_V, d), jnp.float32), ((l,), jnp.int32))
     )

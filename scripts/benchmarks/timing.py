@@ -1,0 +1,72 @@
+"""Timing several candidates in one run, alternating, so that a drifting machine slows all of them alike."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Timing", "alternate", "machine", "matrix_product_peak", "table"]
+
+
+class Timing(NamedTuple):
+    """Seconds a call takes.
+
+    Attributes:
+        median: of all rounds.
+        low: the lower quartile.
+        high: the upper quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.median:.1f} ({1e3 * self.low:.1f}-{1e3 * self.high:.1f})"
+
+
+def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+    """Call every candidate once to warm it up, and then each in turn, ``rounds`` times. A call must block."""
+    for call in candidates.values():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: _summary(measured) for name, measured in seconds.items()}
+
+
+def _summary(seconds: list[float]) -> Timing:
+    low, _, high = statistics.quantiles(seconds, n=4)
+    return Timing(statistics.median(seconds), low, high)
+
+
+def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:
+    """Floating-point operations a second that a large square matrix product reaches, the best of ten."""
+    A = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    product = jax.jit(jnp.matmul)
+    product(A, A).block_until_ready()
+    best = float("inf")
+    for _ in range(10):
+        start = time.perf_counter()
+        product(A, A).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def machine() -> str:
+    """The device, and the versions that matter."""
+    device = jax.devices()[0]
+    return f"{device.platform} ({device.device_kind or platform.processor()}), jax {jax.__version__}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,0 +1,147 @@
+"""A full training step of Algorithm 10 with AdamW, beside Hugging Face's GPT-2 in PyTorch at the same sizes."""
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
+from scripts.benchmarks.timing import alternate, matrix_product_peak, table
+
+__all__ = ["compilation", "loss_memory", "run"]
+
+SIZES = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}
+BATCH = 8
+
+
+def run(rounds: int) -> str:
+    """Measure, and return the Markdown table."""
+    candidates = {
+        "printed lines, jax.grad (PAPER)": _ours(PAPER, "paper"),
+        "hand-derived (PAPER: GELU by erf)": _ours(PAPER, "auto"),
+        "hand-derived (GPT2: GELU by tanh)": _ours(GPT2, "auto"),
+    }
+    hugging_face = _hugging_face()
+    if hugging_face is not None:
+        candidates["Hugging Face GPT-2, PyTorch SDPA"] = hugging_face
+    timing = alternate(candidates, rounds)
+    peak = matrix_product_peak(jnp.float32)
+    reference = timing.get("Hugging Face GPT-2, PyTorch SDPA")
+    rows = [
+        [
+            name,
+            str(t),
+            f"{BATCH * SIZES['l_max'] / t.median:.0f}",
+            f"{_flops() / t.median / peak:.0%}",
+            f"{reference.median / t.median:.2f}" if reference else "-",
+        ]
+        for name, t in timing.items()
+    ]
+    sizes = ", ".join(f"{k} = {v}" for k, v in SIZES.items())
+    title = f"Training step, AdamW, float32, {sizes}, batch {BATCH}; its matrix products at the peak of "
+    title += f"{peak / 1e9:.0f} GFLOP/s would take {1e3 * _flops() / peak:.0f} ms."
+    header = ["", "ms", "tokens/s", "share of peak", "times Hugging Face's speed"]
+    return f"{title}\n\n{table(header, rows)}"
+
+
+def compilation() -> str:
+    """Seconds to trace and compile the training step of a 12-layer model of GPT-2's size."""
+    config = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
+    optimizer = optax.adamw(1e-3)
+    theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+    x = jax.ShapeDtypeStruct((4, 1024), jnp.int32)
+    start = time.perf_counter()
+    _step(optimizer, GPT2, "auto").lower(theta, jax.eval_shape(optimizer.init, theta), x).compile()
+    return f"Tracing and compiling a training step of GPT-2 124M: {time.perf_counter() - start:.1f} s."
+
+
+def loss_memory() -> str:
+    """Temporary memory of the loss and its gradients at GPT-2's vocabulary, as a Markdown table."""
+    X, W_u, x = (
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (((768, 1024), jnp.float32), ((50257, 768), jnp.float32), ((1024,), jnp.int32))
+    )
+
+    def temporary(how: str) -> int:
+        gradient = jax.jit(jax.grad(lambda X, W_u, x: log_loss(X, W_u, x, implementation=how), (0, 1)))
+        return gradient.lower(X, W_u, x).compile().memory_analysis().temp_size_in_bytes
+
+    paper, chunks = temporary("paper"), temporary("auto")
+    rows = [["printed", f"{paper / 1e6:.0f}", "100 %"], ["in chunks", f"{chunks / 1e6:.0f}", f"{chunks / paper:.1%}"]]
+    return "log_loss, forward and backward, N_V = 50257, l = 1024.\n\n" + table(["", "MB", "share"], rows)
+
+
+def _step(optimizer: optax.GradientTransformation, variant: Variant, implementation: str):
+    options = {"implementation": implementation}
+
+    def loss(theta, x):
+        W_u = theta.W_e.T if theta.W_u is None else theta.W_u
+        X = jax.vmap(lambda x: d_hidden_state(x, theta, variant=variant, **options))(x)
+        weights = (jnp.arange(x.shape[1]) < x.shape[1] - 1).astype(X.dtype)
+        of_one = jax.vmap(lambda X, x: log_loss(X, W_u, jnp.roll(x, -1), weights=weights, **options))
+        return of_one(X, x).sum() / x.size
+
+    def step(theta, state, x):
+        value, gradient = jax.value_and_grad(loss)(theta, x)
+        updates, state = optimizer.update(gradient, state, theta)
+        return optax.apply_updates(theta, updates), state, value
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def _ours(variant: Variant, implementation: str) -> Callable[[], object]:
+    config = DTransformerConfig(**SIZES, variant=variant)
+    optimizer = optax.adamw(1e-3)
+    step = _step(optimizer, variant, implementation)
+    theta = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
+    carried = [theta, optimizer.init(theta)]
+    x = jax.random.randint(jax.random.key(1), (BATCH, SIZES["l_max"]), 0, SIZES["N_V"])
+
+    def call():
+        *carried[:], value = step(*carried, x)
+        return value.block_until_ready()
+
+    return call
+
+
+def _hugging_face() -> Callable[[], object] | None:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        return None
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    config = transformers.GPT2Config(
+        vocab_size=SIZES["N_V"],
+        n_positions=SIZES["l_max"],
+        n_embd=SIZES["d_e"],
+        n_layer=SIZES["L"],
+        n_head=SIZES["H"],
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x = torch.randint(0, SIZES["N_V"], (BATCH, SIZES["l_max"]))
+
+    def call():
+        optimizer.zero_grad()
+        loss = model(x, labels=x).loss
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return call
+
+
+def _flops() -> float:
+    """Of the matrix products: three times the forward ones, the scores counted as causal."""
+    d_e, d_mlp, l, L, N_V = (SIZES[k] for k in ("d_e", "d_mlp", "l_max", "L", "N_V"))
+    per_token = L * (4 * d_e * d_e + 2 * d_e * d_mlp + 2 * (l / 2) * d_e) + N_V * d_e
+    return 3 * 2 * per_token * BATCH * l
