@@ -52,7 +52,6 @@ class Cell:
         visits: how many values were compared.
         worst: the largest difference.
         where: the run and the visit that it comes from.
-        order: when the first difference appeared, in the order of the code's execution: (run, order); None for none.
         problem: what kept values from being compared.
     """
 
@@ -61,7 +60,6 @@ class Cell:
     visits: int = 0
     worst: float = 0.0
     where: str = ""
-    order: tuple[int, int] | None = None
     problem: str = ""
 
 
@@ -263,8 +261,7 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
         if not own:
             result.elsewhere[run.algorithm].append(cell)
         if first is not None:
-            cell.order = cell.order or (index, first)
-            found.append(_Difference(not own, index, first, n, number, cell.where or cell.problem))
+            found.append(_Difference(not own, index, first[0], n, number, first[1]))
     return found
 
 
@@ -303,8 +300,8 @@ def _is_untagged(site: Site) -> bool:
     return site.statement is None or not site.statement.tags
 
 
-def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> int | None:
-    """Add the values of one run to a cell; returns the order of the first that differs."""
+def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> tuple[int, str] | None:
+    """Add the values of one run to a cell; returns the order and the place of the first that differs."""
     groups: dict[Any, tuple[list[Visit], list[Visit]]] = defaultdict(lambda: ([], []))
     for visit in paper:
         groups[visit.sequence, visit.head][0].append(visit)
@@ -312,23 +309,23 @@ def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> int
     for visit in code:
         for sequence in sequences if visit.sequence is None else (visit.sequence,):
             groups[sequence, visit.head][1].append(visit)
-    first: list[int] = []
+    found: list[tuple[int, str]] = []
     for (sequence, head), (expected, actual) in groups.items():
         for want, have in zip(expected, actual, strict=False):
             apart = _difference(want.value, have.value, run.padded and cell.variable not in SETS)
+            where = ", ".join(filter(None, [run.what, want.where, sequence is not None and f"sequence {sequence + 1}"]))
             cell.visits += 1
             cell.shape = cell.shape if cell.shape is not None else _shape(want.value)
-            if apart > cell.worst or (apart > TOLERANCE and not cell.where):
-                where = [run.what, want.where, "" if sequence is None else f"sequence {sequence + 1}"]
-                cell.worst, cell.where = apart, ", ".join(filter(None, where))
+            if apart > cell.worst:
+                cell.worst, cell.where = apart, where
             if apart > TOLERANCE:
-                first.append(have.order)
+                found.append((have.order, where))
         if len(expected) != len(actual):
             of = f" of head {head + 1}" if head is not None else ""
             cell.problem = f"{run.what}: the paper computes it{of} {len(expected)} times, the code {len(actual)} times"
             rest = actual[len(expected) :] or actual[-1:]
-            first.append(rest[0].order if rest else 0)
-    return min(first, default=None)
+            found.append((rest[0].order if rest else 0, cell.problem))
+    return min(found, default=None)
 
 
 def _difference(want: Any, have: Any, padded: bool) -> float:

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from rich.console import Console
@@ -90,7 +90,7 @@ MUTATIONS: dict[str, Mutation] = {
         "ed_transformer.py", "X + f.mh_attention(X, Z,", "X + f.mh_attention(X, X,", 8, "16"
     ),
     "norm 4 for norm 5": Mutation("ed_transformer.py", "f.norm(X, params.norm5)", "f.norm(X, params.norm4)", 8, "19"),
-    "GELU approximated": Mutation("activations.py", '"gelu": gelu,', '"gelu": gelu_tanh,', 9, "7"),
+    "GELU approximated": Mutation("activations.py", '"gelu": (gelu,', '"gelu": (gelu_tanh,', 9, "7"),
     "no residual": Mutation("e_transformer.py", "X = X + f.mlp(X,", "X = f.mlp(X,", 9, "7"),
     "bias of W_f skipped": Mutation(
         "e_transformer.py", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10"
@@ -174,15 +174,19 @@ def apply(mutation: Mutation, root: pathlib.Path, copy: pathlib.Path) -> None:
     Raises:
         ValueError: if the text to replace does not stand there exactly once.
     """
+    edited = _edited(mutation, root)
     shutil.copytree(root / "algorithms", copy / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
-    path = copy / "algorithms" / mutation.file
-    text = path.read_text("utf-8")
+    (copy / "algorithms" / mutation.file).write_text(edited, "utf-8")
+
+
+def _edited(mutation: Mutation, root: pathlib.Path) -> str:
+    text = (root / "algorithms" / mutation.file).read_text("utf-8")
     if text.count(mutation.old) != 1:
         raise ValueError(
             f"{mutation.file}: expected the text of a mutation once, found it {text.count(mutation.old)} times: "
             f"{mutation.old!r}; bring the mutation up to date"
         )
-    path.write_text(text.replace(mutation.old, mutation.new), "utf-8")
+    return text.replace(mutation.old, mutation.new)
 
 
 @contextlib.contextmanager
@@ -218,17 +222,20 @@ def locate(mutation: Mutation, root: pathlib.Path, seed: int, cache: OracleCache
             return compare(scenarios, copy, sorted(PSEUDOCODE), cache, until_first=True)
 
 
-def check_mutations(names: Iterable[str], root: pathlib.Path, seed: int, console: Console) -> int:
+def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:
     """Check that each mutation is located at its line; print one line for each, and return the exit status.
 
     Raises:
         ValueError: for a name that is none.
     """
     cache: OracleCache = {}
-    missed = 0
+    missed = count = 0
+    unknown = sorted(set(names) - set(MUTATIONS))
+    if unknown:
+        raise ValueError(f"--mutations: expected names among {', '.join(MUTATIONS)}; got {', '.join(unknown)}")
+    for name in names:
+        _edited(MUTATIONS[name], root)
     for count, name in enumerate(names, 1):
-        if name not in MUTATIONS:
-            raise ValueError(f"--mutations: expected names among {', '.join(MUTATIONS)}; got {name!r}")
         mutation = MUTATIONS[name]
         first = locate(mutation, root, seed, cache).first
         wanted = (mutation.algorithm, mutation.line)

@@ -59,7 +59,7 @@ def _attention(number: int, X: str, of: str, l: str, W: str, mask: str) -> Line:
     tex = of.replace("X̃", r"\tilde{X}")
     W_latex = r"\mathcal{W}_l" + (rf"^\text{{{W}}}" if W else "")
     masks = {"1": (r"Mask ≡ 1", r"\text{Mask} \equiv 1")}
-    text, latex = masks.get(mask, ("Mask[t,t'] = ⟦t ≤ t'⟧", r"\text{Mask}[t, t'] = [\![ t \le t' ]\!]"))
+    text, latex = masks.get(mask, ("Mask[t,t'] = ⟦t ≤ t'⟧", r"\text{Mask}[t, t'] = \llbracket t \le t' \rrbracket"))
     return Line(
         str(number),
         f"{X} ← {X} + MHAttention({of} | 𝓦_l{'^' + W if W else ''}, {text})",

@@ -1,0 +1,26 @@
+"""From the pseudocode's LaTeX to MathML, which browsers set and screen readers speak without any script."""
+
+import functools
+import re
+
+from latex2mathml.converter import convert
+from markupsafe import Markup, escape
+
+__all__ = ["mathml"]
+
+BRACKETS = re.compile(r"<mi>(&#x027E6;|&#x027E7;|&#x000AC;)</mi>")
+
+
+@functools.cache
+def mathml(latex: str, text: str = "") -> Markup:
+    """A formula as an inline MathML element.
+
+    Args:
+        latex: the formula.
+        text: the same in plain text, for where MathML is not understood.
+    """
+    element = convert(latex).replace(r"\_", "_")
+    element = BRACKETS.sub(r'<mo stretchy="false">\1</mo>', element)
+    if text:
+        element = element.replace("<math ", f'<math alttext="{escape(text)}" ', 1)
+    return Markup(element)
