@@ -8,7 +8,7 @@ import numpy as np
 from algorithms.checks import check_key
 from algorithms.configs import TransformerConfig
 
-__all__ = ["check_count", "check_model", "check_room", "check_sampling", "check_translation", "checked"]
+__all__ = ["check_count", "check_model", "check_room", "check_rows", "check_sampling", "check_translation", "checked"]
 
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
@@ -73,6 +73,16 @@ def checked(name: str, x: Any, lengths: Any, config: TransformerConfig) -> tuple
                 f"the vocabulary has N_V = {config.N_V} tokens, from 0"
             )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
+
+
+def check_rows(z: np.ndarray, x: np.ndarray) -> None:
+    """Check that there are as many contexts as sequences.
+
+    Raises:
+        ValueError: if there are not.
+    """
+    if len(z) != len(x):
+        raise ValueError(f"z: expected a context for each of the {len(x)} sequences of x, got {len(z)}")
 
 
 def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
