@@ -179,5 +179,5 @@ def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:
 _in_chunks = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(0,))
 _in_chunks.defvjp(_forward, _backward)
 
-LOGITS_PER_CHUNK = 2**22
-"""How many logits are held at once: 16 MiB of them in float32."""
+LOGITS_PER_CHUNK = 2**21
+"""How many logits are held at once: 8 MiB of them in float32."""

@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ import optax
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table
 
-__all__ = ["compilation", "loss_memory", "run"]
+__all__ = ["compilation", "loss_memory", "run", "training_step"]
 
-SIZES = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}
+SIZES: dict[str, Any] = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}
 BATCH = 8
 
 
@@ -55,7 +56,7 @@ def compilation() -> str:
     theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
     x = jax.ShapeDtypeStruct((4, 1024), jnp.int32)
     start = time.perf_counter()
-    _step(optimizer, GPT2, "auto").lower(theta, jax.eval_shape(optimizer.init, theta), x).compile()
+    training_step(optimizer, GPT2, "auto").lower(theta, jax.eval_shape(optimizer.init, theta), x).compile()
     return f"Tracing and compiling a training step of GPT-2 124M: {time.perf_counter() - start:.1f} s."
 
 
@@ -75,15 +76,18 @@ def loss_memory() -> str:
     return "log_loss, forward and backward, N_V = 50257, l = 1024.\n\n" + table(["", "MB", "share"], rows)
 
 
-def _step(optimizer: optax.GradientTransformation, variant: Variant, implementation: str):
-    options = {"implementation": implementation}
+def training_step(optimizer: optax.GradientTransformation, variant: Variant, implementation: str) -> Any:
+    """A compiled step of training: parameters, optimizer state and tokens ``[B, l]`` to both anew, and the loss."""
 
     def loss(theta, x):
         W_u = theta.W_e.T if theta.W_u is None else theta.W_u
-        X = jax.vmap(lambda x: d_hidden_state(x, theta, variant=variant, **options))(x)
+        X = jax.vmap(lambda x: d_hidden_state(x, theta, variant=variant, implementation=implementation))(x)
         weights = (jnp.arange(x.shape[1]) < x.shape[1] - 1).astype(X.dtype)
-        of_one = jax.vmap(lambda X, x: log_loss(X, W_u, jnp.roll(x, -1), weights=weights, **options))
-        return of_one(X, x).sum() / x.size
+
+        def of_one(X, x):
+            return log_loss(X, W_u, jnp.roll(x, -1), weights=weights, implementation=implementation)
+
+        return jax.vmap(of_one)(X, x).sum() / x.size
 
     def step(theta, state, x):
         value, gradient = jax.value_and_grad(loss)(theta, x)
@@ -96,13 +100,13 @@ def _step(optimizer: optax.GradientTransformation, variant: Variant, implementat
 def _ours(variant: Variant, implementation: str) -> Callable[[], object]:
     config = DTransformerConfig(**SIZES, variant=variant)
     optimizer = optax.adamw(1e-3)
-    step = _step(optimizer, variant, implementation)
+    step = training_step(optimizer, variant, implementation)
     theta = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
-    carried = [theta, optimizer.init(theta)]
+    carried: list[Any] = [theta, optimizer.init(theta)]
     x = jax.random.randint(jax.random.key(1), (BATCH, SIZES["l_max"]), 0, SIZES["N_V"])
 
     def call():
-        *carried[:], value = step(*carried, x)
+        carried[0], carried[1], value = step(carried[0], carried[1], x)
         return value.block_until_ready()
 
     return call
