@@ -1,0 +1,34 @@
+"""Complete runs with small random models, for the tests of what uses a run."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from training.models import init_model, model_config
+from training.runs import Description, RunDirectory
+from training.settings import settings_from
+from training.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+
+SIZES = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 40, "dropout": 0.0}
+LETTERS = CharacterTokenizer("abcdefghij .")
+LABELS = ("ham", "spam", "other")
+
+
+def make_run(path: Path, task: str, tokenizer: Tokenizer = LETTERS, **values: Any) -> Path:
+    """Writes a run as training leaves it; the parameters are random, with large logits."""
+    layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 2}
+    settings = settings_from({**SIZES, **layers, **values}, task=task)
+    config = model_config(settings, tokenizer.N_V)
+    labels = LABELS if task == "classify" else ()
+    files = RunDirectory(path)
+    files.begin(Description(settings, config, labels, {"tokenizer": tokenizer.fingerprint()}), tokenizer)
+    theta = init_model(jax.random.key(3), task, config, scheme="glorot", N_C=len(labels))
+    rng = np.random.default_rng(4)
+    noisy = jax.tree.map(lambda a: np.asarray(a + 0.3 * rng.standard_normal(a.shape), np.float32), theta)
+    files.save_parameters(noisy)
+    return path
+
+
+BYTES = ByteTokenizer()
