@@ -100,9 +100,8 @@ def test_padding_of_the_sequence_is_not_there():
         np.testing.assert_allclose(P, oracle.e_transformer(x[:5], oracle.unstack(theta)), rtol=1e-10)
 
 
-@implementations
 @architectures
-def test_padding_sends_no_gradient(implementation, config):
+def test_padding_sends_no_gradient(config):
     """The embedding of the token that fills the padding, which stands nowhere else, gets exactly none."""
     theta, filler = cases.random_theta(config), 4
     real = jnp.where(x == filler, 5, x)
@@ -110,11 +109,11 @@ def test_padding_sends_no_gradient(implementation, config):
 
     def loss(theta):
         if config is cases.ED:
-            P = ed_transformer(padded, real, theta, z_length=5, implementation=implementation)
+            P = ed_transformer(padded, real, theta, z_length=5)
         elif config is cases.E:
-            P = e_transformer(padded, theta, length=5, implementation=implementation)[:, :5]
+            P = e_transformer(padded, theta, length=5)[:, :5]
         else:  # unidirectional: what stands behind is padding to what stands before
-            P = d_transformer(padded, theta, implementation=implementation)[:, :5]
+            P = d_transformer(padded, theta)[:, :5]
         return (P**2).sum()
 
     gradient = jax.jit(jax.grad(loss))(theta)
@@ -141,14 +140,13 @@ def test_the_hidden_states_are_what_is_unembedded():
     cases.assert_close(softmax(np.asarray(theta.W_u) @ X), expected(cases.E, z, x, theta))
 
 
-@implementations
-def test_packed_documents_are_as_each_by_itself(implementation):
+def test_packed_documents_are_as_each_by_itself():
     theta = cases.random_theta(cases.D)
     lengths = (4, 1, 6)
     positions = jnp.concatenate([jnp.arange(l) for l in lengths])
     segments = jnp.repeat(jnp.array([7, 2, 5]), jnp.array(lengths), total_repeat_length=11)
     packed = cases.random_tokens(11, seed=3)
-    X = d_hidden_state(packed, theta, positions=positions, segments=segments, implementation=implementation)
+    X = d_hidden_state(packed, theta, positions=positions, segments=segments)
     start = 0
     for l in lengths:
         alone = oracle.d_transformer(packed[start : start + l], oracle.unstack(theta))
