@@ -90,7 +90,7 @@ class Axes:
             return
         known = ", ".join(
             f"{axis} = {self._sizes[axis]} from {self._origin[axis]}"
-            for axis in dict.fromkeys(names)
+            for axis in dict.fromkeys(factor for name in names for factor in name.split("*"))
             if axis in self._sizes
         )
         raise ValueError(

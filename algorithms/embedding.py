@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from algorithms.checks import Axes, check_tokens
@@ -81,7 +82,7 @@ def positional_embedding(l: Int[Array, ""] | int, W_p: Float[Array, "d_e l_max"]
 
 
 def sinusoidal_positional_embedding(
-    d_e: int, l_max: int, *, base: float | None = None, dtype: jnp.dtype = jnp.float32
+    d_e: int, l_max: int, *, base: float | None = None, dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "d_e l_max"]:
     """A hard-coded W_p of sines and cosines, in either of its published forms.
 

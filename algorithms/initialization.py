@@ -6,6 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from algorithms.checks import check_key
@@ -32,7 +33,7 @@ def init_ed_transformer(
     config: EDTransformerConfig,
     *,
     scheme: Scheme = "glorot",
-    dtype: jnp.dtype = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> EDTransformerParams:
     """θ of Algorithm 8.
 
@@ -55,7 +56,7 @@ def init_ed_transformer(
         >>> init_ed_transformer(jax.random.key(0), config).decoder.cross_attention.heads.W_q.shape
         (2, 2, 3, 6)
     """
-    make = _Initializer(key, config, EDTransformerConfig, scheme, dtype, 2 * config.L_enc + 3 * config.L_dec)
+    make = _Initializer(key, config, EDTransformerConfig, scheme, dtype, L_enc=2, L_dec=3)
     L = config.L_dec
     return EDTransformerParams(
         W_e=make.matrix(config.d_e, config.N_V),
@@ -78,10 +79,10 @@ def init_e_transformer(
     config: ETransformerConfig,
     *,
     scheme: Scheme = "glorot",
-    dtype: jnp.dtype = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> ETransformerParams:
     """θ of Algorithm 9, by the schemes of ``init_ed_transformer``; arguments and errors are the same."""
-    make = _Initializer(key, config, ETransformerConfig, scheme, dtype, 2 * config.L)
+    make = _Initializer(key, config, ETransformerConfig, scheme, dtype, L=2)
     variant = config.variant
     return ETransformerParams(
         W_e=make.matrix(config.d_e, config.N_V),
@@ -101,10 +102,10 @@ def init_d_transformer(
     config: DTransformerConfig,
     *,
     scheme: Scheme = "glorot",
-    dtype: jnp.dtype = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> DTransformerParams:
     """θ of Algorithm 10, by the schemes of ``init_ed_transformer``; arguments and errors are the same."""
-    make = _Initializer(key, config, DTransformerConfig, scheme, dtype, 2 * config.L)
+    make = _Initializer(key, config, DTransformerConfig, scheme, dtype, L=2)
     return DTransformerParams(
         W_e=make.matrix(config.d_e, config.N_V),
         W_p=make.positions(),
@@ -130,18 +131,14 @@ def count_params(init: Callable, config: TransformerConfig) -> int:
 class _Initializer:
     """Makes arrays by one scheme, each from a key of its own."""
 
-    def __init__(self, key, config, kind: type, scheme: str, dtype, residual_writes: int) -> None:
+    def __init__(self, key, config, kind: type, scheme: str, dtype, **writes_of_layer: int) -> None:
         if not isinstance(config, kind):
             raise TypeError(f"config: expected {kind.__name__}, got {type(config).__name__}")
         if scheme not in ("glorot", "gpt2"):
             raise ValueError(f"scheme: expected 'glorot' or 'gpt2', got {scheme!r}")
         check_key(key)
-        self._config, self._scheme, self._dtype, self._residual_writes = (
-            config,
-            scheme,
-            dtype,
-            residual_writes,
-        )
+        self._config, self._scheme, self._dtype = config, scheme, dtype
+        self._residual_writes = sum(n * getattr(config, layers) for layers, n in writes_of_layer.items())
         self._key, self._drawn = key, 0
 
     def matrix(self, *shape: int, deviation: float = 0.02) -> Float[Array, "*shape"]:
