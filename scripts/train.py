@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.models import model_config
+from training.models import check_sizes, model_config
 from training.run_data import RunData, load_run_data
 from training.runs import Description, RunDirectory
 from training.settings import KINDS as VALUE_KINDS
@@ -29,6 +29,7 @@ from training.settings import SETTINGS, TASKS, Settings, SettingsError, default_
 from training.signals import Interrupted, Interrupts
 from training.summary import sample, summary
 from training.tokenizers import load_tokenizer
+from training.train_step import optimizer_from
 from training.trainer import Trainer
 
 SUMMARIES = {
@@ -141,6 +142,8 @@ def say(text: str) -> None:
 
 def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts) -> None:
     """Trains, and says how good the model is."""
+    check_sizes(settings)
+    optimizer_from(settings)
     files = RunDirectory(arguments.run)
     began = files.exists()
     cache = Path(arguments.cache) if arguments.cache else None

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key
 
@@ -52,6 +51,15 @@ def model_config(settings: Settings, N_V: int) -> ModelConfig:
     return CONFIGS[settings.task](N_V=N_V, variant=variant, **sizes)
 
 
+def check_sizes(settings: Settings) -> None:
+    """Checks what can be checked of a model before its vocabulary is known.
+
+    Raises:
+        ValueError: the sizes do not fit together.
+    """
+    model_config(settings, max(settings.N_V, 4))
+
+
 def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C: int = 0) -> Any:
     """Returns the parameters that a run begins with, in float32.
 
@@ -66,7 +74,7 @@ def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C:
     if task == "classify":
         return init_classifier(key, config, N_C=N_C, scheme=drawn)
     init = {"d": init_d_transformer, "e": init_e_transformer, "ed": init_ed_transformer}[task]
-    return init(key, config, scheme=drawn, dtype=jnp.float32)
+    return init(key, config, scheme=drawn)
 
 
 def model_shapes(task: str, config: Any, *, N_C: int = 0) -> Any:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import Variant
 from training.objectives import Batch, Objective, Totals
+from training.optimizers import make_optimizer, make_schedule
 from training.settings import Settings
 
 
@@ -41,6 +42,33 @@ class StepMetrics(NamedTuple):
 
 
 Step = Callable[[TrainState, Batch, Int[Array, ""], Key[Array, ""]], tuple[TrainState, StepMetrics]]
+
+
+def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """Returns the learning rate and the optimizer of a run.
+
+    Args:
+        settings: of the run.
+
+    Raises:
+        ValueError: they do not fit together.
+    """
+    schedule = make_schedule(
+        settings.schedule,
+        settings.learning_rate,
+        steps=settings.steps,
+        warmup=settings.warmup,
+        final_fraction=settings.final_fraction,
+        d_e=settings.d_e,
+    )
+    optimizer = make_optimizer(
+        settings.optimizer,
+        schedule,
+        weight_decay=settings.weight_decay,
+        clip=settings.clip,
+        beta2=settings.beta2,
+    )
+    return schedule, optimizer
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, average: float = 0.0) -> TrainState:
@@ -87,7 +115,9 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
         def add(total, part):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight)), None
 
-        zero = (jnp.zeros((), weight.dtype), jax.tree.map(jnp.zeros_like, params))
+        first = jax.tree.map(lambda a: a[0], parts)
+        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         total, _ = jax.lax.scan(add, zero, parts)
         return *total, tokens
 

@@ -19,15 +19,13 @@ from training.evaluation import evaluate, perplexity
 from training.metrics import MetricsLog, cut, read_metrics, tensorboard_writer
 from training.models import init_model
 from training.objectives import OBJECTIVES
-from training.optimizers import make_optimizer, make_schedule
 from training.plots import plot_losses
 from training.profiling import matmul_peak, memory_in_use, step_flops
 from training.progress import Progress, Rates
 from training.run_data import RunData
 from training.runs import Description, RunDirectory
-from training.settings import Settings
 from training.signals import Interrupted, Interrupts
-from training.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step, make_totals
+from training.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step, make_totals, optimizer_from
 
 IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
@@ -77,7 +75,7 @@ class Trainer:
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
-        self._schedule, self._optimizer = _optimizer(self._settings)
+        self._schedule, self._optimizer = optimizer_from(self._settings)
         self._variant = description.config.variant
         self._objective = OBJECTIVES[self._settings.task]
         seed = jax.random.key(self._settings.seed)
@@ -281,22 +279,3 @@ def _items(state: TrainState) -> dict[str, Any]:
     """What a checkpoint holds; the parameters can be read without the rest."""
     items: dict[str, Any] = {"params": state.params, "state": (state.opt_state, state.healthy)}
     return items if state.average is None else {**items, "average": state.average}
-
-
-def _optimizer(settings: Settings):
-    schedule = make_schedule(
-        settings.schedule,
-        settings.learning_rate,
-        steps=settings.steps,
-        warmup=settings.warmup,
-        final_fraction=settings.final_fraction,
-        d_e=settings.d_e,
-    )
-    optimizer = make_optimizer(
-        settings.optimizer,
-        schedule,
-        weight_decay=settings.weight_decay,
-        clip=settings.clip,
-        beta2=settings.beta2,
-    )
-    return schedule, optimizer

@@ -1,0 +1,110 @@
+"""What the tests of training share: tiny data sets, settings and runs."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from training.data_records import Corpus, Document
+from training.data_store import LabelledStore, PairStore, TokenStore
+from training.datasets import LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.models import model_config
+from training.run_data import RunData
+from training.runs import Description, RunDirectory
+from training.settings import Settings, settings_from
+from training.signals import Interrupts
+from training.tokenizers import CharacterTokenizer
+from training.trainer import Trainer
+
+LETTERS = 14
+N_V = LETTERS + 3
+TINY = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 7, "batch_size": 4, "tensorboard": False, "peak": 1e9}
+
+
+def sequences(n: int, *, seed: int = 0, shortest: int = 3, longest: int = 11) -> list[list[int]]:
+    """Texts with a pattern to learn: each letter is the one before it plus the text's stride."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(n):
+        start, stride, length = rng.integers(LETTERS), rng.integers(1, 3), rng.integers(shortest, longest + 1)
+        texts.append([N_V - 2, *((start + stride * np.arange(length - 2)) % LETTERS).tolist(), N_V - 1])
+    return texts
+
+
+def text_store(n: int, *, seed: int = 0, part: str = "train") -> TokenStore:
+    texts = sequences(n, seed=seed)
+    return TokenStore.from_sequences(texts, N_V, n_bytes=sum(map(len, texts)), part=part)
+
+
+def settings_for(task: str, **values: Any) -> Settings:
+    layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 1}
+    return settings_from({**TINY, **layers, "dropout": 0.0, **values}, task=task)
+
+
+def data_for(settings: Settings) -> RunData:
+    """Tiny data for a task."""
+    sizes: dict[str, Any] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
+    parts = [text_store(40, seed=1), text_store(9, seed=2, part="validation")]
+    labels: tuple[str, ...] = ()
+    if settings.task == "d":
+        train, validation = (NextTokens(store, mode=settings.rows, **sizes) for store in parts)
+    elif settings.task == "e":
+        train, validation = (MaskedTokens(store, p_mask=0.3, **sizes) for store in parts)
+    elif settings.task == "ed":
+        train, validation = (SequencePairs(PairStore(store, store), **sizes) for store in parts)
+    else:
+        labels = ("even", "odd")
+        train, validation = (
+            LabelledTexts(LabelledStore(s, np.array([s[i][1] % 2 for i in range(len(s))], np.int32), labels), **sizes)
+            for s in parts
+        )
+    documents = [Document("abc")]
+    corpus = Corpus(
+        name="tiny", kind="text", source="", licence="", fingerprint="", train=documents, validation=documents, test=[]
+    )
+    tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
+    return RunData(corpus=corpus, tokenizer=tokenizer, train=train, validation=validation, labels=labels)
+
+
+class Witness:
+    """An observer that remembers, and that can send a signal.
+
+    Attributes:
+        losses: by step.
+        warnings: messages.
+    """
+
+    def __init__(self, interrupts: Interrupts, *, stop_after: int = -1, stop_at_evaluation: int = -1) -> None:
+        self._interrupts, self._stop_after, self._stop_at_evaluation = interrupts, stop_after, stop_at_evaluation
+        self.losses: dict[int, float] = {}
+        self.warnings: list[str] = []
+
+    def began(self, step: int) -> None:
+        pass
+
+    def updated(self, step: int, line: dict[str, Any]) -> None:
+        self.losses[step] = line["loss"]
+        if self._stop_after == step or self._stop_at_evaluation == step:
+            self._interrupts.status = 143
+
+    def evaluated(self, step: int, results: dict[str, float]) -> None:
+        pass
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def make_trainer(directory: Any, settings: Settings, **stops: int) -> tuple[Trainer, Witness]:
+    """A trainer of a run in a directory, which may have begun before, and its witness."""
+    data = data_for(settings)
+    files = RunDirectory(directory)
+    description = Description(settings, model_config(settings, N_V), data.labels, data.fingerprints)
+    if files.exists():
+        files.check_continues(description)
+    else:
+        files.begin(description, data.tokenizer)
+    interrupts = Interrupts()
+    witness = Witness(interrupts, **stops)
+    clock = itertools.count().__next__
+    trainer = Trainer(description, data, files, interrupts=interrupts, observer=witness, clock=lambda: float(clock()))
+    return trainer, witness
