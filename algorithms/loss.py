@@ -66,7 +66,7 @@ def log_loss(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> log_loss(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 3])).round(4).item()
+        >>> round(log_loss(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 3])).item(), 4)
         2.7726
 
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11; sources/003, §12.3.4 and §12.9.
