@@ -110,6 +110,9 @@ class Answerer(abc.ABC):
         self.config: Any = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.options = options
+        if options.n is not None and options.n < 1:
+            raise AnswerError(f"n: expected at least 1, got {options.n}")
+        self.n = options.n or 1
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
@@ -182,11 +185,10 @@ class _Continuer(Answerer):
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         x, lengths = self._sequences(texts, first, eos=False)
-        n = _count("n", self.options.n)
-        rows = np.repeat(np.arange(len(x)), n)
+        rows = np.repeat(np.arange(len(x)), self.n)
         generated = np.asarray(self._generator.generate(x[rows], **self._requests(lengths[rows])))
         answers = [self._answer(row.tolist()) for row in generated]
-        return [answers[i * n : (i + 1) * n] for i in range(len(texts))]
+        return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
     def _answer(self, tokens: list[int]) -> Answer:
         eos = self.tokenizer.eos_token
@@ -227,10 +229,9 @@ class _Translator(Answerer):
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         o = self.options
         z, lengths = self._sequences(texts, first, eos=True)
-        n = _count("n", o.n)
-        if n > 1 and not o.tau:
-            raise AnswerError(f"{n} answers that are not drawn would be the same: give --tau, or leave --n out")
-        rows = np.repeat(np.arange(len(z)), n)
+        if self.n > 1 and not o.tau:
+            raise AnswerError(f"{self.n} answers that are not drawn would be the same: give --tau, or leave --n out")
+        rows = np.repeat(np.arange(len(z)), self.n)
         tokens, counts, scores = self._translator.translate(
             z[rows],
             lengths=lengths[rows],
@@ -244,7 +245,7 @@ class _Translator(Answerer):
             {"text": self.tokenizer.decode(row[:count]), "tokens": int(count) - 1, "log_probability": float(score)}
             for row, count, score in zip(np.asarray(tokens), np.asarray(counts), np.asarray(scores), strict=True)
         ]
-        return [answers[i * n : (i + 1) * n] for i in range(len(texts))]
+        return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
 
 class _MaskFiller(Answerer):
@@ -265,7 +266,7 @@ class _MaskFiller(Answerer):
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         x, lengths = self._sequences(texts, first, eos=True)
-        filled = fill_masks(self._theta, x, lengths=lengths, config=self.config, n=_count("n", self.options.n))
+        filled = fill_masks(self._theta, x, lengths=lengths, config=self.config, n=self.n)
         answers = []
         for row, length, masks in zip(x, lengths, filled, strict=True):
             tokens = row[:length].copy()
@@ -304,12 +305,6 @@ class _Classifier(Answerer):
             ]
             for p in P
         ]
-
-
-def _count(name: str, value: int | None) -> int:
-    if value is not None and value < 1:
-        raise AnswerError(f"{name}: expected at least 1, got {value}")
-    return value or 1
 
 
 def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str]) -> Iterator[str]:

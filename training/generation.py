@@ -277,8 +277,8 @@ def _keys_of(key: Key[Array, ""], B: int) -> Key[Array, "B"]:
 
 def _options(config, tau, top_k, top_p, eos) -> dict[str, Any]:
     return {
-        "tau": jnp.asarray(tau, float),
-        "top_p": None if top_p is None else jnp.asarray(top_p, float),
+        "tau": float(tau),  # weakly typed, as in Algorithms 14 and 15: the draw has the dtype of the parameters
+        "top_p": None if top_p is None else float(top_p),
         "top_k": top_k,
         "eos": jnp.asarray(-1 if eos is None else eos, jnp.int32),
         "variant": config.variant,

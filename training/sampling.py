@@ -15,9 +15,9 @@ def draw(
     P: Float[Array, "N_V B"],
     keys: Key[Array, "B"],
     *,
-    tau: Float[Array, ""],
+    tau: float | Float[Array, ""],
     top_k: int | None,
-    top_p: Float[Array, ""] | None,
+    top_p: float | Float[Array, ""] | None,
 ) -> Int[Array, "B"]:
     """Draws a token for each sequence, from the distribution in its column.
 
@@ -36,7 +36,7 @@ def draw(
         if top_k is None and top_p is None:
             return jax.vmap(sample, in_axes=(1, None, 0))(P, tau, keys)
         Q = restricted(P, tau=tau, top_k=top_k, top_p=top_p)
-        return jax.vmap(sample, in_axes=(1, None, 0))(Q, jnp.ones_like(tau), keys)
+        return jax.vmap(sample, in_axes=(1, None, 0))(Q, 1.0, keys)
 
     return jax.lax.cond(tau == 0, likeliest, drawn, None).astype(jnp.int32)
 
