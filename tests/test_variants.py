@@ -18,6 +18,7 @@ from algorithms import (
     ETransformerConfig,
     Variant,
     d_transformer,
+    e_hidden_state,
     e_transformer,
     ed_transformer,
     sinusoidal_positional_embedding,
@@ -228,11 +229,29 @@ def test_rms_norm_replaces_every_norm_of_the_decoder(monkeypatch):
     variant = Variant(name="RMS", norm="rms_norm")
     theta = cases.random_theta(DTransformerConfig(L=2, variant=variant, **SIZES))
     assert theta.norm.beta is None
-    with_beta = jax.tree.map(lambda n: n._replace(beta=n.gamma), theta, is_leaf=lambda n: hasattr(n, "gamma"))
-    monkeypatch.setitem(
-        oracle.d_transformer.__globals__, "layer_norm", lambda e, gamma, beta: oracle.rms_norm(e, gamma)
-    )
-    cases.assert_close(d_transformer(x, theta, variant=variant), oracle.d_transformer(x, oracle.unstack(with_beta)))
+
+    def layer_norm_each(X, norm):
+        return np.stack([oracle.rms_norm(column, norm.gamma) for column in X.T], axis=1)
+
+    monkeypatch.setitem(oracle.d_transformer.__globals__, "layer_norm_each", layer_norm_each)
+    cases.assert_close(d_transformer(x, theta, variant=variant), oracle.d_transformer(x, oracle.unstack(theta)))
+
+
+def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
+    theta = cases.random_theta(ETransformerConfig(L=1, variant=BERT, **SIZES))
+    logits = theta.W_e.T @ e_hidden_state(x, theta, variant=BERT) + theta.b_u[:, None]
+    P = e_transformer(x, theta, variant=BERT)
+    cases.assert_close(P, oracle.softmax(np.asarray(logits)))
+    without = e_transformer(x, theta._replace(embedding_norm=None), variant=BERT)
+    assert np.abs(P - without).max() > 1e-3
+
+
+def test_the_embedding_is_scaled_by_the_root_of_d_e():
+    theta = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, tied=False, **SIZES))
+    scaled = Variant(name="SCALED", epsilon=1e-6, positions="sinusoidal", scale_embedding=True)
+    plain = Variant(name="PLAIN", epsilon=1e-6, positions="sinusoidal")
+    expected = ed_transformer(z, x, theta._replace(W_e=math.sqrt(6) * theta.W_e), variant=plain)
+    cases.assert_close(ed_transformer(z, x, theta, variant=scaled), expected)
 
 
 @pytest.mark.parametrize("variant", [PAPER, GPT2])
