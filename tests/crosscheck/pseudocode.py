@@ -31,7 +31,7 @@ class Also:
     shape: str
     paper: tuple[str, str | None] | str
     code: tuple[str, str | None] | str
-    finish: Callable[[Any], Any] = staticmethod(lambda value: value)
+    finish: Callable[[Any], Any] | None = None
     greedy: bool = True
 
 

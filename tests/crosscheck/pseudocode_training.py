@@ -12,7 +12,8 @@ __all__ = ["TRAINING_AND_INFERENCE"]
 
 def _softmax(A: np.ndarray) -> np.ndarray:
     """The softmax of each column."""
-    numerator = np.exp(A - A.max(axis=0))
+    with np.errstate(invalid="ignore"):  # a wrong edit may make all of a column −∞
+        numerator = np.exp(A - A.max(axis=0))
     return numerator / numerator.sum(axis=0)
 
 

@@ -287,4 +287,5 @@ class CodeRecord:
 def _finished(also: Also, event: Event) -> Any:
     assert not isinstance(also.code, str)
     name = also.code[1]
-    return also.finish(mapped(event.value if name is None else event.names[name])[0])
+    value = mapped(event.value if name is None else event.names[name])[0]
+    return value if also.finish is None else also.finish(value)

@@ -49,7 +49,7 @@ def shape_text(result: LineResult, cell: Cell) -> str:
     if cell.shape is None:
         return ""
     if not cell.shape:
-        return "a number"
+        return "the turn" if result.line.kind == "loop" else "a number"
     sizes = " × ".join(map(str, cell.shape))
     if result.line.shape == "θ":
         return f"all {sizes} parameters"

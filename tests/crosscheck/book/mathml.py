@@ -6,8 +6,9 @@ import re
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 
-__all__ = ["mathml"]
+__all__ = ["mathml", "sentence"]
 
+PROSE = re.compile(r"\\text\{([^{}]* [^{}]*)\}|(?<=[,;])\\ ")
 BRACKETS = re.compile(r"<mi>(&#x027E6;|&#x027E7;|&#x000AC;)</mi>")
 
 
@@ -24,3 +25,20 @@ def mathml(latex: str, text: str = "") -> Markup:
     if text:
         element = element.replace("<math ", f'<math alttext="{escape(text)}" ', 1)
     return Markup(element)
+
+
+@functools.cache
+def sentence(latex: str) -> Markup:
+    """A formula whose words (each `\\text` with a space in it) are set as words, so that a line can be broken there."""
+    parts, end = [], 0
+    for match in PROSE.finditer(latex):
+        parts.append(_formula(latex[end : match.start()]))
+        words = match[1]
+        parts.append(escape(words.replace(r"\_", "_")) if words else Markup(" "))
+        end = match.end()
+    parts.append(_formula(latex[end:]))
+    return Markup("").join(parts)
+
+
+def _formula(latex: str) -> Markup:
+    return mathml(latex.strip()) if latex.strip() else Markup("")

@@ -11,20 +11,25 @@ from ..values import plain
 __all__ = ["residual_stream"]
 
 CELL = 10
-TOP, STREAM, BOTTOM = 95, 265, 430  # the middles of the attentions, of the stream, and of the MLPs
-STEP = 178  # from one addition to the next
-LEFT = 105
+TOP, STREAM, BOTTOM = 80, 225, 350  # the middles of the attentions, of the stream, and of the MLPs
+LEFT = 60
 
 
 @dataclasses.dataclass(frozen=True)
 class _Addition:
-    """A sublayer: what it reads, how it attends, what it adds, and the stream behind it."""
+    """A sublayer: what it reads, how it attends, what it adds, and the stream behind it; drawn from x on."""
 
+    x: float
     name: str
     read: np.ndarray
     heads: tuple[np.ndarray, ...]
     added: np.ndarray
     after: np.ndarray
+
+    @property
+    def width(self) -> float:
+        """From the stream that it reads to the one behind it."""
+        return 215 + 7 * self.read.shape[1] if self.heads else 165
 
 
 def residual_stream(code: CodeRecord) -> Markup | None:
@@ -37,16 +42,17 @@ def residual_stream(code: CodeRecord) -> Markup | None:
     additions = _additions(code)
     if not (start and final and P and additions):
         return None
-    width = LEFT + STEP * len(additions) + 250
+    end = additions[-1].x + additions[-1].width
+    width = end + 140 + CELL * P[0].shape[1] + 40
     everything = [start[0], *(a.added for a in additions), *(a.after for a in additions)]
     scale = max(float(np.abs(X).max()) for X in everything)
     parts = [*_river(start[0], additions), _matrix(start[0], LEFT, STREAM, scale, "X, line 3")]
-    for i, addition in enumerate(additions):
-        parts += _sublayer(addition, LEFT + STEP * i, i, scale)
-    parts += _ending(final[0], P[0], LEFT + STEP * len(additions), scale)
+    for addition in additions:
+        parts += _sublayer(addition, scale)
+    parts += _ending(final[0], P[0], end)
     title = f"The residual stream of a decoder of {len(additions) // 2} layers"
     return Markup(
-        f'<svg class="stream" viewBox="0 0 {width} 520" width="{width}" height="520" role="img" '
+        f'<svg class="stream" viewBox="0 0 {width:.0f} 425" role="img" '
         f'aria-labelledby="stream-title stream-description"><title id="stream-title">{escape(title)}</title>'
         f'<desc id="stream-description">{escape(_description(start[0], additions))}</desc>{"".join(parts)}</svg>'
     )
@@ -77,7 +83,8 @@ def _additions(code: CodeRecord) -> list[_Addition]:
             (f"attention {l + 1}", reads[0][l], after[0][l], heads),
             (f"MLP {l + 1}", reads[1][l], after[1][l], ()),
         ):
-            found.append(_Addition(name, read, maps, stream - before, stream))
+            x = found[-1].x + found[-1].width if found else float(LEFT)
+            found.append(_Addition(x, name, read, maps, stream - before, stream))
             before = stream
     return found
 
@@ -104,19 +111,17 @@ def _thickness(X: np.ndarray) -> float:
 
 def _river(X: np.ndarray, additions: list[_Addition]) -> list[str]:
     """The stream itself, as wide as X is large, and the tributaries, as wide as what they add."""
-    parts, x, width = [], float(LEFT - 30), _thickness(X)
-    for i, addition in enumerate(additions):
-        at, new = LEFT + STEP * (i + 1) - 48, _thickness(addition.after)
-        middle = TOP if addition.heads else BOTTOM
-        parts.append(_band(x, at, width, width))
-        parts.append(_band(at, at + 18, width, new))
-        toward = STREAM + (-1 if addition.heads else 1) * new / 2
-        curve = f"M{at - 40} {middle}C{at - 5} {middle} {at} {(middle + toward) / 2} {at + 10} {toward}"
-        parts.append(
-            f'<path class="tributary" d="{curve}" style="stroke-width:{max(1.5, _thickness(addition.added)):.1f}"/>'
-        )
-        x, width = at + 18, new
-    parts.append(_band(x, x + 120, width, width))
+    parts, x, width = [], float(LEFT - 40), _thickness(X)
+    for addition in additions:
+        at, new = addition.x + addition.width - 62, _thickness(addition.after)
+        parts += [_band(x, at, width, width), _band(at, at + 24, width, new)]
+        middle, sign = (TOP, -1) if addition.heads else (BOTTOM, 1)
+        source, end = at - 8, STREAM + sign * new / 4
+        curve = f"M{source} {middle}C{source} {(middle + STREAM) / 2} {at + 12} {(middle + STREAM) / 2} {at + 12} {end}"
+        width_of_added = max(1.5, _thickness(addition.added))
+        parts.append(f'<path class="tributary" d="{curve}" style="stroke-width:{width_of_added:.1f}"/>')
+        x, width = at + 24, new
+    parts.append(_band(x, x + 90, width, width))
     return parts
 
 
@@ -129,46 +134,46 @@ def _band(x0: float, x1: float, w0: float, w1: float) -> str:
     return f'<path class="river" d="{top}{back}"/>'
 
 
-def _sublayer(addition: _Addition, x: float, i: int, scale: float) -> list[str]:
+def _sublayer(addition: _Addition, scale: float) -> list[str]:
     """A branch above or below the stream: what it reads, the attention of each head, and what it adds."""
-    middle, line = (TOP, 6) if addition.heads else (BOTTOM, 8)
-    sign = -1 if addition.heads else 1
+    x, end = addition.x, addition.x + addition.width
+    middle, line, sign = (TOP, 6, -1) if addition.heads else (BOTTOM, 8, 1)
     l = addition.read.shape[1]
-    out = f"M{x + 5} {STREAM + sign * 30}C{x + 5} {middle} {x + 5} {middle} {x + 22} {middle}"
-    parts = [f'<path class="branch" d="{out}"/>']
-    parts.append(_matrix(addition.read, x + 22 + l * CELL / 2 * 0.8, middle, 3.0, f"X̃, line {line - 1}", 0.8))
-    if addition.heads:
-        side = l * 7 + 4
-        for h, A in enumerate(addition.heads):
-            y = middle + (h - (len(addition.heads) - 1) / 2) * (side + 12)
-            parts.append(_attention(A, x + 22 + l * CELL * 0.8 + 12, y - l * 3.5, h))
-    added = _matrix(addition.added, x + STEP - 62, middle, scale, f"added, line {line}", 0.8)
-    stream = _matrix(addition.after, x + STEP + 4, STREAM, scale, "X")
-    label = middle + sign * 66 + (0 if sign < 0 else 14)
-    parts += [
-        added,
-        stream,
-        f'<text class="name" x="{x + STEP / 2 - 10}" y="{label}">{addition.name}</text>',
-        f'<text class="small" x="{x + STEP - 39}" y="{STREAM + 4}">+</text>',
+    read_at = x + 18 + l * CELL * 0.4
+    out = f"M{x + 6} {STREAM + sign * 36}C{x + 6} {middle} {x + 6} {middle} {x + 18} {middle}"
+    parts = [f'<path class="branch" d="{out}"/>', _matrix(addition.read, read_at, middle, 3.0, f"line {line - 1}", 0.8)]
+    side = l * 7
+    for h, A in enumerate(addition.heads):
+        y = middle + (h - len(addition.heads) / 2) * (side + 8) + 4
+        parts.append(_attention(A, read_at + l * CELL * 0.4 + 14, y, h))
+    label = middle - 50 if addition.heads else middle + 66
+    return [
+        *parts,
+        _matrix(addition.added, end - 70, middle, scale, f"line {line}", 0.8, label_above=bool(addition.heads)),
+        _matrix(addition.after, end, STREAM, scale, "X"),
+        f'<text class="name" x="{(x + end) / 2 - 22}" y="{label}">{addition.name}</text>',
+        f'<text class="plus" x="{end - 50}" y="{STREAM + 5}">+</text>',
     ]
-    return parts
 
 
-def _ending(final: np.ndarray, P: np.ndarray, x: float, scale: float) -> list[str]:
-    matrix = _matrix(final, x + 95, STREAM, 3.0, "X, line 10")
+def _ending(final: np.ndarray, P: np.ndarray, x: float) -> list[str]:
+    matrix = _matrix(final, x + 75, STREAM, 3.0, "line 10")
     N_V, l = P.shape
-    cells = []
-    for v in range(N_V):
-        for t in range(l):
-            cells.append(
-                f'<rect x="{x + 160 + t * CELL}" y="{STREAM - N_V * CELL / 2 + v * CELL}" width="{CELL}" '
-                f'height="{CELL}" fill-opacity="{P[v, t] ** 0.5:.2f}"/>'
-            )
-    label = f'<text class="small" x="{x + 160 + l * CELL / 2}" y="{STREAM + N_V * CELL / 2 + 16}">P, return</text>'
-    return [matrix, f'<g class="share">{"".join(cells)}</g>', label]
+    left, top = x + 125, STREAM - N_V * CELL / 2
+    cells = "".join(
+        f'<rect x="{left + t * CELL}" y="{top + v * CELL}" width="{CELL}" height="{CELL}" '
+        f'fill-opacity="{P[v, t] ** 0.5:.2f}"/>'
+        for v in range(N_V)
+        for t in range(l)
+    )
+    frame = f'<rect class="ground" x="{left}" y="{top}" width="{l * CELL}" height="{N_V * CELL}"/>'
+    label = f'<text class="small" x="{left + l * CELL / 2}" y="{top + N_V * CELL + 14}">P, return</text>'
+    return [matrix, frame, f'<g class="share">{cells}</g>', label]
 
 
-def _matrix(X: np.ndarray, x: float, y: float, scale: float, label: str, zoom: float = 1.0) -> str:
+def _matrix(
+    X: np.ndarray, x: float, y: float, scale: float, label: str, zoom: float = 1.0, *, label_above: bool = False
+) -> str:
     """A matrix as cells, tokens as columns, centred at (x, y): blue below 0, orange above."""
     rows, columns = X.shape
     size = CELL * zoom
@@ -185,7 +190,8 @@ def _matrix(X: np.ndarray, x: float, y: float, scale: float, label: str, zoom: f
     frame = (
         f'<rect class="ground" x="{left:.1f}" y="{top:.1f}" width="{columns * size:.1f}" height="{rows * size:.1f}"/>'
     )
-    text = f'<text class="small" x="{x:.1f}" y="{top + rows * size + 14:.1f}">{escape(label)}</text>'
+    label_y = top - 6 if label_above else top + rows * size + 14
+    text = f'<text class="small" x="{x:.1f}" y="{label_y:.1f}">{escape(label)}</text>'
     return f"<g>{frame}{''.join(cells)}{text}</g>"
 
 
@@ -197,5 +203,5 @@ def _attention(A: np.ndarray, x: float, y: float, h: int) -> str:
         for t_x in range(l_x)
     )
     frame = f'<rect class="ground" x="{x:.1f}" y="{y:.1f}" width="{l_x * 7}" height="{l_z * 7}"/>'
-    label = f'<text class="small" x="{x + l_x * 3.5:.1f}" y="{y + l_z * 7 + 11:.1f}">head {h + 1}</text>'
+    label = f'<text class="head" x="{x + l_x * 7 + 5:.1f}" y="{y + l_z * 3.5 + 4:.1f}">head {h + 1}</text>'
     return f'<g>{frame}<g class="share">{cells}</g>{label}</g>'

@@ -1,0 +1,156 @@
+"""What each page of the book says, and writing them."""
+
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import re
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from ..algorithms import PSEUDOCODE
+from ..comparison import TOLERANCE, LineResult, Results
+from ..pseudocode import Algorithm
+from ..report import shape_text
+from .backward import BackwardRule, backward_rules
+from .listing import Excerpt, excerpts, highlighted, page_of, style_sheet
+from .mathml import mathml, sentence
+from .stream import residual_stream
+
+__all__ = ["write_book"]
+
+PARTS = (
+    ("Components", range(1, 8)),
+    ("Transformers", range(8, 11)),
+    ("Training", range(11, 14)),
+    ("Inference", range(14, 16)),
+)
+VERDICTS = {"equal": "equal", "within": "seen in its step", "different": "different", "missing": "no counterpart"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chapter:
+    """A page about an algorithm.
+
+    Attributes:
+        algorithm: what the paper prints.
+        page: the name of its file.
+        summary: the first sentence of the function's docstring.
+        departures: what the docstring declares.
+        results: what came out for its lines.
+        excerpts: the code.
+        rules: the hand-derived backward rules of its parts.
+        error: what its runs raised, if anything.
+    """
+
+    algorithm: Algorithm
+    page: str
+    summary: Markup
+    departures: Markup
+    results: list[LineResult]
+    excerpts: list[Excerpt]
+    rules: list[BackwardRule]
+    error: tuple[str, str] | None
+
+    @property
+    def worst(self) -> float:
+        """The largest difference of its lines."""
+        return max(result.worst for result in self.results)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all lines agree."""
+        return self.error is None and all(result.verdict in ("equal", "within") for result in self.results)
+
+
+def write_book(results: Results, folder: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
+    """Write the book.
+
+    Args:
+        results: what came out of a cross-check.
+        folder: where the pages are put; it is made if it does not exist.
+        root: the root of the repository.
+
+    Returns:
+        the index.
+    """
+    package = importlib.import_module("algorithms")
+    rules = backward_rules(package, root, results.settings["seed"])
+    numbers = sorted({algorithm for algorithm, _ in results.lines})
+    chapters = [_chapter(n, results, rules, package, root) for n in numbers]
+    environment = _environment()
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {"chapters": chapters, "results": results, "tolerance": TOLERANCE}
+    style = environment.get_template("book.css").render(highlighting=style_sheet())
+    (folder / "book.css").write_text(style, "utf-8")
+    for i, chapter in enumerate(chapters):
+        neighbours = {
+            "previous": chapters[i - 1] if i else None,
+            "following": chapters[i + 1] if i + 1 < len(chapters) else None,
+        }
+        html = environment.get_template("algorithm.html").render(chapter=chapter, **neighbours, **shared)
+        (folder / chapter.page).write_text(html, "utf-8")
+    for path in sorted((root / "algorithms").glob("*.py")):
+        relative = path.relative_to(root).as_posix()
+        html = environment.get_template("source.html").render(file=relative, lines=highlighted(path), **shared)
+        (folder / page_of(relative)).write_text(html, "utf-8")
+    run = results.observed.get((10, 0))
+    parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
+    index = folder / "index.html"
+    picture = residual_stream(run) if run is not None else None
+    index.write_text(
+        environment.get_template("index.html").render(parts=parts, picture=picture, rules=rules, **shared), "utf-8"
+    )
+    return index
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"mathml": mathml, "sentence": sentence, "scientific": scientific, "prose": prose}
+    environment.globals |= {"shape_text": shape_text, "VERDICTS": VERDICTS, "page_of": page_of}
+    return environment
+
+
+def _chapter(n: int, results: Results, rules: list[BackwardRule], package: Any, root: pathlib.Path) -> Chapter:
+    lines = [result for (number, _), result in results.lines.items() if number == n]
+    docstring = inspect.getdoc(inspect.unwrap(package.REGISTRY[n].lines)) or ""
+    summary = docstring.split("\n\n")[0].partition(": ")[2]
+    departures = re.search(r"^Departures: (.*?)(?:\n\n|\Z)", docstring, re.DOTALL | re.MULTILINE)
+    return Chapter(
+        algorithm=PSEUDOCODE[n],
+        page=f"algorithm-{n}.html",
+        summary=prose(summary.partition(". ")[2] or summary),
+        departures=prose(_capitalised(departures[1] if departures else "none.")),
+        results=lines,
+        excerpts=excerpts(lines, root),
+        rules=[rule for rule in rules if n in rule.algorithms],
+        error=results.errors.get(n),
+    )
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def scientific(value: float) -> Markup:
+    """A difference, as 1.8 × 10⁻¹⁵; 0 where there is none."""
+    if value == 0:
+        return Markup("0")
+    if value == float("inf"):
+        return Markup("∞")
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return Markup(f"{mantissa} × 10<sup>{str(int(exponent)).replace('-', '−')}</sup>")
+
+
+def prose(text: str) -> Markup:
+    """A docstring's text, what stands in backticks set as code."""
+    joined = escape(" ".join(text.split()))
+    return Markup(re.sub(r"`{1,2}([^`]+)`{1,2}", r"<code>\1</code>", str(joined)))
