@@ -160,8 +160,7 @@ def ed_inference(
     Source: Phuong and Hutter 2022, Algorithm 15.
     """
     N_V = theta.W_e.shape[1]
-    if l_max is None:
-        l_max = theta.W_p.shape[1]  # pyright: ignore[reportOptionalMemberAccess]  (checked)
+    l_max = _longest(theta, l_max)
     x_hat = jnp.full(l_max, eos_token(N_V), jnp.int32).at[0].set(bos_token(N_V))  # line 1
     y = jnp.asarray(0, x_hat.dtype)  # line 2, where 0 means: not eos_token
 
@@ -179,6 +178,10 @@ def ed_inference(
 
     x_hat, length, _ = jax.lax.while_loop(unfinished, generate, (x_hat, jnp.asarray(1, jnp.int32), y))
     return x_hat, length
+
+
+def _longest(theta, l_max) -> int:
+    return theta.W_p.shape[1] if l_max is None else l_max
 
 
 def sample(p: Float[Array, "N_V"], tau: float | Float[Array, ""], key: Key[Array, ""]) -> Int[Array, ""]:
