@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import UNIDIRECTIONAL, scaled_dot_product_attention
-from scripts.benchmarks.timing import alternate, matrix_product_peak, table
+from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
 __all__ = ["memory", "run"]
 
@@ -73,7 +73,7 @@ def _ours(implementation: str, heads: int, l: int, d: int, dtype: jnp.dtype) -> 
 
 def _temporary_bytes(implementation: str, l: int) -> int:
     inputs = [jax.ShapeDtypeStruct((1, 64, l), jnp.float32)] * 4
-    return _gradient(implementation).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
+    return temporary_bytes(_gradient(implementation), *inputs)
 
 
 def _pytorch(heads: int, l: int, d: int, on_gpu: bool) -> Callable[[], object] | None:

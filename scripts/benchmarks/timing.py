@@ -4,12 +4,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Timing", "alternate", "machine", "matrix_product_peak", "table"]
+__all__ = ["Timing", "alternate", "machine", "matrix_product_peak", "table", "temporary_bytes"]
 
 
 class Timing(NamedTuple):
@@ -58,6 +58,11 @@ def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:
         product(A, A).block_until_ready()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+def temporary_bytes(function: Any, *inputs: jax.ShapeDtypeStruct) -> int:
+    """Memory that a compiled function needs beside its arguments and results; nothing is run."""
+    return function.lower(*inputs).compile().memory_analysis().temp_size_in_bytes
 
 
 def machine() -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
-from scripts.benchmarks.timing import alternate, matrix_product_peak, table
+from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
 __all__ = ["compilation", "loss_memory", "run", "training_step"]
 
@@ -69,7 +69,7 @@ def loss_memory() -> str:
 
     def temporary(how: str) -> int:
         gradient = jax.jit(jax.grad(lambda X, W_u, x: log_loss(X, W_u, x, implementation=how), (0, 1)))
-        return gradient.lower(X, W_u, x).compile().memory_analysis().temp_size_in_bytes
+        return temporary_bytes(gradient, X, W_u, x)
 
     paper, chunks = temporary("paper"), temporary("auto")
     rows = [["printed", f"{paper / 1e6:.0f}", "100 %"], ["in chunks", f"{chunks / 1e6:.0f}", f"{chunks / paper:.1%}"]]
@@ -101,8 +101,8 @@ def _ours(variant: Variant, implementation: str) -> Callable[[], object]:
     config = DTransformerConfig(**SIZES, variant=variant)
     optimizer = optax.adamw(1e-3)
     step = training_step(optimizer, variant, implementation)
-    theta = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
-    carried: list[Any] = [theta, optimizer.init(theta)]
+    theta: Any = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
+    carried = [theta, optimizer.init(theta)]
     x = jax.random.randint(jax.random.key(1), (BATCH, SIZES["l_max"]), 0, SIZES["N_V"])
 
     def call():
