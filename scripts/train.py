@@ -183,7 +183,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             train(arguments, read_settings(arguments), interrupts)
         except Interrupted as interrupted:
-            say("interrupted; the same command goes on from the last checkpoint")
+            begun = RunDirectory(arguments.run).checkpoints.is_dir()
+            say(f"interrupted; the same command {'goes on from the last checkpoint' if begun else 'begins anew'}")
             if interrupted.working:
                 sys.stdout.flush()
                 os._exit(interrupted.status)  # a compilation can not be stopped otherwise

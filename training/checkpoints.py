@@ -14,11 +14,13 @@ import json
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import orbax.checkpoint as ocp
 
+from training.signals import Interrupted
 from training.trees import checksums, flatten, unflatten
 
 DAMAGED = "damaged"
@@ -146,10 +148,28 @@ class Checkpoints:
         trees = {item: unflatten(template, read[item]) for item, template in templates.items()}
         return Restored(step, trees, record["meta"])
 
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            if error is None or isinstance(error, Interrupted):
+                raise
+
     def close(self) -> None:
-        """Waits for the last checkpoint and ends orbax's threads."""
-        self.wait()
-        self._manager.close()
+        """Waits for the last checkpoint and ends orbax's threads.
+
+        Raises:
+            CheckpointError: it can not be written.
+        """
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
 
     def _set_aside(self, step: int) -> Path:
         aside = self._directory.parent / f"{self._directory.name}-{DAMAGED}"

@@ -166,7 +166,7 @@ _RANGES = {
     "eval_every": (1, _MANY),
     "eval_batches": (0, _MANY),
     "patience": (0, _MANY),
-    "explosion": (1, _MANY),
+    "explosion": (1, float("inf")),
     "checkpoint_every": (1, _MANY),
     "keep": (1, _MANY),
     "peak": (0, float("inf")),

@@ -68,6 +68,7 @@ class Interrupts:
         Raises:
             Interrupted: a signal came; the function goes on, and its result is lost.
         """
+        self.check()
         outcome: list[Any] = []
         errors: list[BaseException] = []
 

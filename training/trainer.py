@@ -6,6 +6,7 @@ again by the same command gives bit for bit the losses and the parameters of an 
 """
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -95,29 +96,31 @@ class Trainer:
             TrainingError: loss or gradient are not finite, or the loss exploded, or a file can not be written.
             CheckpointError: a checkpoint can not be written, or none can be read.
         """
-        self._checkpoints = Checkpoints(self._files.checkpoints, keep=self._settings.keep)
-        self._best = Checkpoints(self._files.best, keep=1) if self._settings.patience else None
         try:
-            self._restore_or_begin()
-            events = None
-            if self._settings.tensorboard:
-                events = tensorboard_writer(self._files.tensorboard, self._progress.step)
-            self._log = MetricsLog(self._files.metrics, events)
-            try:
-                self._compile()
-                self._observer.began(self._progress.step)
-                self._loop()
-                return self._finish()
-            except Interrupted:
-                self._settle(most=0)
-                self._save()
-                self._checkpoints.close()
-                raise
+            with contextlib.ExitStack() as opened:
+                return self._train(opened)
         except OSError as error:
             raise TrainingError(
                 f"cannot write to {self._files.path}: {error.strerror}; give the same command again to go on from the "
                 "last checkpoint"
             ) from error
+
+    def _train(self, opened: contextlib.ExitStack) -> dict[str, float]:
+        settings, files = self._settings, self._files
+        self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, keep=settings.keep))
+        self._best = opened.enter_context(Checkpoints(files.best, keep=1)) if settings.patience else None
+        self._restore_or_begin()
+        events = tensorboard_writer(files.tensorboard, self._progress.step) if settings.tensorboard else None
+        self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, events)))
+        try:
+            self._compile()
+            self._observer.began(self._progress.step)
+            self._loop()
+            return self._finish()
+        except Interrupted:
+            self._settle(most=0)
+            self._save()
+            raise
 
     def _restore_or_begin(self) -> None:
         def begin(key):
@@ -129,7 +132,7 @@ class Trainer:
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             cut(self._files.metrics, 0)
-            self._state: TrainState = self._interrupts.run(lambda: jax.jit(begin)(self._init_key))
+            self._state: TrainState = jax.jit(begin)(self._init_key)
             return
         trees = jax.tree.map(jnp.array, restored.trees)
         opt_state, healthy = trees["state"]
@@ -267,8 +270,7 @@ class Trainer:
             params = jax.tree.map(jnp.array, restored.trees["params"])
             self._state = self._state._replace(params=params, average=None)
             results = self._evaluation(0)
-        self._checkpoints.close()
-        self._log.close()
+        self._checkpoints.wait()
         self._files.save_parameters(self._evaluated_params())
         self._files.save_results({"step": self._progress.best_step if self._best else self._progress.step, **results})
         plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)

@@ -1,0 +1,171 @@
+"""scripts/train.py: every wrong input is one clear sentence and exit status 2, before any training."""
+
+import importlib.util
+import itertools
+import json
+import pathlib
+
+import pytest
+
+from training.settings import TASKS, settings_of
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
+SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
+TINY = {"--tokenizer": "bytes", "--batch-size": 4, "--steps": 3, "--eval-batches": 2, "--peak": 1e9} | {
+    f"--{name}": size for name, size in SIZES.items()
+}
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("train_script", ROOT / "scripts" / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def train(script, tmp_path, capsys):
+    """Runs the command line; returns status, standard output and standard error."""
+
+    def run(*arguments, flags=TINY, run="run"):
+        own = {"--run": tmp_path / run, "--cache": tmp_path / "cache"}
+        given = [*itertools.chain(*flags.items(), *own.items()), *arguments[1:]]
+        status = script.main([arguments[0], "--quiet", *map(str, given)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def assert_refused(result, *parts):
+    status, out, err = result
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("train.py: ")
+    for part in parts:
+        assert part in err
+
+
+def test_a_run_from_the_command_line(train, text, tmp_path):
+    status, out, err = train("d", "--data", text)
+    assert (status, err) == (0, "")
+    assert "bits per byte" in out
+    assert "gzip -9" in out
+    assert "a sample (Algorithm 14" in out
+    record = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in record] == [1, 2, 3]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert (settings["data"], settings["batch_size"]) == ([str(text)], 4)
+    status, _, err = train("d", "--data", text)
+    assert (status, err) == (0, "going on after step 3\n")
+    assert_refused(
+        train("d", "--data", text, "--steps", "5", flags=[f for f in TINY if f not in ("--steps", "3")]),
+        "steps: 3, now 5",
+    )
+    text.write_text(TEXT + "More.\n")
+    assert_refused(train("d", "--data", text), "began with another training data")
+
+
+def test_a_file_of_settings(train, text, tmp_path):
+    config = tmp_path / "settings.json"
+    config.write_text(json.dumps({"data": [str(text)], "steps": 2, "L": 3}))
+    status, _, _ = train("d", "--config", config)
+    assert status == 0
+    written = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert (written["steps"], written["L"], written["data"]) == (3, 1, [str(text)])  # flags come first
+    status, _, _ = train("d", "--config", tmp_path / "run" / "config.json", flags={}, run="again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["settings"] == written
+
+
+def test_a_task_may_be_read_from_labelled_text(train, tmp_path):
+    path = tmp_path / "labels.tsv"
+    path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(80)))
+    status, out, _ = train("classify", "--data", path)
+    assert status == 0
+    assert "accuracy" in out
+    with path.open("a") as file:
+        file.write("no label\n")
+    assert_refused(train("classify", "--data", path, run="other"), f"{path}:81: expected label TAB text")
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "nothing but white space"),
+        (b"abc\0def", "zero byte at byte offset 3"),
+        (b"caf\xe9 au lait", "not UTF-8 at byte offset 3"),
+        (b"Short.\n\nShorter.\n\nEnd.", "fewer than one sequence"),
+        (b"One paragraph.", "too few to hold some out"),
+    ],
+)
+def test_bad_files_are_refused(train, tmp_path, contents, message):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(contents)
+    assert_refused(train("d", "--data", path, "--l_max", "64"), str(path) if "sequence" not in message else "", message)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nothing.txt"], "cannot read nothing.txt: No such file or directory"),
+        (["--data", "spa-eng"], "spa-eng holds pairs, but d trains on text; choose docs"),
+        (["--data", "docs", "x.txt"], "docs is a named data set"),
+        (["--H", "3"], "d_e = 8 is not a multiple of H = 3"),
+        (["--warmup", "9"], "warmup is 9, expected at most the 3 steps"),
+        (["--optimizer", "sgd"], "weight_decay is 0.1, but sgd has none"),
+        (["--learning-rate", "-1"], "learning_rate is -1.0, expected a positive number"),
+        (["--config", "nothing.json"], "cannot read the settings nothing.json"),
+        (["--tokenizer", "nothing"], "cannot read the tokenizer nothing"),
+    ],
+)
+def test_what_can_not_be_is_refused(train, text, arguments, message):
+    given = arguments if "--data" in arguments else ["--data", text, *arguments]
+    assert_refused(train("d", *given), message)
+
+
+def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("…")
+    assert_refused(train("d", "--data", text), "not empty, and there is no config.json")
+
+
+def test_an_exploding_run_ends_with_status_1(train, text):
+    status, _, err = train("d", "--data", text, "--learning-rate", "1e30", "--clip", "0", "--checkpoint-every", "1")
+    assert status == 1
+    assert err.count("\n") == 1
+    assert "train.py: step 2: the loss is " in err
+    assert "the last good checkpoint is of step 1" in err
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_help_has_every_setting_with_its_default(script, capsys, task):
+    with pytest.raises(SystemExit) as ended:
+        script.main([task, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert out.count("(default: ") == len(settings_of(task)) + 1
+    for name in settings_of(task):
+        assert script.flag(name) in out
+
+
+def test_usage_is_refused_with_status_2(script, capsys):
+    for arguments in ([], ["f"], ["d"], ["d", "--run", "x", "--layers", "3"], ["d", "--run", "x", "--L", "many"]):
+        with pytest.raises(SystemExit) as ended:
+            script.main(arguments)
+        assert ended.value.code == 2
+        assert "usage: " in capsys.readouterr().err
