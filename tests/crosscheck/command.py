@@ -12,6 +12,7 @@ import jax
 from rich.console import Console
 
 from .algorithms import PSEUDOCODE
+from .book import write_book
 from .comparison import Results, compare
 from .mutations import MUTATIONS, check_mutations
 from .report import as_json, print_results
@@ -86,6 +87,4 @@ def _write(results: Results, options: argparse.Namespace, console: Console) -> N
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
     if options.html is not None:
-        from .book import write_book  # its libraries are needed for nothing else
-
         console.print(f"book: {write_book(results, options.html, ROOT)}", markup=False)

@@ -191,7 +191,12 @@ def _edited(mutation: Mutation, root: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def imported(root: pathlib.Path) -> Iterator[ModuleType]:
-    """Import the package `algorithms` of another root, as long as the context lasts."""
+    """Import the package `algorithms` of another root, as long as the context lasts.
+
+    The tests' checks of signatures remember the classes that they saw first, and so stay with the own package.
+    """
+    finders = list(sys.meta_path)
+    sys.meta_path[:] = [finder for finder in finders if not type(finder).__module__.startswith("jaxtyping")]
     own = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "algorithms"}
     for name in own:
         del sys.modules[name]
@@ -200,6 +205,7 @@ def imported(root: pathlib.Path) -> Iterator[ModuleType]:
         yield importlib.import_module("algorithms")
     finally:
         sys.path.remove(str(root))
+        sys.meta_path[:] = finders
         for name in [name for name in sys.modules if name.split(".")[0] == "algorithms"]:
             del sys.modules[name]
         sys.modules.update(own)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from markupsafe import Markup
 
-from ..values import difference
+from tests.crosscheck.values import difference
+
 from .listing import CodeLine, highlighted, page_of
 
 __all__ = ["BackwardRule", "backward_rules"]

@@ -10,7 +10,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from ..comparison import LineResult, Place
+from tests.crosscheck.comparison import LineResult, Place
 
 __all__ = ["CodeLine", "Excerpt", "excerpts", "highlighted", "style_sheet"]
 

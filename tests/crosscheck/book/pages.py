@@ -10,10 +10,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from ..algorithms import PSEUDOCODE
-from ..comparison import TOLERANCE, LineResult, Results
-from ..pseudocode import Algorithm
-from ..report import shape_text
+from tests.crosscheck.algorithms import PSEUDOCODE
+from tests.crosscheck.comparison import TOLERANCE, LineResult, Results
+from tests.crosscheck.pseudocode import Algorithm
+from tests.crosscheck.report import shape_text
+
 from .backward import BackwardRule, backward_rules
 from .listing import Excerpt, excerpts, highlighted, page_of, style_sheet
 from .mathml import mathml, sentence

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from markupsafe import Markup, escape
 
-from ..records import CodeRecord
-from ..values import plain
+from tests.crosscheck.records import CodeRecord
+from tests.crosscheck.values import plain
 
 __all__ = ["residual_stream"]
 

@@ -1,0 +1,234 @@
+"""The cross-check agrees on the shipped code, and names algorithm and line where the code is made wrong."""
+
+import json
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algorithms
+from tests.crosscheck import command, values
+from tests.crosscheck.algorithms import PSEUDOCODE
+from tests.crosscheck.command import ROOT
+from tests.crosscheck.comparison import compare
+from tests.crosscheck.mutations import MUTATIONS, Mutation, locate
+from tests.crosscheck.report import as_json, summary
+from tests.crosscheck.scenarios import Scenarios
+from tests.crosscheck.tags import Tag, numbers, read
+
+LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
+COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
+SAMPLE = ("token off by one", "mask transposed", "1/√d dropped", "bias of the output skipped", "ε misplaced")
+
+
+def crosscheck(numbers, implementation="paper", **sizes):
+    scenarios = Scenarios(algorithms, seed=0, sizes=sizes, implementation=implementation)
+    return compare(scenarios, ROOT, numbers)
+
+
+@pytest.fixture(scope="module")
+def components():
+    return crosscheck(COMPONENTS)
+
+
+def test_every_line_of_the_paper_is_listed():
+    assert {n: len(algorithm.lines) for n, algorithm in PSEUDOCODE.items()} == LINES
+    for n, algorithm in PSEUDOCODE.items():
+        printed = [line.number for line in algorithm.lines if line.number != "return"]
+        assert printed == [str(i + 1) for i in range(len(printed))], n
+        assert algorithm.lines[-1].number == "return" or n == 7
+
+
+def test_the_components_agree_line_by_line(components):
+    assert components.ok, summary(components)
+    assert len(components.lines) == sum(LINES[n] for n in COMPONENTS)
+    assert components.worst <= 1e-10
+    for result in components.lines.values():
+        assert result.verdict == "equal"
+        assert all(cell.visits >= 1 for cell in result.cells.values())
+        assert all(
+            (ROOT / place.file).read_text("utf-8").splitlines()[place.line - 1].strip() for place in result.places
+        )
+
+
+def test_heads_are_compared_one_by_one(components):
+    of_heads = components.lines[5, "2"].cells["Y_h"]
+    assert of_heads.visits == 2 * 2  # runs, heads
+    assert sum(cell.visits for cell in components.lines[4, "4"].elsewhere[5]) == 2 * 2
+
+
+def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
+    results = crosscheck([4, 10], L=2, B=2)
+    assert results.ok, summary(results)
+    layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
+    assert results.lines[10, "6"].cells["X"].visits == layers * sequences
+    assert sum(cell.visits for cell in results.lines[4, "5"].elsewhere[10]) == 2 * layers * sequences
+
+
+def test_fused_lines_are_one_step():
+    results = crosscheck([4], "blockwise")
+    assert results.ok, summary(results)
+    verdicts = {number: result.verdict for (_, number), result in results.lines.items()}
+    assert verdicts == {"1": "equal", "2": "equal", "3": "equal", "4": "within", "5": "within", "return": "equal"}
+    assert results.lines[4, "4"].group == ("4", "5", "return")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_changes_the_code(name):
+    mutation = MUTATIONS[name]
+    text = (ROOT / "algorithms" / mutation.file).read_text("utf-8")
+    assert text.count(mutation.old) == 1
+    assert mutation.old != mutation.new
+
+
+def test_mutations_reach_every_algorithm():
+    assert {mutation.algorithm for mutation in MUTATIONS.values()} == set(LINES)
+
+
+@pytest.fixture(scope="module")
+def cache():
+    return {}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_mutation_is_located(name, cache):
+    mutation = MUTATIONS[name]
+    results = locate(mutation, ROOT, 0, cache)
+    assert not results.ok
+    assert results.first is not None
+    assert results.first[:2] == (mutation.algorithm, mutation.line), summary(results)
+    assert sys.modules["algorithms"] is algorithms
+
+
+def test_a_line_without_counterpart_is_reported(cache):
+    K = "K = linear(W_k, Z, b_k, implementation)"
+    without_tag = Mutation("attention.py", f"{K}  # line 2", K, 4, "2")
+    results = locate(without_tag, ROOT, 0, cache)
+    assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
+    assert not results.ok
+
+
+def test_an_error_is_reported_with_its_line(cache):
+    raising = Mutation("attention.py", "v_tilde = v @ alpha", "v_tilde = alpha @ v", 3, "return")
+    results = locate(raising, ROOT, 0, cache)
+    assert results.errors[3][0] == "return"
+    assert results.first is not None
+    assert results.first[:2] == (3, "return")
+
+
+@pytest.mark.slow
+def test_all_lines_agree():
+    results = crosscheck(sorted(LINES))
+    assert results.ok, summary(results)
+    assert len(results.lines) == 105
+    assert results.worst <= 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in SAMPLE])
+def test_every_mutation_is_located(name, cache):
+    mutation = MUTATIONS[name]
+    first = locate(mutation, ROOT, 0, cache).first
+    assert first is not None
+    assert first[:2] == (mutation.algorithm, mutation.line)
+
+
+@pytest.mark.slow
+def test_fused_implementations_agree():
+    results = crosscheck([5, 8, 9, 10, 13, 14], "blockwise")
+    assert results.ok, summary(results)
+
+
+def test_values_come_out_of_tracers_with_the_mapped_axes_in_front():
+    seen = []
+
+    def f(x, y):
+        seen.append(values.mapped(x * y))
+        return x * y
+
+    x, y = np.arange(6.0).reshape(2, 3), np.arange(1.0, 5)
+    with jax.disable_jit():
+        jax.vmap(lambda row: jax.vmap(f, (None, 0))(row, jnp.asarray(y)))(jnp.asarray(x))
+        jax.grad(lambda a: f(a, 2.0))(3.0)
+    array, axes = seen[0]
+    assert axes == 2
+    np.testing.assert_array_equal(array, x[:, None, :] * y[None, :, None])
+    assert seen[1] == (np.asarray(6.0), 0)
+
+
+def test_an_abstract_value_is_none():
+    def f(x):
+        with pytest.raises(values.AbstractValueError, match="computed"):
+            values.mapped(x)
+        return x
+
+    jax.jit(f)(1.0)
+
+
+def test_differences():
+    inf, nan = math.inf, math.nan
+    assert values.difference(np.array([1.0, -inf, nan]), np.array([1.5, -inf, nan])) == 0.5
+    assert values.difference(np.array([-inf]), np.array([0.0])) == inf
+    assert values.difference(np.array([nan]), np.array([0.0])) == inf
+    assert values.difference(np.zeros(2), np.zeros(3)) == inf
+    np.testing.assert_array_equal(values.prefix(np.arange(6).reshape(2, 3), (2, 1)), [[0], [3]])
+    assert values.prefix(np.zeros(2), (3,)).shape == (2,)
+
+
+def test_tags(tmp_path):
+    (tmp_path / "code.py").write_text(
+        'def f(x):\n    """Lines 1-9 of Algorithm 7: f."""\n'
+        "    a = (  # lines 2-3, return\n        x\n    )\n"
+        "    for i in x:  # line 4: a note, line 8\n        a, b = i  # line 5; line 6 of Algorithm 8\n"
+        "    return a  # no tag, line 9\n"
+    )
+    (function,) = read(tmp_path / "code.py", tmp_path).values()
+    assert (function.algorithm, function.is_algorithm) == (7, False)
+    first, loop, body = dict.fromkeys(function.statements.values())
+    assert (first.first, first.last, first.target) == (3, 5, "a")
+    assert first.tags == (Tag(None, "2", "3"), Tag(None, "return", "return"))
+    assert loop.body == (7, 7)
+    assert loop.tags == (Tag(None, "4", "4"),)
+    order = ("4", "5", "6", "return")
+    assert numbers(body.tags, 7, order) == ("5",)
+    assert numbers(body.tags, 8, order) == ("6",)
+    assert body.target == "a"
+
+
+def test_command_line(tmp_path, capsys):
+    assert command.main(["--algorithm", "6", "--sizes", "d_e=5", "--json", str(tmp_path / "result.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "1 algorithms, 3 lines: 3 equal" in printed
+    assert "algorithms/normalization.py:" in printed
+    result = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert result["ok"] is True
+    assert [line["line"] for line in result["lines"]] == ["1", "2", "return"]
+    assert result["lines"][2]["variables"][0]["shape"] == [5, 1]
+    assert result["lines"][0]["code"][0]["text"].startswith("m = ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algorithm", "16"], "invalid choice: 16"),
+        (["--sizes", "H"], "NAME=SIZE"),
+        (["--sizes", "Q=3"], "expected one of N_V"),
+        (["--sizes", "d_e=1"], "d_e: expected at least 2, got 1"),
+        (["--implementation", "fast"], "expected one of auto"),
+        (["--mutations", "none such"], "none such"),
+    ],
+)
+def test_wrong_usage(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_json_has_every_line(components):
+    lines = as_json(components)["lines"]
+    assert len(lines) == len(components.lines)
+    assert all(line["verdict"] == "equal" and line["formula"] for line in lines)
