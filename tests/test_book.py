@@ -1,0 +1,210 @@
+"""The book of the cross-check, in a real browser: every algorithm and line is there, and nothing errors."""
+
+import dataclasses
+import html.parser
+import itertools
+import re
+import shutil
+import subprocess
+
+import pytest
+from PIL import Image
+
+import algorithms
+from tests.crosscheck.algorithms import PSEUDOCODE
+from tests.crosscheck.book import write_book
+from tests.crosscheck.command import ROOT
+from tests.crosscheck.comparison import compare
+from tests.crosscheck.scenarios import Scenarios
+
+SAMPLE = (1, 4, 6, 10)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclasses.dataclass
+class Page(html.parser.HTMLParser):
+    """What a page consists of."""
+
+    text: str
+
+    def __post_init__(self):
+        super().__init__()
+        self.tags, self.ids, self.links, self.words = [], [], [], []
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "a":
+            self.links.append(attributes["href"])
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def write(folder, numbers):
+    scenarios = Scenarios(algorithms, seed=0, sizes={"L": 2, "B": 2}, implementation="paper")
+    results = compare(scenarios, ROOT, numbers)
+    return write_book(results, folder, ROOT).parent
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("book"), SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium found; on Debian: apt install chromium")
+
+    def run(url, folder, *options):
+        profile = folder / "profile"
+        shutil.rmtree(profile, ignore_errors=True)
+        command = [found, *FLAGS, f"--user-data-dir={profile}", *options, url]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+
+    return run
+
+
+def open_all(book, browser, folder, numbers):
+    """Open every page about an algorithm and the index; returns them as the browser understands them."""
+    pages = {}
+    for name in ("index.html", *(f"algorithm-{n}.html" for n in numbers)):
+        log = folder / "net.json"
+        options = ("--dump-dom", "--enable-logging=stderr", f"--log-net-log={log}")
+        done = browser((book / name).as_uri(), folder, *options)
+        assert "CONSOLE" not in done.stderr, done.stderr
+        requested = set(re.findall(r'"url":"([^"]+)"', log.read_text("utf-8")))
+        foreign = {url for url in requested if not url.startswith(("file:", "data:", "chrome"))}
+        assert not foreign, f"{name} asks for {foreign}"
+        pages[name] = Page(done.stdout)
+    return pages
+
+
+def check_lines(pages, numbers):
+    for n in numbers:
+        page = pages[f"algorithm-{n}.html"]
+        for line in PSEUDOCODE[n].lines:
+            assert f"paper-{line.number}" in page.ids
+            assert f"code-{line.number}" in page.ids
+            assert f"#code-{line.number}" in page.links
+            assert f"#paper-{line.number}" in page.links
+        assert f"algorithm-{n}.html" in pages["index.html"].links
+        assert sum(tag == "math" for tag, _ in page.tags) >= len(PSEUDOCODE[n].lines)
+        assert "all equal" in " ".join(page.words)
+
+
+def test_every_line_is_there_and_nothing_errors(book, browser, tmp_path):
+    pages = open_all(book, browser, tmp_path, SAMPLE)
+    check_lines(pages, SAMPLE)
+    assert any(tag == "svg" for tag, _ in pages["index.html"].tags)
+
+
+@pytest.mark.slow
+def test_all_algorithms_are_there(browser, tmp_path):
+    book = write(tmp_path / "book", sorted(PSEUDOCODE))
+    check_lines(open_all(book, browser, tmp_path, sorted(PSEUDOCODE)), sorted(PSEUDOCODE))
+
+
+def test_the_browser_check_sees_errors_and_requests(browser, tmp_path):
+    (tmp_path / "algorithm-1.html").write_text("<script>console.error('wrong')</script>", "utf-8")
+    (tmp_path / "index.html").write_text("<img src='http://localhost:9/picture.png'>", "utf-8")
+    with pytest.raises(AssertionError, match=r"picture\.png|ERR_"):
+        open_all(tmp_path, browser, tmp_path, ())
+    (tmp_path / "index.html").write_text("<p>nothing", "utf-8")
+    with pytest.raises(AssertionError, match="wrong"):
+        open_all(tmp_path, browser, tmp_path, (1,))
+
+
+def test_a_line_highlights_its_counterpart(book, browser, tmp_path):
+    picture = tmp_path / "page.png"
+    url = f"{(book / 'algorithm-4.html').as_uri()}#paper-4"
+    browser(url, tmp_path, "--window-size=1280,1400", f"--screenshot={picture}")
+    with Image.open(picture) as image:
+        pixels = image.convert("RGB").load()
+        marked = {x < 640 for x, y in itertools.product(range(1280), range(1400)) if pixels[x, y] == (0xFB, 0xEE, 0xC2)}
+    assert marked == {True, False}
+
+
+def test_links_lead_somewhere(book):
+    pages = {path.name: Page(path.read_text("utf-8")) for path in book.glob("*.html")}
+    written = {f"algorithm-{n}.html" for n in SAMPLE}
+    for name, page in pages.items():
+        assert len(page.ids) == len(set(page.ids)), name
+        for link in page.links:
+            target, _, anchor = link.partition("#")
+            if re.fullmatch(r"algorithm-\d+\.html", target) and target not in written:
+                continue  # a rule that belongs to an algorithm outside the sample
+            assert (target or name) in pages, f"{name}: {link}"
+            assert not anchor or anchor in pages[target or name].ids, f"{name}: {link}"
+
+
+def test_pages_work_without_scripts_and_without_the_network(book):
+    for path in book.glob("*.html"):
+        tags = Page(path.read_text("utf-8")).tags
+        assert not any(tag in ("script", "iframe", "img") for tag, _ in tags)
+        sources = [a["href"] for tag, a in tags if tag == "link"]
+        assert sources == ["data:,", "book.css"]
+    assert not re.search(r"url\(|@import", (book / "book.css").read_text("utf-8"))
+
+
+def test_pages_are_accessible(book):
+    for path in book.glob("*.html"):
+        tags = Page(path.read_text("utf-8")).tags
+        assert ("html", {"lang": "en"}) in tags
+        assert [tag for tag, _ in tags].count("main") == 1
+        levels = [int(tag[1]) for tag, _ in tags if re.fullmatch("h[1-6]", tag)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        for tag, attributes in tags:
+            if tag == "th":
+                assert attributes.get("scope") in ("col", "row")
+            if tag == "svg":
+                assert attributes["role"] == "img"
+                assert attributes["aria-labelledby"]
+            if attributes.get("role") == "region":
+                assert attributes["tabindex"] == "0"
+                assert attributes.get("aria-label") or attributes.get("aria-labelledby")
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_text_has_contrast(book):
+    style = (book / "book.css").read_text("utf-8")
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)[:2]
+    )
+    for colours in (light, dark):
+        for text in ("ink", "quiet", "link", "good", "bad", "keyword"):
+            for ground in ("ground", "panel", "mark"):
+                a, b = sorted((luminance(colours[text]), luminance(colours[ground])))
+                assert (b + 0.05) / (a + 0.05) >= 4.5, (text, ground)
+
+
+def test_what_the_run_found_is_told(tmp_path):
+    scenarios = Scenarios(algorithms, seed=0, sizes={}, implementation="paper")
+    results = compare(scenarios, ROOT, [7])
+    results.lines[7, "1"].cells["p"].worst = 0.25
+    write_book(results, tmp_path, ROOT)
+    page, index = ((tmp_path / name).read_text("utf-8") for name in ("algorithm-7.html", "index.html"))
+    assert "not all equal" in page
+    assert "2.5 × 10<sup>−1</sup>" in page
+    assert "1 do not agree" in index
