@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from training.data_records import Corpus, Document
-from training.data_store import LabelledStore, PairStore, TokenStore
-from training.datasets import LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data_store import LabelledStore, PairStore, Splits, TokenStore
 from training.models import model_config
-from training.run_data import RunData
+from training.run_data import RunData, make_dataset
 from training.runs import Description, RunDirectory
 from training.settings import Settings, settings_from
 from training.signals import Interrupts
@@ -38,32 +37,32 @@ def text_store(n: int, *, seed: int = 0, part: str = "train") -> TokenStore:
 
 def settings_for(task: str, **values: Any) -> Settings:
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 1}
-    return settings_from({**TINY, **layers, "dropout": 0.0, **values}, task=task)
+    more = {"p_mask": 0.3} if task == "e" else {}
+    return settings_from({**TINY, **layers, **more, "dropout": 0.0, **values}, task=task)
 
 
 def data_for(settings: Settings) -> RunData:
     """Tiny data for a task."""
-    sizes: dict[str, Any] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    parts = [text_store(40, seed=1), text_store(9, seed=2, part="validation")]
-    labels: tuple[str, ...] = ()
-    if settings.task == "d":
-        train, validation = (NextTokens(store, mode=settings.rows, **sizes) for store in parts)
-    elif settings.task == "e":
-        train, validation = (MaskedTokens(store, p_mask=0.3, **sizes) for store in parts)
-    elif settings.task == "ed":
-        train, validation = (SequencePairs(PairStore(store, store), **sizes) for store in parts)
-    else:
-        labels = ("even", "odd")
-        train, validation = (
-            LabelledTexts(LabelledStore(s, np.array([s[i][1] % 2 for i in range(len(s))], np.int32), labels), **sizes)
-            for s in parts
-        )
+    parts: list[Any] = [text_store(40, seed=1), text_store(9, seed=2, part="validation")]
+    if settings.task == "ed":
+        parts = [PairStore(store, store) for store in parts]
+    elif settings.task == "classify":
+        labels = [np.array([s[i][1] % 2 for i in range(len(s))], np.int32) for s in parts]
+        parts = [LabelledStore(s, of_s, ("even", "odd")) for s, of_s in zip(parts, labels, strict=True)]
+    train, validation = (make_dataset(settings, store) for store in parts)
     documents = [Document("abc")]
     corpus = Corpus(
         name="tiny", kind="text", source="", licence="", fingerprint="", train=documents, validation=documents, test=[]
     )
     tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
-    return RunData(corpus=corpus, tokenizer=tokenizer, train=train, validation=validation, labels=labels)
+    return RunData(
+        corpus=corpus,
+        tokenizer=tokenizer,
+        stores=Splits(parts[0], parts[1], parts[1]),
+        train=train,
+        validation=validation,
+        labels=("even", "odd") if settings.task == "classify" else (),
+    )
 
 
 class Witness:

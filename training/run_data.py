@@ -1,6 +1,6 @@
 """The data of a run: corpus, tokenizer, token stores, and the batches for training and for evaluation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,17 @@ from typing import Any
 from training.corpora import SOURCES, load_corpus
 from training.data_files import read_corpus
 from training.data_records import Corpus, DataError, Kind
-from training.data_store import TokenStore, tokenize_labelled, tokenize_pairs, tokenize_text
+from training.data_store import Splits, tokenize_labelled, tokenize_pairs, tokenize_text
 from training.datasets import Dataset, LabelledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.settings import Settings
 from training.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 
 KINDS: dict[str, Kind] = {"d": "text", "e": "text", "ed": "pairs", "classify": "labelled"}
+TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
+    "text": tokenize_text,
+    "pairs": tokenize_pairs,
+    "labelled": tokenize_labelled,
+}
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
 
 
@@ -24,6 +29,7 @@ class RunData:
     Attributes:
         corpus: the records, split.
         tokenizer: what makes tokens of them.
+        stores: the tokens of each part.
         train: the batches.
         validation: the held-out batches.
         labels: the classes, by number; none but for classification.
@@ -32,6 +38,7 @@ class RunData:
 
     corpus: Corpus[Any]
     tokenizer: Tokenizer
+    stores: Splits[Any]
     train: Dataset
     validation: Dataset
     labels: tuple[str, ...] = ()
@@ -40,11 +47,7 @@ class RunData:
     @property
     def tokens_per_byte(self) -> float | None:
         """Predicted tokens for each UTF-8 byte of the held-out text; None where not every byte is predicted once."""
-        if not isinstance(self.validation, NextTokens):
-            return None
-        store = self.validation.store
-        windows = self.validation.mode == "windows"  # there, only the first bos is not predicted
-        return (store.n_tokens - (1 if windows else len(store))) / store.n_bytes
+        return tokens_per_byte(self.validation)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -70,11 +73,47 @@ def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cac
     corpus = _corpus(settings, cache_dir)
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus)
-    if settings.task in ("d", "e"):
-        return _text(settings, corpus, tokenizer, cache_dir)
-    if settings.task == "ed":
-        return _pairs(settings, corpus, tokenizer, cache_dir)
-    return _labelled(settings, corpus, tokenizer, cache_dir)
+    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir)
+    train, validation = (make_dataset(settings, store) for store in (stores.train, stores.validation))
+    return RunData(
+        corpus=corpus,
+        tokenizer=tokenizer,
+        stores=stores,
+        train=train,
+        validation=validation,
+        labels=getattr(stores.train, "names", ()),
+        notes=_notes(settings, stores.train, train, validation),
+    )
+
+
+def tokens_per_byte(data: Dataset) -> float | None:
+    """Returns the predicted tokens for each UTF-8 byte of a text; None where not every byte is predicted once.
+
+    Args:
+        data: a part of the data.
+    """
+    if not isinstance(data, NextTokens):
+        return None
+    windows = data.mode == "windows"  # there, only the first bos is not predicted
+    return (data.store.n_tokens - (1 if windows else len(data.store))) / data.store.n_bytes
+
+
+def make_dataset(settings: Settings, store: Any) -> Dataset:
+    """Returns the batches of a part of the data.
+
+    Args:
+        settings: of the run.
+        store: the part's tokens.
+
+    Raises:
+        DataError: there are none that fit.
+    """
+    sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
+    if settings.task == "d":
+        return NextTokens(store, mode=settings.rows, **sizes)
+    if settings.task == "e":
+        return MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes)
+    return SequencePairs(store, **sizes) if settings.task == "ed" else LabelledTexts(store, **sizes)
 
 
 def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
@@ -125,48 +164,12 @@ class _Texts:
         return (text for part in self.parts for record in part for text in _texts(record))
 
 
-def _text(settings: Settings, corpus, tokenizer: Tokenizer, cache_dir: Path | None) -> RunData:
-    stores = tokenize_text(corpus, tokenizer, cache_dir=cache_dir)
-
-    def make(store: TokenStore) -> Dataset:
-        sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-        if settings.task == "d":
-            return NextTokens(store, mode=settings.rows, **sizes)
-        return MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes)
-
-    notes = []
-    if stores.train.dropped_paragraphs:
-        notes.append(
-            f"{stores.train.dropped_paragraphs} paragraphs of the training text are held out, so they are left out"
-        )
-    return RunData(
-        corpus=corpus,
-        tokenizer=tokenizer,
-        train=make(stores.train),
-        validation=make(stores.validation),
-        notes=tuple(notes),
-    )
-
-
-def _pairs(settings: Settings, corpus, tokenizer: Tokenizer, cache_dir: Path | None) -> RunData:
-    stores = tokenize_pairs(corpus, tokenizer, cache_dir=cache_dir)
-    sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    train, validation = (SequencePairs(store, **sizes) for store in (stores.train, stores.validation))
-    notes = _cut_notes(settings, train.n_too_long, validation.n_too_long, "pairs are left out")
-    return RunData(corpus=corpus, tokenizer=tokenizer, train=train, validation=validation, notes=notes)
-
-
-def _labelled(settings: Settings, corpus, tokenizer: Tokenizer, cache_dir: Path | None) -> RunData:
-    stores = tokenize_labelled(corpus, tokenizer, cache_dir=cache_dir)
-    sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    train, validation = (LabelledTexts(store, **sizes) for store in (stores.train, stores.validation))
-    notes = _cut_notes(settings, train.n_too_long, validation.n_too_long, "texts are cut")
-    return RunData(
-        corpus=corpus, tokenizer=tokenizer, train=train, validation=validation, labels=stores.train.names, notes=notes
-    )
-
-
-def _cut_notes(settings: Settings, train: int, validation: int, what: str) -> tuple[str, ...]:
-    if not train + validation:
+def _notes(settings: Settings, store: Any, train: Dataset, validation: Dataset) -> tuple[str, ...]:
+    dropped = getattr(store, "dropped_paragraphs", 0)
+    if dropped:
+        return (f"{dropped} paragraphs of the training text are held out, so they are left out",)
+    long = [data.n_too_long for data in (train, validation) if isinstance(data, SequencePairs | LabelledTexts)]
+    if not sum(long):
         return ()
-    return (f"{train} training and {validation} held-out {what}: they have more than l_max = {settings.l_max} tokens",)
+    what = "pairs are left out" if settings.task == "ed" else "texts are cut"
+    return (f"{long[0]} training and {long[1]} held-out {what}: they have more than l_max = {settings.l_max} tokens",)
