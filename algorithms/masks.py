@@ -83,7 +83,7 @@ class StructuralMask:
     __array_ufunc__ = None  # so that NumPy leaves ``array & mask`` to __rand__
 
 
-Mask = StructuralMask | Bool[Array, "l_z l_x"]
+Mask = StructuralMask | Bool[Array, "... l_z l_x"]
 
 
 def _narrower(a, b, narrower):
