@@ -1,0 +1,154 @@
+"""Generation from a cache: beside Hugging Face's, by the length of the context, and beside the memory's bandwidth."""
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import GPT2, DTransformerConfig, init_d_transformer
+from scripts.benchmarks.timing import Timing, alternate, table
+from training import decoding
+from training.cache import capacity
+from training.generation import Generator
+
+__all__ = ["run"]
+
+SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
+GPT2_124M = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
+PROMPT, L_GEN = 32, 64
+
+
+def generator(config: DTransformerConfig) -> Generator:
+    """Returns a model with random parameters."""
+    return Generator(init_d_transformer(jax.random.key(0), config, scheme="gpt2"), config)
+
+
+def greedy(model: Generator, prompts: np.ndarray) -> Callable[[], Any]:
+    """Returns a call that continues prompts by L_GEN tokens."""
+    lengths, key = np.full(len(prompts), prompts.shape[1]), jax.random.key(0)
+    return lambda: np.asarray(model.generate(prompts, lengths=lengths, l_gen=L_GEN, tau=0.0, key=key))
+
+
+def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Callable[[], Any]] | None:
+    """Returns what makes of prompts a call that continues them with Hugging Face's `generate`, on so many threads."""
+    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
+        return None
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    sizes = transformers.GPT2Config(
+        n_layer=config.L,
+        n_embd=config.d_e,
+        n_head=config.H,
+        vocab_size=config.N_V,
+        n_positions=config.l_max,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+    model = transformers.GPT2LMHeadModel(sizes).eval()
+
+    def of_prompts(prompts: np.ndarray, threads: int) -> Callable[[], Any]:
+        x = torch.from_numpy(prompts)
+        options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(x), "use_cache": True}
+
+        def call() -> Any:
+            torch.set_num_threads(threads)
+            with torch.inference_mode():
+                return model.generate(x, min_new_tokens=L_GEN, max_new_tokens=L_GEN, **options)
+
+        return call
+
+    return of_prompts
+
+
+def beside_pytorch(rounds: int) -> str:
+    """Returns the table of generation beside Hugging Face's, at batch 1 and 16, with the better number of threads."""
+    model, theirs = generator(SMALL), hugging_face(SMALL)
+    rows = []
+    for B in (1, 16):
+        prompts = np.random.default_rng(0).integers(SMALL.N_V, size=(B, PROMPT))
+        candidates = {"ours": greedy(model, prompts)}
+        if theirs is not None:
+            candidates |= {f"theirs on {n}": theirs(prompts, n) for n in {1, os.cpu_count() or 1}}
+        timing = alternate(candidates, rounds)
+        ours = timing.pop("ours")
+        row = [str(B), per(ours, L_GEN)]
+        if not timing:
+            rows.append([*row, "not installed", "-"])
+        else:
+            best = min(timing.values())
+            rows.append([*row, per(best, L_GEN), f"{best.median / ours.median:.1f}"])
+    return table(["batch", "this library, ms per step", "Hugging Face, ms per step", "Hugging Face / this"], rows)
+
+
+def per(timing: Timing, n: int) -> str:
+    """Returns the time of one of n parts."""
+    median, low, high = (1e3 * seconds / n for seconds in timing)
+    return f"{median:.2f} ({low:.2f}-{high:.2f})"
+
+
+def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
+    """Returns a call that generates n tokens, the last of which has `context` tokens before it."""
+    state = decoding.empty_state(model.weights, B=1, C=capacity(context))
+    keys = jax.random.split(jax.random.key(0), 1)
+    states = [state]
+
+    def call() -> None:
+        stop = jnp.asarray(context - 1, jnp.int32)
+        begun = states.pop()._replace(slot=stop - n)
+        options = {"tau": 0.0, "top_p": None, "top_k": None, "variant": model.config.variant}
+        ended = decoding.decode(model.weights, None, begun, keys, stop=stop, eos=jnp.asarray(-1, jnp.int32), **options)
+        states.append(jax.block_until_ready(ended))
+
+    return call
+
+
+def by_context(rounds: int) -> str:
+    """Returns the table of the time per token by the length of the context."""
+    model, n = generator(SMALL), 32
+    contexts = (64, 128, 256, 512, 1024)
+    timing = alternate({str(context): steps_at(model, context, n) for context in contexts}, rounds)
+    first = timing["64"].median
+    rows = [[name, per(t, n), f"{t.median / first:.2f}"] for name, t in timing.items()]
+    return table(["tokens of context", "ms per token", "beside 64"], rows)
+
+
+def beside_memory(rounds: int) -> str:
+    """Returns the table of the share of the memory's bandwidth at the size of GPT-2, batch 1."""
+    model, n = generator(GPT2_124M), 8
+    # W_e and W_p give one column each; everything else is read for every token.
+    read = jax.block_until_ready(jax.tree.leaves((model.weights.layers, model.weights.norm, model.weights.W_u)))
+    n_bytes = sum(a.nbytes for a in read)
+    arrays = [np.asarray(a) for a in read]
+    add_up = jax.jit(lambda arrays: sum(a.sum() for a in arrays))
+    candidates = {
+        "generation": steps_at(model, 64, n),
+        "sum, NumPy": lambda: [a.sum() for a in arrays],
+        "sum, JAX": lambda: add_up(read).block_until_ready(),
+    }
+    timing = alternate(candidates, rounds)
+    reads = {name: n if name == "generation" else 1 for name in candidates}
+    rates = {name: n_bytes * reads[name] / t.median / 1e9 for name, t in timing.items()}
+    plain = max(rates["sum, NumPy"], rates["sum, JAX"])
+    rows = [
+        [name, per(timing[name], reads[name]), f"{rates[name]:.1f}", f"{rates[name] / plain:.0%}"] for name in rates
+    ]
+    return table(["reads all weights once", "ms", "GB/s", "of the faster sum"], rows)
+
+
+def run(rounds: int) -> str:
+    """Measure, and return the Markdown tables."""
+    parts = (
+        (f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}", beside_pytorch),
+        ("The same model, batch 1, by the tokens of context", by_context),
+        (
+            "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights",
+            beside_memory,
+        ),
+    )
+    return "\n\n".join(f"{title}.\n\n{measure(rounds)}" for title, measure in parts)
