@@ -15,17 +15,13 @@ FILES = sorted(path for package in ("algorithms", "training") for path in (ROOT 
 def docstrings(path):
     """Yield (name, line, docstring) by the text alone: doctest's own finder misses what decorators wrap."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
-            text := ast.get_docstring(node)
-        ):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
             yield getattr(node, "name", path.stem), getattr(node, "lineno", 0), text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_in_docstrings(path, capsys):
-    module = importlib.import_module(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    )
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     with jax.enable_x64(False):
         for name, line, text in docstrings(path):

@@ -74,15 +74,11 @@ def d_case():
     """Return a decoder-only model and the last activations (a, b) for the sequence [2, 0]."""
     layer = SimpleNamespace(
         norm1=lifted_norm((5, 5), (0, 1)),
-        attention=lifted_attention(
-            np.zeros(2), 1, np.array([LN2 / 6, 0]), np.array([0, 1]), (3, -2), (-6, 2)
-        ),
+        attention=lifted_attention(np.zeros(2), 1, np.array([LN2 / 6, 0]), np.array([0, 1]), (3, -2), (-6, 2)),
         norm2=lifted_norm((5, 5), (-6, 0)),
         mlp=lifted_mlp(np.eye(2), (0, 0), np.eye(2), (-7, 0)),
     )
-    theta = SimpleNamespace(
-        **embeddings(), layers=[layer], norm=lifted_norm((2, 1), (0, 0.5)), W_u=LOGITS @ READ
-    )
+    theta = SimpleNamespace(**embeddings(), layers=[layer], norm=lifted_norm((2, 1), (0, 0.5)), W_u=LOGITS @ READ)
     # line 5: (7, 2), (1, 8); scores of position 1 differ by ln 2, so it attends with weights 2/3, 1/3
     # line 6: values 2 and (2 * 2 + 8)/3 = 4, hence (7, -1), (7, 1); line 7: (1, -1), (1, 1)
     # line 8: GELU(1) = PHI and GELU(-1) = PHI - 1, hence (PHI, PHI - 2), (PHI, PHI + 1)
@@ -95,9 +91,7 @@ def encoder_layer(b_mlp2, gamma2):
     #         (7 + 3 - 11, 1 - 3 - 5) = (-1, -7) and (1 + 3 - 11, 7 - 3 - 5) = (-7, -1)
     # line 6: (-1, -1), (-7, 5); line 7: hidden units 1/3 + 2/3 = 1 and -5/3 + 2/3 = -1
     return SimpleNamespace(
-        attention=lifted_attention(
-            np.zeros(2), 1, np.array([LN2 / 6, 0]), np.array([0, 1]), (1, -1), (-11, -5)
-        ),
+        attention=lifted_attention(np.zeros(2), 1, np.array([LN2 / 6, 0]), np.array([0, 1]), (1, -1), (-11, -5)),
         norm1=lifted_norm((5, 5), (0, 6)),
         mlp=lifted_mlp([[0, -1 / 3]], [2 / 3], [[1], [2]], b_mlp2),
         norm2=lifted_norm(gamma2, (0, 0)),
@@ -128,9 +122,7 @@ def e_case():
 def ed_case():
     """Return an encoder-decoder model and the last activations (a, b) for z = x = [2, 0]."""
     layer = SimpleNamespace(
-        self_attention=lifted_attention(
-            np.zeros(2), 1, np.array([LN2 / 6, 0]), np.array([0, 1]), (3, -4), (-3, 4)
-        ),
+        self_attention=lifted_attention(np.zeros(2), 1, np.array([LN2 / 6, 0]), np.array([0, 1]), (3, -4), (-3, 4)),
         norm3=lifted_norm((5, 5), (0, 1)),
         cross_attention=lifted_attention(
             np.array([0, 0.5]), 1, np.array([LN2 / 7, 0]), np.array([0, 1]), (1, 1), (1, -3.5)
@@ -139,9 +131,7 @@ def ed_case():
         mlp=lifted_mlp([[0, 1]], [0], [[2], [3]], (0, 1)),
         norm5=lifted_norm((2, 1), (0, 0.5)),
     )
-    theta = SimpleNamespace(
-        **embeddings(), encoder=[encoder_layer((7, 0), (5, 5))], decoder=[layer], W_u=LOGITS @ READ
-    )
+    theta = SimpleNamespace(**embeddings(), encoder=[encoder_layer((7, 0), (5, 5))], decoder=[layer], W_u=LOGITS @ READ)
     # line 7: ReLU 1 and 0, hence (-1 + 1 + 7, -1 + 2) = (7, 1), (-7 + 7, 5) = (0, 5)
     # line 8: (7, 1), (0, 5 sqrt 2)
     # line 14: values 1 and (2 * 1 + 7)/3 = 3, hence (7, 1), (7, -1); line 15: (7, 2), (7, 0)
@@ -195,9 +185,7 @@ def test_gelu_has_an_accurate_complex_step(x):
 
 def attention_case():
     """A head whose weights are 2^(t_z Q), for Q = 1 and 0, and whose values are (t_z, 3 t_z + 1)."""
-    W_qkv = head(
-        [[2], [0], [0], [0]], [2, 0, 0, 0], [[LN2], [0], [0], [0]], [LN2, 0, 0, 0], [[1], [3]], [1, 4]
-    )
+    W_qkv = head([[2], [0], [0], [0]], [2, 0, 0, 0], [[LN2], [0], [0], [0]], [LN2, 0, 0, 0], [[1], [3]], [1, 4])
     return np.array([[0.0, -1]]), np.array([[-1.0, 0, 1]]), W_qkv
 
 
@@ -221,9 +209,7 @@ def test_masked_attention_has_a_derivative():
     X, Z, W_qkv = attention_case()
     mask = np.array([[True, False], [False, False], [True, True]])
     gradient = oracle.complex_step_gradient(lambda W: oracle.attention(X, Z, W, mask)[0, 0], W_qkv)
-    close(
-        gradient.b_q[0], 0.32 * LN2
-    )  # variance 16/25 of t_z under the weights (1, 0, 4)/5, times ln 2 / sqrt 4
+    close(gradient.b_q[0], 0.32 * LN2)  # variance 16/25 of t_z under the weights (1, 0, 4)/5, times ln 2 / sqrt 4
     close(gradient.W_v, [[8 / 5 - 1], [0]])
     close(gradient.b_v, [1, 0])
 
@@ -231,9 +217,7 @@ def test_masked_attention_has_a_derivative():
 def test_mh_attention_stacks_the_heads():
     X, Z, W_qkv = attention_case()
     second = head([[0]], [0], [[0]], [0], [[1]], [10])  # uniform weights, one value: the mean of Z, plus 10
-    W = SimpleNamespace(
-        heads=[W_qkv, second], W_o=np.array([[1.0, 0, 0], [0, 1, 2]]), b_o=np.array([100.0, 200])
-    )
+    W = SimpleNamespace(heads=[W_qkv, second], W_o=np.array([[1.0, 0, 0], [0, 1, 2]]), b_o=np.array([100.0, 200]))
     V_tilde = oracle.mh_attention(X, Z, W, np.ones((3, 2), dtype=bool))
     close(V_tilde, [[100 + 10 / 7, 101], [200 + 37 / 7 + 20, 224]])
 
@@ -340,9 +324,7 @@ def test_e_training_masks_what_it_is_told_to():
     # mask_token (1) is embedded as token 2 is, so the activations are those of [2, 0], known by their logits
     theta.W_e[:, 1] = theta.W_e[:, 2]
     P = e_case()[1]
-    X_0 = np.log(
-        P[:3, 0] / P[3, 0]
-    )  # logits but for a constant, which X_0[0] + X_0[1] - (X_0[0] + X_0[1]) fixes
+    X_0 = np.log(P[:3, 0] / P[3, 0])  # logits but for a constant, which X_0[0] + X_0[1] - (X_0[0] + X_0[1]) fixes
     X_0 = X_0 - (X_0[0] + X_0[1])
     W_u = 0.1 * np.outer([-0.25, -0.25, -0.25, 0.75], X_0)
     masked = [[[False, False]], [[True, False]]]

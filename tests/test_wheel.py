@@ -31,9 +31,7 @@ for package in (algorithms, training):
 
 def run(*command: object, cwd: pathlib.Path) -> str:
     """Run a command and return what it printed; its complaints are the failure's message."""
-    done = subprocess.run(
-        [str(word) for word in command], check=False, cwd=cwd, capture_output=True, text=True
-    )
+    done = subprocess.run([str(word) for word in command], check=False, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -65,9 +63,7 @@ def environment(wheel, tmp_path_factory):
 def test_wheel_holds_every_module_and_the_type_markers_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    modules = {
-        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
-    }
+    modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert held == modules | {f"{package}/py.typed" for package in PACKAGES}
 
 
