@@ -96,6 +96,15 @@ class LineResult:
         return max((cell.worst for cell in self.every_cell), default=0.0)
 
     @property
+    def where(self) -> str:
+        """Where the largest difference comes from, or what is wrong."""
+        runs = [(self.algorithm, cell) for cell in self.cells.values()]
+        runs += [(n, cell) for n, cells in self.elsewhere.items() for cell in cells]
+        n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].worst), default=(0, Cell("")))
+        text = cell.problem or cell.where
+        return f"Algorithm {n}: {text}" if text and n != self.algorithm else text
+
+    @property
     def verdict(self) -> str:
         """`"equal"`, `"within"` its group, `"different"`, or `"missing"` without a counterpart."""
         if not self.places:

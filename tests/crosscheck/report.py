@@ -92,6 +92,7 @@ def _line_as_json(result: LineResult) -> dict[str, Any]:
         ],
         "values_in_other_algorithms": sum(c.visits for cells in result.elsewhere.values() for c in cells),
         "largest_difference": _finite(result.worst),
+        "where": result.where,
         "verdict": result.verdict,
     }
 
@@ -102,10 +103,7 @@ def _finite(difference: float) -> float | str:
 
 
 def _why(result: LineResult) -> str:
-    worst = max(result.every_cell, key=lambda cell: (cell.worst, bool(cell.problem)), default=None)
-    if worst is None or result.verdict == "missing":
-        return ""
-    return f", {worst.variable} by {worst.worst:.1e} ({worst.problem or worst.where})"
+    return f" by {result.worst:.1e} ({result.where})" if result.verdict == "different" else ""
 
 
 def _table(n: int, results: list[LineResult]) -> Table:
