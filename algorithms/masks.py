@@ -145,7 +145,7 @@ def padding(length: Int[Array, ""] | int) -> StructuralMask:
     return StructuralMask(length=length)
 
 
-def documents(numbers: Int[Array, "l"]) -> StructuralMask:
+def documents(numbers: Int[Array, "*batch l"]) -> StructuralMask:
     """Packed sequences: a token may attend the tokens of its own document only.
 
     Args:
