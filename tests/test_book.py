@@ -3,6 +3,7 @@
 import dataclasses
 import html.parser
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--force-prefers-reduced-motion",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # so that no request, not even the browser's own, leaves the machine
 )
 
 
@@ -79,6 +82,12 @@ def browser():
     return run
 
 
+def requested_by_pages(log):
+    """What pages asked for; the browser's own requests, for its updates and accounts, come from no page."""
+    events = [event.get("params", {}) for event in json.loads(log.read_text("utf-8"))["events"]]
+    return {params["url"] for params in events if params.get("initiator", "not an origin") != "not an origin"}
+
+
 def open_all(book, browser, folder, numbers):
     """Open every page about an algorithm and the index; returns them as the browser understands them."""
     pages = {}
@@ -87,8 +96,7 @@ def open_all(book, browser, folder, numbers):
         options = ("--dump-dom", "--enable-logging=stderr", f"--log-net-log={log}")
         done = browser((book / name).as_uri(), folder, *options)
         assert "CONSOLE" not in done.stderr, done.stderr
-        requested = set(re.findall(r'"url":"([^"]+)"', log.read_text("utf-8")))
-        foreign = {url for url in requested if not url.startswith(("file:", "data:", "chrome"))}
+        foreign = {url for url in requested_by_pages(log) if not url.startswith(("file:", "data:"))}
         assert not foreign, f"{name} asks for {foreign}"
         pages[name] = Page(done.stdout)
     return pages
@@ -122,7 +130,7 @@ def test_all_algorithms_are_there(browser, tmp_path):
 def test_the_browser_check_sees_errors_and_requests(browser, tmp_path):
     (tmp_path / "algorithm-1.html").write_text("<script>console.error('wrong')</script>", "utf-8")
     (tmp_path / "index.html").write_text("<img src='http://localhost:9/picture.png'>", "utf-8")
-    with pytest.raises(AssertionError, match=r"picture\.png|ERR_"):
+    with pytest.raises(AssertionError, match=r"picture\.png"):
         open_all(tmp_path, browser, tmp_path, ())
     (tmp_path / "index.html").write_text("<p>nothing", "utf-8")
     with pytest.raises(AssertionError, match="wrong"):
