@@ -61,7 +61,7 @@ def tilewise(of_tile: Callable[..., Any]) -> Callable[..., Any]:
     return of_all
 
 
-def _merged_mask(mask: Mask, mask_batched: Any, size: int, B: int) -> Mask:
+def _merged_mask(mask: Any, mask_batched: Any, size: int, B: int) -> Any:
     """The mask of size · B sequences; an array that all share stays as it is."""
 
     def merged(array, is_batched, rank):
