@@ -14,7 +14,7 @@ def test_the_text_to_replace_stands_there_once(name):
     mutation = mutations.MUTATIONS[name]
     text = (ROOT / "algorithms" / mutation.file).read_text("utf-8")
     assert text.count(mutation.old) == 1
-    assert mutation.new not in (mutation.old, text)
+    assert mutation.new != mutation.old
     for test in mutations.tests_of(mutation):
         assert (ROOT / test.split("::")[0]).exists()
 
