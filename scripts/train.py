@@ -26,6 +26,7 @@ from training.run_data import RunData, load_run_data
 from training.runs import Description, RunDirectory
 from training.settings import KINDS as VALUE_KINDS
 from training.settings import SETTINGS, TASKS, Settings, SettingsError, default_of, settings_from, settings_of
+from training.sharding import Sharding
 from training.signals import Interrupted, Interrupts
 from training.summary import sample, summary
 from training.tokenizers import load_tokenizer
@@ -144,6 +145,7 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     """Trains, and says how good the model is."""
     check_sizes(settings)
     optimizer_from(settings)
+    Sharding(settings.sharding, settings.batch_size)
     files = RunDirectory(arguments.run)
     began = files.exists()
     cache = Path(arguments.cache) if arguments.cache else None

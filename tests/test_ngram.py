@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 
 from training.data_store import TokenStore
-
-pytest.importorskip("nltk", reason="nltk is not installed (extra: compare)")
-
 from training.ngram import ngram_model, ngram_score
 
 N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7

@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import d_training
 from tests.training_cases import data_for, make_trainer, settings_for
-from training.checkpoints import Checkpoints
+from training.checkpoints import read_checkpoint
 from training.diagnosis import TrainingError
 from training.metrics import read_metrics
 from training.models import init_model, model_shapes
@@ -180,8 +180,8 @@ def test_it_is_the_papers_gradient_descent(tmp_path):
 def test_the_average_forgets_by_its_decay(undisturbed):
     directory, _, _, _ = undisturbed
     template = model_shapes("d", load_run(directory).config)
-    with Checkpoints(directory / "checkpoints", keep=None) as checkpoints:
-        before, after = (checkpoints.restore(step, {"params": template, "average": template}) for step in (7, 8))
+    items = {"params": template, "average": template}
+    before, after = (read_checkpoint(directory / "checkpoints", step, items) for step in (7, 8))
     decay = min(0.9, (1 + 7) / (10 + 7))
     expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, before.trees["average"], after.trees["params"])
     final = flatten(load_run(directory).theta)

@@ -1,4 +1,4 @@
-"""BLEU of translations; needs sacrebleu (extra "compare")."""
+"""BLEU of translations."""
 
 from collections.abc import Sequence
 

@@ -44,13 +44,52 @@ class Restored(NamedTuple):
     meta: dict[str, Any]
 
 
-class Checkpoints:
-    """The checkpoints in a directory, of which the newest `keep` stay; None: to be read only."""
+def saved_steps(directory: Path) -> list[int]:
+    """Returns the steps that have a complete checkpoint, the newest first."""
+    return sorted((int(path.name) for path in directory.glob("*") if path.name.isdigit()), reverse=True)
 
-    def __init__(self, directory: Path, *, keep: int | None) -> None:
+
+def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
+    """Reads one checkpoint and verifies it.
+
+    Args:
+        directory: of the checkpoints.
+        step: which.
+        templates: pytrees of what has shape and dtype, by name: the items to read.
+
+    Raises:
+        CheckpointError: it can not be read, or is not what was saved.
+    """
+    names = {item: flatten(template) for item, template in templates.items()}
+    items: dict[str, Any] = {
+        item: ocp.args.StandardRestore({k: np.empty(v.shape, v.dtype) for k, v in leaves.items()})
+        for item, leaves in names.items()
+    }
+    arguments = ocp.args.Composite(meta=ocp.args.JsonRestore(), **items)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+            read = reader.restore(directory.absolute() / str(step), args=arguments)
+        record = read["meta"]["record"]
+        if _checksum(record) != read["meta"]["checksum"]:
+            raise ValueError("its description is not what was saved")
+        record = json.loads(record)
+    except Exception as error:  # whatever a damaged file makes of the storage library
+        raise CheckpointError(_first_line(error)) from error
+    for item in names:
+        saved, found = record["checksums"][item], checksums(read[item])
+        wrong = [name for name in saved if saved[name] != found.get(name)]
+        if wrong:
+            raise CheckpointError(f"{item}.{wrong[0]} is not what was saved")
+    trees = {item: unflatten(template, read[item]) for item, template in templates.items()}
+    return Restored(step, trees, record["meta"])
+
+
+class Checkpoints:
+    """The checkpoints in a directory, of which the newest `keep` stay."""
+
+    def __init__(self, directory: Path, *, keep: int) -> None:
         self._directory = directory.absolute()
-        writes = keep is not None
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=writes, read_only=not writes)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
         except OSError as error:
@@ -111,7 +150,7 @@ class Checkpoints:
         steps = self.steps()
         for step in steps:
             try:
-                return self.restore(step, templates)
+                return read_checkpoint(self._directory, step, templates)
             except CheckpointError as error:
                 aside = self._set_aside(step)
                 warn(f"the checkpoint of step {step} is damaged ({error}); it is set aside in {aside}")
@@ -120,33 +159,6 @@ class Checkpoints:
                 f"none of the checkpoints in {self._directory} is sound; to begin anew, name another directory"
             )
         return None
-
-    def restore(self, step: int, templates: Mapping[str, Any]) -> Restored:
-        """Reads one checkpoint and verifies it.
-
-        Raises:
-            CheckpointError: it can not be read, or is not what was saved.
-        """
-        names = {item: flatten(template) for item, template in templates.items()}
-        items: dict[str, Any] = {
-            item: ocp.args.StandardRestore({k: np.empty(v.shape, v.dtype) for k, v in leaves.items()})
-            for item, leaves in names.items()
-        }
-        try:
-            read = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **items))
-            record = read["meta"]["record"]
-            if _checksum(record) != read["meta"]["checksum"]:
-                raise ValueError("its description is not what was saved")
-            record = json.loads(record)
-        except Exception as error:  # whatever a damaged file makes of the storage library
-            raise CheckpointError(_first_line(error)) from error
-        for item in names:
-            saved, found = record["checksums"][item], checksums(read[item])
-            wrong = [name for name in saved if saved[name] != found.get(name)]
-            if wrong:
-                raise CheckpointError(f"{item}.{wrong[0]} is not what was saved")
-        trees = {item: unflatten(template, read[item]) for item, template in templates.items()}
-        return Restored(step, trees, record["meta"])
 
     def __enter__(self) -> "Checkpoints":
         return self

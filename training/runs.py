@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from training.checkpoints import CheckpointError, Checkpoints
+from training.checkpoints import CheckpointError, read_checkpoint, saved_steps
 from training.models import ModelConfig, config_from_json, config_to_json, model_shapes
 from training.settings import Settings, differences, settings_from
 from training.tokenizers import Tokenizer, load_tokenizer
@@ -236,10 +236,9 @@ def _from_checkpoint(files: RunDirectory, template: Any, *, averaged: bool) -> A
     item = "average" if averaged else "params"
     if not files.checkpoints.is_dir():
         raise RunError(f"the run in {files.path} has no checkpoint yet")
-    checkpoints = Checkpoints(files.checkpoints, keep=None)
-    for step in checkpoints.steps():
+    for step in saved_steps(files.checkpoints):
         try:
-            restored = checkpoints.restore(step, {item: template})
+            restored = read_checkpoint(files.checkpoints, step, {item: template})
         except CheckpointError as error:
             warnings.warn(
                 f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from training.optimizers import OPTIMIZERS, SCHEDULES
+from training.sharding import SHARDINGS
 
 TASKS = ("d", "e", "ed", "classify")
 VARIANTS = ("PAPER", "VASWANI", "BERT", "GPT2")
@@ -107,6 +108,12 @@ class Settings:
         "float32", "of the computation; parameters and optimizer stay float32", choices=("float32", "bfloat16")
     )
     # running
+    sharding: str = _setting(
+        "none",
+        "one device; or all of this process, with the batch split among them, or the batch and the parameters",
+        choices=SHARDINGS,
+        continues=True,
+    )
     log_every: int = _setting(1, "steps between two lines of metrics.jsonl")
     eval_every: int = _setting(100, "steps between two evaluations on held-out data")
     eval_batches: int = _setting(

@@ -1,4 +1,4 @@
-"""TF-IDF features and logistic regression, to hold a text classifier against; needs scikit-learn (extra "compare")."""
+"""TF-IDF features and logistic regression, to hold a text classifier against."""
 
 from collections.abc import Sequence
 

@@ -110,7 +110,7 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
         if settings.accumulate == 1:
             return *jax.value_and_grad(part_loss)(params, batch, keys, weight), tokens
-        parts = jax.tree.map(lambda a: a.reshape(settings.accumulate, -1, *a.shape[1:]), (dict(batch), keys))
+        parts = jax.tree.map(lambda a: _parts(a, settings.accumulate), (dict(batch), keys))
 
         def add(total, part):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight)), None
@@ -122,6 +122,11 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
         return *total, tokens
 
     return whole
+
+
+def _parts(array: Array, n: int) -> Array:
+    """An array of sequences in n parts; part i has the sequences i, i + n, …, so that each device keeps its own."""
+    return jnp.moveaxis(array.reshape(-1, n, *array.shape[1:]), 1, 0)
 
 
 def make_step(

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from training.checkpoints import Checkpoints
+from training.checkpoints import Checkpoints, read_checkpoint
 from training.diagnosis import TrainingError, explosion, loss_limit, not_finite
 from training.evaluation import evaluate, perplexity
 from training.metrics import MetricsLog, cut, read_metrics, tensorboard_writer
@@ -25,6 +24,7 @@ from training.profiling import matmul_peak, memory_in_use, step_flops
 from training.progress import Progress, Rates
 from training.run_data import RunData
 from training.runs import Description, RunDirectory
+from training.sharding import Sharding
 from training.signals import Interrupted, Interrupts
 from training.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step, make_totals, optimizer_from
 
@@ -76,6 +76,7 @@ class Trainer:
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
+        self._sharding = Sharding(self._settings.sharding, self._settings.batch_size)
         self._schedule, self._optimizer = optimizer_from(self._settings)
         self._variant = description.config.variant
         self._objective = OBJECTIVES[self._settings.task]
@@ -129,12 +130,13 @@ class Trainer:
             return init_state(params, self._optimizer, average=c.settings.average)
 
         template = jax.eval_shape(begin, self._init_key)
+        self._state_sharding = self._sharding.of(template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             cut(self._files.metrics, 0)
-            self._state: TrainState = jax.jit(begin)(self._init_key)
+            self._state: TrainState = jax.jit(begin, out_shardings=self._state_sharding)(self._init_key)
             return
-        trees = jax.tree.map(jnp.array, restored.trees)
+        trees = self._sharding.place(restored.trees)
         opt_state, healthy = trees["state"]
         self._state = TrainState(trees["params"], opt_state, healthy, trees.get("average"))
         self._progress = Progress.from_json(restored.meta["progress"])
@@ -149,7 +151,12 @@ class Trainer:
         def compile_all():
             batch = self._data.train.batch(0)
             held_out = next(iter(self._data.validation.evaluation_batches()))
-            compiled_step = jax.jit(step, donate_argnums=0).lower(self._state, batch, np.int32(0), self._key).compile()
+            state, by_row = self._state_sharding, self._sharding.batch
+            shardings: dict[str, Any] = {}
+            if by_row is not None:
+                shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
+            update = jax.jit(step, donate_argnums=0, **shardings)
+            compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
             compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
             peak = settings.peak or matmul_peak(self._clock, settings.dtype)
             return compiled_step, compiled_totals, peak
@@ -266,8 +273,8 @@ class Trainer:
         if self._best:
             self._best.wait()
             template = jax.eval_shape(self._evaluated_params)
-            restored = self._best.restore(self._progress.best_step, {"params": template})
-            params = jax.tree.map(jnp.array, restored.trees["params"])
+            restored = read_checkpoint(self._files.best, self._progress.best_step, {"params": template})
+            params = self._sharding.place(restored.trees["params"])
             self._state = self._state._replace(params=params, average=None)
             results = self._evaluation(0)
         self._checkpoints.wait()
