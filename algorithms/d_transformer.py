@@ -19,14 +19,16 @@ from algorithms.masks import UNIDIRECTIONAL, documents
 from algorithms.parameters import DTransformerParams
 from algorithms.registry import algorithm, compiled, lines
 from algorithms.scores import IMPLEMENTATIONS
-from algorithms.sublayers import Sublayers
+from algorithms.sublayers import Sublayers, rematerialized
 from algorithms.unembedding import unembedding_columns
 from algorithms.variants import PAPER, Variant
 
 __all__ = ["d_hidden_state", "d_transformer"]
 
 
-def _check(x, theta, *, variant=PAPER, implementation="auto", key=None, positions=None, segments=None) -> None:
+def _check(
+    x, theta, *, variant=PAPER, implementation="auto", key=None, positions=None, segments=None, remat=False
+) -> None:
     check_variant(variant)
     check_implementation(implementation, IMPLEMENTATIONS)
     check_key(key)
@@ -94,7 +96,7 @@ def d_transformer(
 
 @compiled(
     check=_check,
-    static=("variant", "implementation"),
+    static=("variant", "implementation", "remat"),
     sequences={"x": tokens, "key": tokens, "positions": tokens, "segments": tokens},
 )
 def d_hidden_state(
@@ -106,6 +108,7 @@ def d_hidden_state(
     key: Key[Array, "*batch"] | None = None,
     positions: Int[Array, "*batch l"] | None = None,
     segments: Int[Array, "*batch l"] | None = None,
+    remat: bool = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
@@ -117,6 +120,7 @@ def d_hidden_state(
         key: randomness of the variant's dropout, consumed; None for none.
         positions: the position of each token, where it is not its place in x: for packed documents.
         segments: the number of the document of each token; tokens attend their own document only.
+        remat: compute the activations of each layer again in the backward pass, instead of keeping them.
 
     Returns:
         X of line 10, after the final layer norm.
@@ -141,6 +145,6 @@ def d_hidden_state(
         return X, None
 
     L = theta.layers.norm1.gamma.shape[0]
-    X, _ = jax.lax.scan(layer, X, (theta.layers, jnp.arange(L)))  # line 4
+    X, _ = jax.lax.scan(rematerialized(layer, remat), X, (theta.layers, jnp.arange(L)))  # line 4
     X = f.norm(X, theta.norm)  # line 10
     return X

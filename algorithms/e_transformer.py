@@ -21,14 +21,14 @@ from algorithms.masks import StructuralMask
 from algorithms.parameters import ETransformerParams
 from algorithms.registry import algorithm, compiled, lines
 from algorithms.scores import IMPLEMENTATIONS
-from algorithms.sublayers import Sublayers, without_padding
+from algorithms.sublayers import Sublayers, rematerialized, without_padding
 from algorithms.unembedding import unembedding_columns
 from algorithms.variants import PAPER, Variant
 
 __all__ = ["e_encoding", "e_hidden_state", "e_transformer"]
 
 
-def _check(x, theta, *, variant=PAPER, implementation="auto", key=None, length=None) -> None:
+def _check(x, theta, *, variant=PAPER, implementation="auto", key=None, length=None, remat=False) -> None:
     check_variant(variant)
     check_implementation(implementation, IMPLEMENTATIONS)
     check_key(key)
@@ -102,7 +102,7 @@ def e_transformer(
 
 @compiled(
     check=_check,
-    static=("variant", "implementation"),
+    static=("variant", "implementation", "remat"),
     sequences={"x": tokens, "key": tokens, "length": tokens},
 )
 def e_hidden_state(
@@ -113,6 +113,7 @@ def e_hidden_state(
     implementation: str = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Int[Array, "*batch"] | int | None = None,
+    remat: bool = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens.
 
@@ -123,6 +124,7 @@ def e_hidden_state(
         implementation: how attention and the backward passes are computed; see ``IMPLEMENTATIONS``.
         key: randomness of the variant's dropout, consumed; None for none.
         length: tokens that are not padding; None for all. What stands at t >= length is never read.
+        remat: compute the activations of each layer again in the backward pass, instead of keeping them.
 
     Returns:
         X of line 11, after the final layer norm.
@@ -132,7 +134,9 @@ def e_hidden_state(
 
     Source: Phuong and Hutter 2022, Algorithm 9, lines 1-11.
     """
-    X = lines(e_encoding)(x, theta, variant=variant, implementation=implementation, key=key, length=length)  # lines 1-9
+    X = lines(e_encoding)(  # lines 1-9
+        x, theta, variant=variant, implementation=implementation, key=key, length=length, remat=remat
+    )
     f = Sublayers(variant, implementation, "gelu")
     X = f.activate(linear(theta.W_f, X, theta.b_f, implementation))  # line 10
     X = f.norm(X, theta.norm)  # line 11
@@ -141,7 +145,7 @@ def e_hidden_state(
 
 @compiled(
     check=_check,
-    static=("variant", "implementation"),
+    static=("variant", "implementation", "remat"),
     sequences={"x": tokens, "key": tokens, "length": tokens},
 )
 def e_encoding(
@@ -152,6 +156,7 @@ def e_encoding(
     implementation: str = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Int[Array, "*batch"] | int | None = None,
+    remat: bool = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read.
 
@@ -162,6 +167,7 @@ def e_encoding(
         implementation: how attention and the backward passes are computed; see ``IMPLEMENTATIONS``.
         key: randomness of the variant's dropout, consumed; None for none.
         length: tokens that are not padding; None for all. What stands at t >= length is never read.
+        remat: compute the activations of each layer again in the backward pass, instead of keeping them.
 
     Returns:
         X of line 8 of the last layer.
@@ -187,5 +193,5 @@ def e_encoding(
         return X, None
 
     L = theta.layers.norm1.gamma.shape[0]
-    X, _ = jax.lax.scan(layer, X, (theta.layers, jnp.arange(L)))  # line 4
+    X, _ = jax.lax.scan(rematerialized(layer, remat), X, (theta.layers, jnp.arange(L)))  # line 4
     return X

@@ -20,7 +20,7 @@ from algorithms.masks import UNIDIRECTIONAL, StructuralMask
 from algorithms.parameters import EDTransformerParams
 from algorithms.registry import algorithm, compiled, lines
 from algorithms.scores import IMPLEMENTATIONS
-from algorithms.sublayers import Sublayers, without_padding
+from algorithms.sublayers import Sublayers, rematerialized, without_padding
 from algorithms.unembedding import unembedding_columns
 from algorithms.variants import PAPER, Variant
 
@@ -40,17 +40,17 @@ def _check_theta(theta, variant, implementation, key, z_length) -> int | None:
     return None if theta.W_p is None else theta.W_p.shape[1]
 
 
-def _check(z, x, theta, *, variant=PAPER, implementation="auto", key=None, z_length=None) -> None:
+def _check(z, x, theta, *, variant=PAPER, implementation="auto", key=None, z_length=None, remat=False) -> None:
     l_max = _check_theta(theta, variant, implementation, key, z_length)
     check_tokens("z", z, l_max)
     check_tokens("x", x, l_max)
 
 
-def _check_encoding(z, theta, *, variant=PAPER, implementation="auto", key=None, z_length=None) -> None:
+def _check_encoding(z, theta, *, variant=PAPER, implementation="auto", key=None, z_length=None, remat=False) -> None:
     check_tokens("z", z, _check_theta(theta, variant, implementation, key, z_length))
 
 
-def _check_decoding(Z, x, theta, *, variant=PAPER, implementation="auto", key=None, z_length=None) -> None:
+def _check_decoding(Z, x, theta, *, variant=PAPER, implementation="auto", key=None, z_length=None, remat=False) -> None:
     check_tokens("x", x, _check_theta(theta, variant, implementation, key, z_length))
     axes = Axes()
     axes.check("theta.W_e", theta.W_e, "d_e N_V")
@@ -116,7 +116,7 @@ def ed_transformer(
 
 @compiled(
     check=_check,
-    static=("variant", "implementation"),
+    static=("variant", "implementation", "remat"),
     sequences={"z": tokens, "x": tokens, "key": tokens, "z_length": tokens},
 )
 def ed_hidden_state(
@@ -128,17 +128,19 @@ def ed_hidden_state(
     implementation: str = "auto",
     key: Key[Array, "*batch"] | None = None,
     z_length: Int[Array, "*batch"] | int | None = None,
+    remat: bool = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token.
 
     The arguments are those of ``ed_transformer``; W_u is not used.
+    With ``remat`` the activations of each layer are computed again in the backward pass instead of being kept.
 
     Raises:
         TypeError, ValueError: as ``ed_transformer``.
 
     Source: Phuong and Hutter 2022, Algorithm 8, lines 1-20.
     """
-    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
+    options = {"variant": variant, "implementation": implementation, "z_length": z_length, "remat": remat}
     Z = lines(ed_encoding)(z, theta, key=fold_in(key, 0), **options)  # lines 1-9
     X = lines(ed_decoding)(Z, x, theta, key=fold_in(key, 1), **options)  # lines 10-20
     return X
@@ -146,7 +148,7 @@ def ed_hidden_state(
 
 @compiled(
     check=_check_encoding,
-    static=("variant", "implementation"),
+    static=("variant", "implementation", "remat"),
     sequences={"z": tokens, "key": tokens, "z_length": tokens},
 )
 def ed_encoding(
@@ -157,8 +159,12 @@ def ed_encoding(
     implementation: str = "auto",
     key: Key[Array, "*batch"] | None = None,
     z_length: Int[Array, "*batch"] | int | None = None,
+    remat: bool = False,
 ) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 1-9 of Algorithm 8: encode the context sequence. The arguments are those of ``ed_transformer``.
+    """Lines 1-9 of Algorithm 8: encode the context sequence.
+
+    The arguments are those of ``ed_transformer``.
+    With ``remat`` the activations of each layer are computed again in the backward pass instead of being kept.
 
     Returns:
         Z, the encoded context; its columns at t >= z_length mean nothing.
@@ -182,13 +188,13 @@ def ed_encoding(
         return Z, None
 
     L_enc = theta.encoder.norm1.gamma.shape[0]
-    Z, _ = jax.lax.scan(layer, Z, (theta.encoder, jnp.arange(L_enc)))  # line 4
+    Z, _ = jax.lax.scan(rematerialized(layer, remat), Z, (theta.encoder, jnp.arange(L_enc)))  # line 4
     return Z
 
 
 @compiled(
     check=_check_decoding,
-    static=("variant", "implementation"),
+    static=("variant", "implementation", "remat"),
     sequences={"Z": columns, "x": tokens, "key": tokens, "z_length": tokens},
 )
 def ed_decoding(
@@ -200,10 +206,12 @@ def ed_decoding(
     implementation: str = "auto",
     key: Key[Array, "*batch"] | None = None,
     z_length: Int[Array, "*batch"] | int | None = None,
+    remat: bool = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z.
 
     The other arguments are those of ``ed_transformer``; W_u is not used.
+    With ``remat`` the activations of each layer are computed again in the backward pass instead of being kept.
 
     Raises:
         TypeError, ValueError: as ``ed_transformer``.
@@ -226,5 +234,5 @@ def ed_decoding(
         return X, None
 
     L_dec = theta.decoder.norm3.gamma.shape[0]
-    X, _ = jax.lax.scan(layer, X, (theta.decoder, jnp.arange(L_dec)))  # line 13
+    X, _ = jax.lax.scan(rematerialized(layer, remat), X, (theta.decoder, jnp.arange(L_dec)))  # line 13
     return X

@@ -1,7 +1,9 @@
 """The lines that Algorithms 8, 9 and 10 share, with a variant and an implementation filled in."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
@@ -17,7 +19,7 @@ from algorithms.parameters import LayerNormParams, MHAttentionParams, MLPParams
 from algorithms.registry import lines
 from algorithms.variants import Variant
 
-__all__ = ["Sublayers", "without_padding"]
+__all__ = ["Sublayers", "rematerialized", "without_padding"]
 
 
 class Sublayers(NamedTuple):
@@ -87,3 +89,8 @@ def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*batch"] | in
     if length is None:
         return x
     return jnp.where(jnp.expand_dims(jnp.arange(x.shape[-1]), range(x.ndim - 1)) < jnp.asarray(length)[..., None], x, 0)
+
+
+def rematerialized(layer: Callable, remat: bool) -> Callable:
+    """A layer for ``scan``, which with ``remat`` is computed again in the backward pass from its input X alone."""
+    return jax.checkpoint(layer, prevent_cse=False) if remat else layer

@@ -125,6 +125,23 @@ def test_a_batch_in_parts_is_the_batch(task, options):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed"))])
+def test_remat_computes_the_same_in_less_memory(task):
+    layers = {"L_enc": 6, "L_dec": 6} if task == "ed" else {"L": 6}
+    settings, data, config, theta = model(task, dropout=0.3, d_mlp=64, **layers)
+    object.__setattr__(settings, "dtype", "float64")
+    arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
+    results, temporary = [], []
+    for remat in (False, True):
+        object.__setattr__(settings, "remat", remat)
+        whole = jax.jit(batch_loss(OBJECTIVES[task], settings, config.variant)).lower(*arguments).compile()
+        results.append(whole(*arguments))
+        temporary.append(whole.memory_analysis().temp_size_in_bytes)
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert temporary[1] < 0.5 * temporary[0]
+
+
 def test_dropout_depends_on_the_step_and_on_the_sequence():
     settings, data, config, theta = model("classify", dropout=0.5)
     batch = {name: np.repeat(array[:1], settings.batch_size, axis=0) for name, array in data.train.batch(0).items()}

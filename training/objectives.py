@@ -77,6 +77,7 @@ class Objective:
         variant: Variant,
         implementation: str = "auto",
         label_smoothing: float = 0.0,
+        remat: bool = False,
     ) -> Float[Array, ""]:
         """Returns ``Σ w_t · nats_t`` over the batch.
 
@@ -87,8 +88,9 @@ class Objective:
             variant: what differs from the pseudocode.
             implementation: how attention and the backward passes are computed.
             label_smoothing: share of the target that is spread over all tokens.
+            remat: compute the activations of each layer again in the backward pass, instead of keeping them.
         """
-        c = self.columns(params, batch, keys, variant=variant, implementation=implementation)
+        c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
 
         def of_sequence(X, targets, weights):
             return log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u, label_smoothing=label_smoothing)

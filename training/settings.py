@@ -107,6 +107,9 @@ class Settings:
     dtype: str = _setting(
         "float32", "of the computation; parameters and optimizer stay float32", choices=("float32", "bfloat16")
     )
+    remat: bool = _setting(
+        False, "whether to compute each layer's activations again in the backward pass, to save memory"
+    )
     # running
     sharding: str = _setting(
         "none",

@@ -96,10 +96,8 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
     """
 
     def part_loss(params, part, keys, weight):
-        nats = objective.loss(
-            cast(params, settings.dtype), part, keys, variant=variant, label_smoothing=settings.label_smoothing
-        )
-        return nats / weight
+        options = {"variant": variant, "label_smoothing": settings.label_smoothing, "remat": settings.remat}
+        return objective.loss(cast(params, settings.dtype), part, keys, **options) / weight
 
     def whole(params, batch, step, key):
         tokens = objective.weights(batch).sum()
