@@ -21,7 +21,7 @@ INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all book mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -33,8 +33,14 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
 	$(PYTEST)
 
-test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, the slow ones too
-	$(PYTEST) -m ""
+test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, the slow ones too, with all that XLA optimizes
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""
+
+book: $(call INSTALLED,book) ## write the paper beside the code, executed, to build/book
+	$(BIN)/python scripts/crosscheck.py --html build/book
+
+mutations: $(call INSTALLED,test) ## make wrong edits in scratch copies, and say which test catches each
+	$(BIN)/python -m tests.mutations
 
 lint: $(call INSTALLED,dev) ## check format, rules and types
 	$(BIN)/ruff check .

@@ -13,13 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from scripts.benchmarks import attention, training_step
+from scripts.benchmarks import attention, decode, training_step
 from scripts.benchmarks.timing import machine
 
 PARTS = {
     "attention": attention.run,
     "memory": lambda _: attention.memory() + "\n\n" + training_step.loss_memory(),
     "training": training_step.run,
+    "generation": decode.run,
     "compilation": lambda _: training_step.compilation(),
 }
 

@@ -7,6 +7,8 @@ On an accelerator: `JAX_PLATFORMS=cuda,cpu make test`.
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling takes most of the time, and half of that with XLA's slow passes, which `make test-all` runs with.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
 os.environ.setdefault("NPROC", "16")
 

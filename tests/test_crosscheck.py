@@ -106,7 +106,7 @@ def test_a_mutation_is_located(name, cache):
 def test_a_line_without_counterpart_is_reported(cache):
     K = "K = linear(W_k, Z, b_k, implementation)"
     without_tag = Mutation("attention.py", f"{K}  # line 2", K, 4, "2")
-    results = locate(without_tag, ROOT, 0, cache)
+    results = locate(without_tag, ROOT, 0, cache, COMPONENTS)
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok
 

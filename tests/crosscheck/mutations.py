@@ -211,7 +211,13 @@ def imported(root: pathlib.Path) -> Iterator[ModuleType]:
         sys.modules.update(own)
 
 
-def locate(mutation: Mutation, root: pathlib.Path, seed: int, cache: OracleCache) -> Results:
+def locate(
+    mutation: Mutation,
+    root: pathlib.Path,
+    seed: int,
+    cache: OracleCache,
+    numbers: Sequence[int] = tuple(sorted(PSEUDOCODE)),
+) -> Results:
     """Make an edit in a copy, and cross-check the copy until the first algorithm that differs.
 
     Args:
@@ -219,13 +225,14 @@ def locate(mutation: Mutation, root: pathlib.Path, seed: int, cache: OracleCache
         root: the root of the repository.
         seed: of the inputs.
         cache: what the oracle computed for earlier mutations; filled.
+        numbers: the algorithms to check, in order.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder).resolve()
         apply(mutation, root, copy)
         with imported(copy) as package:
             scenarios = Scenarios(package, seed=seed, sizes={}, implementation="paper")
-            return compare(scenarios, copy, sorted(PSEUDOCODE), cache, until_first=True)
+            return compare(scenarios, copy, numbers, cache, until_first=True)
 
 
 def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:

@@ -28,11 +28,12 @@ def mapped(value: Any) -> tuple[np.ndarray, int]:
     """
     axes = 0
     if isinstance(value, jax.core.Tracer):
-        inner = getattr(value, "primal", getattr(value, "val", None))
-        if inner is None:
+        if hasattr(value, "primal"):  # of differentiation
+            return mapped(value.primal)
+        if not hasattr(value, "batch_dim"):  # vmap's tracers have one
             raise AbstractValueError(f"expected a computed value, got {type(value).__name__}")
-        array, axes = mapped(inner)
-        if hasattr(value, "primal") or value.batch_dim is None:
+        array, axes = mapped(value.val)
+        if value.batch_dim is None:
             return array, axes
         return np.moveaxis(array, axes + value.batch_dim, axes), axes + 1
     return np.asarray(value), axes
