@@ -1,5 +1,6 @@
 """The linear map with a bias, ``W X + b 1ᵀ``, which every weight matrix of the paper takes part in."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -57,11 +58,12 @@ def _backward(residuals: _Residuals, dY):
     Source: sources/003, §12.4.3, transposed: tokens are columns here.
     """
     W, X, b = residuals
-    rows, columns = tuple(range(b.ndim)), tuple(range(b.ndim, dY.ndim))
     dtype = accumulation_dtype(dY.dtype)
-    dW = jax.lax.dot_general(dY, X, ((columns, tuple(range(1, X.ndim))), ((), ())), preferred_element_type=dtype)
-    dX = jax.lax.dot_general(W, dY, ((rows, rows), ((), ())), preferred_element_type=dtype)
-    db = dY.sum(columns, dtype=dtype)
+    product = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    W_2, X_2, dY_2 = (a.reshape(n, -1) for a, n in ((W, b.size), (X, X.shape[0]), (dY, b.size)))
+    dW = product(dY_2, X_2.T).reshape(W.shape)
+    dX = product(W_2.T, dY_2).reshape(X.shape)
+    db = dY_2.sum(axis=1, dtype=dtype).reshape(b.shape)
     return dW.astype(W.dtype), dX.astype(X.dtype), db.astype(b.dtype)
 
 

@@ -19,6 +19,9 @@ __all__ = ["tilewise"]
 
 Tiles = Float[Array, "H _ B _"]
 
+AT_ONCE = 2
+"""Tiles of a turn on a CPU, which run side by side on its cores: a tile's own lines wait for each other."""
+
 
 def tilewise(of_tile: Callable[..., Any]) -> Callable[..., Any]:
     """From a function of one tile to one of all tiles of several heads and sequences.
@@ -94,13 +97,18 @@ def _in_turn(of_tile, matrices, mask, keys):
         mask_b = jax.tree.map(lambda a, axis: a if axis is None else a[b], mask, axes, is_leaf=lambda a: a is None)
         return of_tile(tuple(tile(a, h, b) for a in matrices), mask_b, None if keys is None else keys[h, b])
 
-    def put(i, out):
-        h, b = i // B, i % B
-        return tuple(
-            jax.lax.dynamic_update_slice(a, value[None, :, None], (h, 0, b, 0))
-            for a, value in zip(out, one(i), strict=True)
-        )
+    def put(first, out, n):
+        tiles = [(first + i, one(first + i)) for i in range(n)]
+        for i, values in tiles:
+            at = (i // B, 0, i % B, 0)
+            out = tuple(
+                jax.lax.dynamic_update_slice(a, value[None, :, None], at) for a, value in zip(out, values, strict=True)
+            )
+        return out
 
     shapes = jax.eval_shape(one, 0)
     out = tuple(jnp.zeros((H, s.shape[0], B, s.shape[1]), s.dtype) for s in shapes)
-    return jax.lax.fori_loop(0, H * B, put, out)
+    n = min(AT_ONCE, H * B)
+    whole = H * B // n
+    out = jax.lax.fori_loop(0, whole, lambda i, out: put(i * n, out, n), out)
+    return put(whole * n, out, H * B % n)
