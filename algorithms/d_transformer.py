@@ -136,6 +136,7 @@ def d_hidden_state(
     t = jnp.arange(l) if positions is None else positions
     X = f.embed(x, t, theta.W_e, theta.W_p)  # lines 2-3
 
+    @rematerialized(remat)
     def layer(X, indexed_params):
         params, index = indexed_params
         X_tilde = f.norm(X, params.norm1)  # line 5
@@ -145,6 +146,6 @@ def d_hidden_state(
         return X, None
 
     L = theta.layers.norm1.gamma.shape[0]
-    X, _ = jax.lax.scan(rematerialized(layer, remat), X, (theta.layers, jnp.arange(L)))  # line 4
+    X, _ = jax.lax.scan(layer, X, (theta.layers, jnp.arange(L)))  # line 4
     X = f.norm(X, theta.norm)  # line 10
     return X

@@ -184,6 +184,7 @@ def e_encoding(
     if theta.embedding_norm is not None:
         X = f.norm(X, theta.embedding_norm)
 
+    @rematerialized(remat)
     def layer(X, indexed_params):
         params, index = indexed_params
         X = X + f.mh_attention(X, X, params.attention, mask, fold_in(key, 2 * index))  # line 5
@@ -193,5 +194,5 @@ def e_encoding(
         return X, None
 
     L = theta.layers.norm1.gamma.shape[0]
-    X, _ = jax.lax.scan(rematerialized(layer, remat), X, (theta.layers, jnp.arange(L)))  # line 4
+    X, _ = jax.lax.scan(layer, X, (theta.layers, jnp.arange(L)))  # line 4
     return X

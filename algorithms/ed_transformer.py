@@ -179,6 +179,7 @@ def ed_encoding(
     l_z = z.shape[-1]  # line 1
     Z = f.embed(without_padding(z, z_length), jnp.arange(l_z), theta.W_e, theta.W_p)  # lines 2-3
 
+    @rematerialized(remat)
     def layer(Z, indexed_params):
         params, index = indexed_params
         Z = Z + f.mh_attention(Z, Z, params.attention, mask, fold_in(key, 2 * index))  # line 5
@@ -188,7 +189,7 @@ def ed_encoding(
         return Z, None
 
     L_enc = theta.encoder.norm1.gamma.shape[0]
-    Z, _ = jax.lax.scan(rematerialized(layer, remat), Z, (theta.encoder, jnp.arange(L_enc)))  # line 4
+    Z, _ = jax.lax.scan(layer, Z, (theta.encoder, jnp.arange(L_enc)))  # line 4
     return Z
 
 
@@ -223,6 +224,7 @@ def ed_decoding(
     l_x = x.shape[-1]  # line 10
     X = f.embed(x, jnp.arange(l_x), theta.W_e, theta.W_p)  # lines 11-12
 
+    @rematerialized(remat)
     def layer(X, indexed_params):
         params, index = indexed_params
         X = X + f.mh_attention(X, X, params.self_attention, UNIDIRECTIONAL, fold_in(key, 3 * index))  # line 14
@@ -234,5 +236,5 @@ def ed_decoding(
         return X, None
 
     L_dec = theta.decoder.norm3.gamma.shape[0]
-    X, _ = jax.lax.scan(rematerialized(layer, remat), X, (theta.decoder, jnp.arange(L_dec)))  # line 13
+    X, _ = jax.lax.scan(layer, X, (theta.decoder, jnp.arange(L_dec)))  # line 13
     return X

@@ -1,5 +1,6 @@
 """The lines that Algorithms 8, 9 and 10 share, with a variant and an implementation filled in."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -91,6 +92,6 @@ def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*batch"] | in
     return jnp.where(jnp.expand_dims(jnp.arange(x.shape[-1]), range(x.ndim - 1)) < jnp.asarray(length)[..., None], x, 0)
 
 
-def rematerialized(layer: Callable, remat: bool) -> Callable:
-    """A layer for ``scan``, which with ``remat`` is computed again in the backward pass from its input X alone."""
-    return jax.checkpoint(layer, prevent_cse=False) if remat else layer
+def rematerialized(remat: bool) -> Callable[[Callable], Callable]:
+    """A decorator of layers: with ``remat``, the backward pass computes a layer again from its input X alone."""
+    return functools.partial(jax.checkpoint, prevent_cse=False) if remat else lambda layer: layer

@@ -63,6 +63,7 @@ def test_heads_are_compared_one_by_one(components):
 def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     results = crosscheck([4, 10], L=2, B=2)
     assert results.ok, summary(results)
+    assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
     assert results.lines[10, "6"].cells["X"].visits == layers * sequences
     assert sum(cell.visits for cell in results.lines[4, "5"].elsewhere[10]) == 2 * layers * sequences
