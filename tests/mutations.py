@@ -196,7 +196,7 @@ THE_ORACLES = f"{TRANSFORMERS}::test_the_transformers_are_the_oracles"
 OF_FILE: dict[str, Sequence[str]] = {
     "dense_attention.py": (
         f"{ATTENTION}::test_a_structural_mask_is_what_it_says[dense]",
-        f"{BACKWARD}::test_attention[dense-bidirectional]",
+        f"{BACKWARD}::test_attention[dense-none]",
     ),
     "blockwise_attention.py": (f"{ATTENTION}::test_a_structural_mask_is_what_it_says[blockwise]", BACKWARD),
     "dropout.py": ("tests/test_dropout.py",),
