@@ -128,7 +128,7 @@ FURTHER: dict[str, Mutation] = {
         "embedding.py", "[np.sin(angle), np.cos(angle)]", "[np.cos(angle), np.sin(angle)]", 2, "return"
     ),
     "gradient of the bias skipped": Mutation(
-        "linear.py", "db = dY.sum(columns, dtype=dtype)", "db = 0 * dY.sum(columns, dtype=dtype)", 13, "6"
+        "linear.py", "db = dY_2.sum(axis=1, dtype=dtype)", "db = 0 * dY_2.sum(axis=1, dtype=dtype)", 13, "6"
     ),
     "weights of the loss ignored": Mutation(
         "loss.py", "if weights is None else (weights * jnp", "if weights is None else (1 * jnp", 13, "5"
