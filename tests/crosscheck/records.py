@@ -4,6 +4,7 @@ A visit is one execution of a line for one sequence, one head and all its tokens
 oracle takes layer norms token by token, and both come out as the same list of visits here.
 """
 
+import contextlib
 import dataclasses
 from collections import defaultdict
 from typing import Any
@@ -207,10 +208,11 @@ class CodeRecord:
         elif line.kind == "loop":
             self._see_loop(line, group, event)
         elif event.kind != "turn":
-            value = event.value
-            if line.code is not None and line.number == group[-1]:
-                value = line.code(value, dict(event.names))
-            self._add(line, line.variable, line.shape, value, event, group)
+            with contextlib.suppress(AbstractValueError):
+                value = event.value
+                if line.code is not None and line.number == group[-1]:
+                    value = line.code(value, dict(event.names))
+                self._add(line, line.variable, line.shape, value, event, group)
             for also in line.also:
                 if isinstance(also.code, str) and also.code in event.names:
                     self._add(line, also.variable, also.shape, event.names[also.code], event, group)
@@ -249,9 +251,9 @@ class CodeRecord:
         for line in PSEUDOCODE[algorithm].lines:
             for also in line.also:
                 if line.number in group and not isinstance(also.code, str) and also.code[0] == call.function.name:
-                    value = _finished(also, event)
                     at = dataclasses.replace(event, call=call.parent, statement=call.parent.statement)
-                    self._add(line, also.variable, also.shape, value, at, group)
+                    with contextlib.suppress(AbstractValueError):
+                        self._add(line, also.variable, also.shape, _finished(also, event), at, group)
 
     def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: tuple[str, ...]) -> None:
         assert event.call.algorithm is not None
