@@ -198,7 +198,9 @@ class Scenarios:
         yield Run(
             11,
             "padded sequences",
-            lambda: self.functions[11](*map(jnp.asarray, (z, x)), theta, z_lengths=l_z, x_lengths=l_x, **options),
+            lambda: self.functions[11](
+                *map(jnp.asarray, (z, x)), theta, z_lengths=jnp.asarray(l_z), x_lengths=jnp.asarray(l_x), **options
+            ),
             lambda _: oracle.ed_training(zs, xs, oracle.unstack(theta), **options),
             padded=True,
         )
@@ -211,7 +213,9 @@ class Scenarios:
         yield Run(
             12,
             "padded sequences",
-            lambda: self.functions[12](jnp.asarray(x), theta, p_mask=p_mask, key=key, lengths=lengths, **options),
+            lambda: self.functions[12](
+                jnp.asarray(x), theta, p_mask=p_mask, key=key, lengths=jnp.asarray(lengths), **options
+            ),
             lambda _: oracle.e_training(xs, oracle.unstack(theta), masked=masked, **options),
             padded=True,
         )
@@ -223,7 +227,7 @@ class Scenarios:
         yield Run(
             13,
             "padded sequences",
-            lambda: self.functions[13](jnp.asarray(x), theta, lengths=lengths, **options),
+            lambda: self.functions[13](jnp.asarray(x), theta, lengths=jnp.asarray(lengths), **options),
             lambda _: oracle.d_training(xs, oracle.unstack(theta), **options),
             padded=True,
         )
