@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, UInt32
 
-from algorithms.dropout import TILE, kept_weights
+from algorithms.dropout import kept
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
 from algorithms.tiles import tilewise
@@ -31,7 +31,7 @@ class _Residuals(NamedTuple):
     V_tilde: Float[Array, "H d_mid B l_x"]
     log_sum_exp: Float[Array, "H 1 B l_x"]
     mask: Mask
-    keys: Array | None
+    seeds: UInt32[Array, "H B 2"] | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -40,27 +40,27 @@ def blockwise_attention(
     K: Float[Array, "H d_attn B l_z"],
     V: Float[Array, "H d_mid B l_z"],
     mask: Mask,
-    keys: Array | None,
+    seeds: UInt32[Array, "H B 2"] | None,
     dropout: float,
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
 
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
-    return _forward(Q, K, V, mask, keys, dropout)[0]
+    return _forward(Q, K, V, mask, seeds, dropout)[0]
 
 
-def _forward(Q, K, V, mask, keys, dropout):
+def _forward(Q, K, V, mask, seeds, dropout):
     forward = tilewise(functools.partial(_forward_of_tile, dropout=dropout))
-    V_tilde, log_sum_exp = forward((Q, K, V), mask, keys)
-    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, keys)
+    V_tilde, log_sum_exp = forward((Q, K, V), mask, seeds)
+    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds)
 
 
 def _backward(dropout, residuals: _Residuals, E):
-    Q, K, V, V_tilde, log_sum_exp, mask, keys = residuals
+    Q, K, V, V_tilde, log_sum_exp, mask, seeds = residuals
     delta = (V_tilde * E).astype(log_sum_exp.dtype).sum(axis=1, keepdims=True)
     backward = tilewise(functools.partial(_backward_of_tile, dropout=dropout))
-    dQ, dK, dV = backward((Q, K, V, E, log_sum_exp, delta), mask, keys)
+    dQ, dK, dV = backward((Q, K, V, E, log_sum_exp, delta), mask, seeds)
     return dQ, dK, dV, None, None
 
 
@@ -70,11 +70,10 @@ blockwise_attention.defvjp(_forward, _backward)
 class _Blocks:
     """How the scores of one tile, ``[l_z, l_x]``, are cut into blocks, and which of them the mask rules out."""
 
-    def __init__(self, l_z: int, l_x: int, mask: Mask, key: Array | None, dropout: float) -> None:
-        unit = 1 if key is None else TILE
-        self.l_z, self.l_x, self.key, self.dropout = l_z, l_x, key, dropout
-        self.n_z, self.b_z = _cut(l_z, unit)
-        self.n_x, self.b_x = _cut(l_x, unit)
+    def __init__(self, l_z: int, l_x: int, mask: Mask, seed: Array | None, dropout: float) -> None:
+        self.l_z, self.l_x, self.seed, self.dropout = l_z, l_x, seed, dropout
+        self.n_z, self.b_z = _cut(l_z)
+        self.n_x, self.b_x = _cut(l_x)
         self.mask = (
             mask
             if isinstance(mask, StructuralMask)
@@ -100,28 +99,29 @@ class _Blocks:
 
     def permitted(self, j: int | Array, i: int | Array) -> Bool[Array, "b_z b_x"]:
         """The block (j, i) of the mask; the padding behind the sequences is not permitted."""
-        t_z = j * self.b_z + jnp.arange(self.b_z)[:, None]
-        t_x = i * self.b_x + jnp.arange(self.b_x)[None, :]
         if isinstance(self.mask, StructuralMask):
-            return self.mask.permits(t_z, t_x) & (t_z < self.l_z)
+            t_z, t_x = self._tokens(j, i)
+            return self.mask.permits(t_z[:, None], t_x[None, :]) & (t_z[:, None] < self.l_z)
         return jax.lax.dynamic_slice(self.mask, (j * self.b_z, i * self.b_x), (self.b_z, self.b_x))
 
     def kept(self, j: int | Array, i: int | Array) -> Float[Array, "b_z b_x"] | int:
         """D of the block (j, i): 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
-        if self.key is None:
+        if self.seed is None:
             return 1
-        tiles_z, tiles_x = self.b_z // TILE, self.b_x // TILE
-        kept = kept_weights(self.key, self.dropout, (j * tiles_z, i * tiles_x), (tiles_z, tiles_x))
-        return jnp.where(kept, 1 / (1 - self.dropout), 0)
+        return jnp.where(kept(self.seed, self.dropout, *self._tokens(j, i)), 1 / (1 - self.dropout), 0)
+
+    def _tokens(self, j: int | Array, i: int | Array) -> tuple[Int[Array, "b_z"], Int[Array, "b_x"]]:
+        """The context tokens and the primary tokens of the block (j, i)."""
+        return j * self.b_z + jnp.arange(self.b_z), i * self.b_x + jnp.arange(self.b_x)
 
 
-def _cut(l: int, unit: int) -> tuple[int, int]:
-    """How many blocks of how many tokens, a multiple of ``unit`` and at most BLOCK, hold l tokens."""
-    n = -(-l // max(BLOCK, unit))
-    return n, -(-l // (n * unit)) * unit
+def _cut(l: int) -> tuple[int, int]:
+    """How many blocks of how many tokens, at most BLOCK, hold l tokens."""
+    n = -(-l // BLOCK)
+    return n, -(-l // n)
 
 
-def _forward_of_tile(matrices, mask, key, dropout):
+def _forward_of_tile(matrices, mask, seed, dropout):
     """Online softmax, over the context blocks j of each primary block i::
 
         S = KᵀQ/√d_attn,  −∞ where the mask is False
@@ -131,7 +131,7 @@ def _forward_of_tile(matrices, mask, key, dropout):
     """
     Q, K, V = matrices
     dtype = accumulation_dtype(Q.dtype)
-    blocks = _Blocks(K.shape[1], Q.shape[1], mask, key, dropout)
+    blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
     Q = blocks.padded(Q * jnp.asarray(Q.shape[0] ** -0.5, Q.dtype), primary=True)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
@@ -173,7 +173,7 @@ def _forward_of_tile(matrices, mask, key, dropout):
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
-def _backward_of_tile(matrices, mask, key, dropout):
+def _backward_of_tile(matrices, mask, seed, dropout):
     """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), block by block::
 
         A     = exp(KᵀQ/√d_attn − log-sum-exp),  0 where the mask is False
@@ -182,14 +182,14 @@ def _backward_of_tile(matrices, mask, key, dropout):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the key.
+    where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed.
 
     Source: sources/000, whose a ⊙ g − (aᵀg) a this is; sources/003, §12.4.6.
     """
     Q, K, V, E, log_sum_exp, delta = matrices
     dtype = log_sum_exp.dtype
     scale = jnp.asarray(Q.shape[0] ** -0.5, Q.dtype)
-    blocks = _Blocks(K.shape[1], Q.shape[1], mask, key, dropout)
+    blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     Q, E = blocks.padded(Q * scale, primary=True), blocks.padded(E, primary=True)
     log_sum_exp = blocks.padded(log_sum_exp, primary=True, value=jnp.inf)
@@ -208,12 +208,12 @@ def _backward_of_tile(matrices, mask, key, dropout):
             S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
             A = jnp.exp(S - log_sum_exp_i)
             D = blocks.kept(j, i)
-            dV_j = product(E_i, (A * D).T.astype(E.dtype))
+            dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
             dQ_i = dQ_i + product(K_j, dS.astype(K.dtype))
-            dK_j = product(Q_i, dS.T.astype(Q.dtype))
+            dK_j = product(dS.astype(Q.dtype), Q_i.T)
             dK, dV = (
-                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 1) + a_j, at, 1)
+                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 0) + a_j, at, 0)
                 for a, a_j in ((dK, dK_j), (dV, dV_j))
             )
             return dQ_i, dK, dV
@@ -223,7 +223,7 @@ def _backward_of_tile(matrices, mask, key, dropout):
         dQ_i, dK, dV = jax.lax.fori_loop(*blocks.context_of(i), of_context, (dQ_i, dK, dV))
         return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
 
-    sums = tuple(jnp.zeros(a.shape, dtype) for a in (Q, K, V))
+    sums = tuple(jnp.zeros(a.shape, dtype) for a in (Q, K.T, V.T))
     dQ, dK, dV = jax.lax.fori_loop(0, blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
-    return dQ.astype(Q.dtype), dK[:, : blocks.l_z].astype(K.dtype), dV[:, : blocks.l_z].astype(V.dtype)
+    return dQ.astype(Q.dtype), dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)

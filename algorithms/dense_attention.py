@@ -6,10 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, UInt32
 
 from algorithms.checks import Axes, check_mask
-from algorithms.dropout import TILE, kept_weights
+from algorithms.dropout import kept
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
 from algorithms.tiles import tilewise
@@ -24,7 +24,7 @@ class _Residuals(NamedTuple):
     V: Float[Array, "H d_mid B l_z"]
     A: Float[Array, "H l_z B l_x"]
     mask: Mask
-    keys: Array | None
+    seeds: UInt32[Array, "H B 2"] | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -33,45 +33,47 @@ def dense_attention(
     K: Float[Array, "H d_attn B l_z"],
     V: Float[Array, "H d_mid B l_z"],
     mask: Mask,
-    keys: Array | None,
+    seeds: UInt32[Array, "H B 2"] | None,
     dropout: float,
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
 
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
-    return _forward(Q, K, V, mask, keys, dropout)[0]
+    return _forward(Q, K, V, mask, seeds, dropout)[0]
 
 
-def _forward(Q, K, V, mask, keys, dropout):
-    V_tilde, A = tilewise(functools.partial(_forward_of_tile, dropout=dropout))((Q, K, V), mask, keys)
-    return V_tilde, _Residuals(Q, K, V, A, mask, keys)
+def _forward(Q, K, V, mask, seeds, dropout):
+    V_tilde, A = tilewise(functools.partial(_forward_of_tile, dropout=dropout))((Q, K, V), mask, seeds)
+    return V_tilde, _Residuals(Q, K, V, A, mask, seeds)
 
 
-def _forward_of_tile(matrices, mask, key, dropout):
+def _forward_of_tile(matrices, mask, seed, dropout):
     Q, K, V = matrices
     Mask = mask.dense(K.shape[1], Q.shape[1]) if isinstance(mask, StructuralMask) else mask
     scale = Q.shape[0] ** -0.5
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype)) * scale
     A = softmax(jnp.where(Mask, S, -jnp.inf))
-    kept = A if key is None else jnp.where(_kept(key, dropout, A), A / (1 - dropout), 0)
-    V_tilde = jnp.matmul(V, kept.astype(V.dtype), preferred_element_type=A.dtype)
+    D = _kept(seed, dropout, A)
+    V_tilde = jnp.matmul(V, (A * D).astype(V.dtype), preferred_element_type=A.dtype)
     return V_tilde.astype(V.dtype), A.astype(V.dtype)
 
 
-def _kept(key, dropout, A):
-    l_z, l_x = A.shape
-    return kept_weights(key, dropout, (0, 0), (-(-l_z // TILE), -(-l_x // TILE)))[:l_z, :l_x]
+def _kept(seed, dropout, A):
+    """D: 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
+    if seed is None:
+        return 1
+    return jnp.where(kept(seed, dropout, *map(jnp.arange, A.shape)), jnp.asarray(1 / (1 - dropout), A.dtype), 0)
 
 
 def _backward(dropout, residuals: _Residuals, E):
-    Q, K, V, A, mask, keys = residuals
+    Q, K, V, A, mask, seeds = residuals
     backward = tilewise(functools.partial(_backward_of_tile, dropout=dropout))
-    dQ, dK, dV = backward((Q, K, V, A, E), mask, keys)
+    dQ, dK, dV = backward((Q, K, V, A, E), mask, seeds)
     return dQ, dK, dV, None, None
 
 
-def _backward_of_tile(matrices, mask, key, dropout):
+def _backward_of_tile(matrices, mask, seed, dropout):
     """With E = ∂F/∂Ṽ, A = softmax(S/√d_attn) and ⊗ the softmax Jacobian diag(a) − a aᵀ of every column::
 
         ∂F/∂V = E Aᵀ
@@ -88,7 +90,7 @@ def _backward_of_tile(matrices, mask, key, dropout):
     Q, K, V, A, E = matrices
     dtype = accumulation_dtype(Q.dtype)
     A = A.astype(dtype)
-    D = 1 if key is None else jnp.where(_kept(key, dropout, A), 1 / (1 - dropout), 0)
+    D = _kept(seed, dropout, A)
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     dV = product(E, (A * D).T.astype(E.dtype))
     g = product(V.T, E) * D

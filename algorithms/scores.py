@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Float, Key, UInt32
 
 from algorithms.batching import flat_mask, mask_axes
 from algorithms.blockwise_attention import blockwise_attention
 from algorithms.dense_attention import dense_attention
-from algorithms.dropout import TILE, fold_in, kept_weights
+from algorithms.dropout import fold_in, kept, seed_of
 from algorithms.library_attention import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
@@ -59,14 +59,14 @@ def attend(
     heads = Q.ndim - batch_axes == 3
     batch = Q.shape[1 + heads : -1]
     key = key if dropout else None
-    keys = None if key is None else (fold_in_each(key, Q.shape[0]) if heads else key[None])
+    seeds = None if key is None else seed_of(fold_in_each(key, Q.shape[0]) if heads else key[None])
     platform = jax.default_backend()
     if implementation == "paper":
         one = functools.partial(attend_as_printed, dropout=dropout)
         for _ in range(batch_axes):
-            one = jax.vmap(one, in_axes=(1, 1, 1, mask_axes(mask), None if key is None else 0), out_axes=1)
-        of_heads = jax.vmap(one, in_axes=(0, 0, 0, None, None if key is None else 0))
-        return of_heads(Q, K, V, mask, keys) if heads else one(Q, K, V, mask, key)
+            one = jax.vmap(one, in_axes=(1, 1, 1, mask_axes(mask), None if seeds is None else 0), out_axes=1)
+        of_heads = jax.vmap(one, in_axes=(0, 0, 0, None, None if seeds is None else 0))
+        return of_heads(Q, K, V, mask, seeds) if heads else one(Q, K, V, mask, None if seeds is None else seeds[0])
     H = Q.shape[0] if heads else 1
     Q, K, V = (a.reshape(H, a.shape[heads], -1, a.shape[-1]) for a in (Q, K, V))
     mask = flat_mask(mask, batch_axes)
@@ -79,8 +79,8 @@ def attend(
         V_tilde = kernel(*reverse_only((Q, K, V)), mask)
     else:
         rule: Any = blockwise_attention if name == "blockwise" else dense_attention
-        keys = None if keys is None else keys.reshape(H, -1)
-        V_tilde = rule(*reverse_only((Q, K, V)), mask, keys, dropout)
+        seeds = None if seeds is None else seeds.reshape(H, -1, 2)
+        V_tilde = rule(*reverse_only((Q, K, V)), mask, seeds, dropout)
     return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
 
 
@@ -123,7 +123,7 @@ def attend_as_printed(
     K: Float[Array, "d_attn l_z"],
     V: Float[Array, "d_mid l_z"],
     mask: Mask,
-    key: Key[Array, ""] | None,
+    seed: UInt32[Array, "2"] | None,
     *,
     dropout: float,
 ) -> Float[Array, "d_mid l_x"]:
@@ -134,8 +134,7 @@ def attend_as_printed(
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
     S = jnp.where(Mask, S, -jnp.inf)  # line 5
     A = softmax(S / jnp.sqrt(d_attn).astype(S.dtype))  # return
-    if key is not None and dropout > 0:
-        kept = kept_weights(key, dropout, (0, 0), (-(-l_z // TILE), -(-l_x // TILE)))[:l_z, :l_x]
-        A = jnp.where(kept, A / (1 - dropout), 0)
+    if seed is not None:
+        A = jnp.where(kept(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
     V_tilde = (V @ A).astype(V.dtype)  # return
     return V_tilde

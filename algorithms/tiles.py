@@ -1,7 +1,7 @@
 """Attention of many heads and sequences, one *tile* — one head of one sequence — at a time.
 
-The hand-derived attention rules are written for one tile. On a CPU the tiles are taken in turn, since XLA's CPU backend
-leaves its fast matrix product when there are many at once; elsewhere they run side by side.
+The hand-derived attention rules are written for one tile. On a CPU, large tiles are taken in turn, since XLA's CPU
+backend leaves its fast matrix product when there are many at once; small ones, and all elsewhere, run side by side.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, UInt32
 
 from algorithms.batching import mask_axes, of_mask
 from algorithms.masks import Mask
@@ -18,6 +18,9 @@ from algorithms.masks import Mask
 __all__ = ["tilewise"]
 
 Tiles = Float[Array, "H _ B _"]
+
+SMALL = 128 * 128
+"""Scores of a tile that is large: from here on a CPU takes the tiles in turn."""
 
 AT_ONCE = 2
 """Tiles of a turn on a CPU, which run side by side on its cores: a tile's own lines wait for each other."""
@@ -27,26 +30,28 @@ def tilewise(of_tile: Callable[..., Any]) -> Callable[..., Any]:
     """From a function of one tile to one of all tiles of several heads and sequences.
 
     Args:
-        of_tile: takes matrices ``[rows, columns]``, a mask and a key (or None), and returns a tuple of matrices.
+        of_tile: takes matrices ``[rows, columns]``, a mask and the seed of its dropout (or None); returns a tuple of
+            matrices.
 
     Returns:
         a function of matrices ``[H, rows, B, columns]`` in a tuple, a mask, whose arrays have B in front where the
-        sequences differ in it, and keys ``[H, B]`` or None. ``jax.vmap`` of it makes B larger.
+        sequences differ in it, and seeds ``[H, B, 2]`` or None. ``jax.vmap`` of it makes B larger.
     """
 
     @jax.custom_batching.custom_vmap
-    def of_all(matrices: tuple[Tiles, ...], mask: Mask, keys: Array | None) -> tuple[Tiles, ...]:
+    def of_all(matrices: tuple[Tiles, ...], mask: Mask, seeds: UInt32[Array, "H B 2"] | None) -> tuple[Tiles, ...]:
+        small = matrices[0].shape[-1] * matrices[1].shape[-1] < SMALL
         return jax.lax.platform_dependent(
             matrices,
             mask,
-            keys,
-            cpu=lambda *arguments: _in_turn(of_tile, *arguments),
+            seeds,
+            cpu=lambda *arguments: (_side_by_side if small else _in_turn)(of_tile, *arguments),
             default=lambda *arguments: _side_by_side(of_tile, *arguments),
         )
 
     @of_all.def_vmap
-    def enlarge(size, batched, matrices, mask, keys):
-        matrices_batched, mask_batched, keys_batched = batched
+    def enlarge(size, batched, matrices, mask, seeds):
+        matrices_batched, mask_batched, seeds_batched = batched
         B = matrices[0].shape[2 + matrices_batched[0]]
 
         def merged(array, is_batched):
@@ -54,10 +59,10 @@ def tilewise(of_tile: Callable[..., Any]) -> Callable[..., Any]:
             return wide.reshape(*wide.shape[:2], size * B, *wide.shape[4:])
 
         wide = jax.tree.map(merged, matrices, matrices_batched)
-        if keys is not None:
-            keys = jnp.moveaxis(keys, 0, 1) if keys_batched else jnp.repeat(keys[:, None], size, 1)
-            keys = keys.reshape(keys.shape[0], size * B)
-        out = of_all(wide, _merged_mask(mask, mask_batched, size, B), keys)
+        if seeds is not None:
+            seeds = jnp.moveaxis(seeds, 0, 1) if seeds_batched else jnp.repeat(seeds[:, None], size, 1)
+            seeds = seeds.reshape(seeds.shape[0], size * B, 2)
+        out = of_all(wide, _merged_mask(mask, mask_batched, size, B), seeds)
         split = [jnp.moveaxis(a.reshape(*a.shape[:2], size, B, a.shape[3]), 2, 0) for a in out]
         return tuple(split), tuple(True for _ in split)
 
@@ -80,12 +85,12 @@ def _merged_mask(mask: Any, mask_batched: Any, size: int, B: int) -> Any:
     return treedef.unflatten(map(merged, leaves, jax.tree.leaves(mask_batched), ranks))
 
 
-def _side_by_side(of_tile, matrices, mask, keys):
-    of_head = jax.vmap(of_tile, (1, mask_axes(mask), None if keys is None else 0), 1)
-    return jax.vmap(of_head, (0, None, None if keys is None else 0))(matrices, mask, keys)
+def _side_by_side(of_tile, matrices, mask, seeds):
+    of_head = jax.vmap(of_tile, (1, mask_axes(mask), None if seeds is None else 0), 1)
+    return jax.vmap(of_head, (0, None, None if seeds is None else 0))(matrices, mask, seeds)
 
 
-def _in_turn(of_tile, matrices, mask, keys):
+def _in_turn(of_tile, matrices, mask, seeds):
     H, _, B, _ = matrices[0].shape
 
     def tile(array, h, b):
@@ -95,7 +100,7 @@ def _in_turn(of_tile, matrices, mask, keys):
         h, b = i // B, i % B
         axes = mask_axes(mask)
         mask_b = jax.tree.map(lambda a, axis: a if axis is None else a[b], mask, axes, is_leaf=lambda a: a is None)
-        return of_tile(tuple(tile(a, h, b) for a in matrices), mask_b, None if keys is None else keys[h, b])
+        return of_tile(tuple(tile(a, h, b) for a in matrices), mask_b, None if seeds is None else seeds[h, b])
 
     def put(first, out, n):
         tiles = [(first + i, one(first + i)) for i in range(n)]

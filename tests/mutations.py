@@ -62,9 +62,7 @@ FURTHER: dict[str, Mutation] = {
     "softmax over the wrong axis": Mutation(
         "unembedding.py", "numerator.sum(axis=0, keepdims=True)", "numerator.sum(axis=-1, keepdims=True)", 7, "1"
     ),
-    "dropped weights not made up for": Mutation(
-        "scores.py", "jnp.where(kept, A / (1 - dropout), 0)", "jnp.where(kept, A, 0)", 4, "return"
-    ),
+    "dropped weights not made up for": Mutation("scores.py", "A / (1 - dropout), 0)", "A, 0)", 4, "return"),
     "heads drop the same weights": Mutation(
         "scores.py", "lambda h: fold_in(key, h)", "lambda h: fold_in(key, 0 * h)", 5, "2"
     ),

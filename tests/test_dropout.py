@@ -1,9 +1,11 @@
 """Dropout of activations: what it keeps, how much, and from which key."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from algorithms.dropout import dropout, kept_weights
+from algorithms.dropout import dropout, kept, seed_of
 from tests import cases
 
 X = 1 + cases.normal(31, 3, 47) ** 2  # nowhere 0; three sequences side by side
@@ -30,7 +32,29 @@ def test_without_a_key_or_a_rate_everything_is_kept():
 
 
 def test_a_block_of_attention_weights_is_drawn_as_in_the_whole():
-    key = jax.random.key(0)
-    whole = kept_weights(key, 0.3, (0, 0), (3, 2))
-    np.testing.assert_array_equal(kept_weights(key, 0.3, (1, 1), (2, 1)), whole[64:, 64:])
-    assert abs(whole.mean() - 0.7) < 5 * np.sqrt(0.3 * 0.7 / whole.size)
+    seed = seed_of(jax.random.key(0))
+    whole = kept(seed, 0.3, jnp.arange(150), jnp.arange(90))
+    np.testing.assert_array_equal(kept(seed, 0.3, jnp.arange(41, 150), jnp.arange(7, 80)), whole[41:, 7:80])
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("number", range(3))
+def test_what_is_kept_is_random(rate, number):
+    n = 512
+    kept_here = np.asarray(kept(seed_of(jax.random.key(number)), rate, jnp.arange(n), jnp.arange(n)), float)
+    centred = (kept_here - (1 - rate)) / np.sqrt(rate * (1 - rate))
+    limit = 5 / n  # five standard deviations of the mean of n² independent entries
+    assert abs(centred.mean()) < limit
+    assert np.abs(centred.mean(axis=0)).max() < 5 / np.sqrt(n)
+    assert np.abs(centred.mean(axis=1)).max() < 5 / np.sqrt(n)
+    for down, right in ((0, 1), (1, 0), (1, 1), (2, 0), (0, 2), (0, 64), (64, 0), (32, 256)):
+        assert abs((centred * np.roll(centred, (down, right), (0, 1))).mean()) < limit
+    assert abs((centred * centred.T).mean()) < 2 * limit
+    spectrum = np.abs(np.fft.fft2(centred)) ** 2 / n**2  # of white noise: exponentially distributed, mean 1
+    assert spectrum.max() < 25
+
+
+def test_the_rate_is_exact_to_32_bits():
+    words = kept(seed_of(jax.random.key(1)), 2.0**-12, jnp.arange(2048), jnp.arange(2048))
+    dropped = words.size - int(words.sum())
+    assert abs(dropped - 1024) < 5 * np.sqrt(1024)
