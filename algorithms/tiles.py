@@ -19,7 +19,7 @@ __all__ = ["tilewise"]
 
 Tiles = Float[Array, "H _ B _"]
 
-SMALL = 128 * 128
+SMALL = 96 * 96
 """Scores of a tile that is large: from here on a CPU takes the tiles in turn."""
 
 AT_ONCE = 2
