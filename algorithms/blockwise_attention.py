@@ -58,9 +58,8 @@ def _forward(Q, K, V, mask, seeds, dropout):
 
 def _backward(dropout, residuals: _Residuals, E):
     Q, K, V, V_tilde, log_sum_exp, mask, seeds = residuals
-    delta = (V_tilde * E).astype(log_sum_exp.dtype).sum(axis=1, keepdims=True)
     backward = tilewise(functools.partial(_backward_of_tile, dropout=dropout))
-    dQ, dK, dV = backward((Q, K, V, E, log_sum_exp, delta), mask, seeds)
+    dQ, dK, dV = backward((Q, K, V, V_tilde, E, log_sum_exp), mask, seeds)
     return dQ, dK, dV, None, None
 
 
@@ -186,11 +185,12 @@ def _backward_of_tile(matrices, mask, seed, dropout):
 
     Source: sources/000, whose a ⊙ g − (aᵀg) a this is; sources/003, §12.4.6.
     """
-    Q, K, V, E, log_sum_exp, delta = matrices
+    Q, K, V, V_tilde, E, log_sum_exp = matrices
     dtype = log_sum_exp.dtype
     scale = jnp.asarray(Q.shape[0] ** -0.5, Q.dtype)
     blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    delta = (V_tilde * E).astype(dtype).sum(axis=0, keepdims=True)
     Q, E = blocks.padded(Q * scale, primary=True), blocks.padded(E, primary=True)
     log_sum_exp = blocks.padded(log_sum_exp, primary=True, value=jnp.inf)
     delta = blocks.padded(delta, primary=True)
