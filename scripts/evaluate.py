@@ -59,10 +59,10 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
-    show(comparison)
     results = {"part": arguments.part, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False)
     (files.path / f"evaluation-{arguments.part}.json").write_text(text + "\n", encoding="utf-8")
+    show(comparison)
     return 0
 
 

@@ -247,8 +247,7 @@ class MaskedTokens(Dataset):
 class SequencePairs(Dataset):
     """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
 
-    A pair of which one side, with bos and eos, has more than l_max tokens is left out: a part of a
-      sentence does not
+    A pair of which one side, with bos and eos, has more than l_max tokens is left out: a part of a sentence does not
     translate a part of the other.
 
     Attributes:
