@@ -259,7 +259,7 @@ def decode(
     def generate(state):
         P, caches = step(weights, context, state, variant=variant)
         i = state.slot - state.first
-        y = draw(P, jax.vmap(jax.random.fold_in, (0, None))(keys, i), tau=tau, top_k=top_k, top_p=top_p)
+        y = draw(P, keys, i, tau=tau, top_k=top_k, top_p=top_p)
         ended = _ended(state, eos)
         log_p = jnp.log(jnp.take_along_axis(P, y[None], axis=0)[0])
         tokens = jax.lax.dynamic_update_slice_in_dim(

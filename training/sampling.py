@@ -14,6 +14,7 @@ __all__ = ["draw", "restricted"]
 def draw(
     P: Float[Array, "N_V B"],
     keys: Key[Array, "B"],
+    i: int | Int[Array, ""],
     *,
     tau: float | Float[Array, ""],
     top_k: int | None,
@@ -23,7 +24,8 @@ def draw(
 
     Args:
         P: the distributions.
-        keys: one for each sequence, consumed.
+        keys: one for each sequence.
+        i: the number of the token, which is drawn with ``fold_in(key, i)``.
         tau: temperature τ, 0 for the likeliest token; the draw is from q ∝ p^{1/τ}.
         top_k: draw from the k likeliest tokens only; None for all.
         top_p: draw from the nucleus of q only; None for all.
@@ -33,10 +35,11 @@ def draw(
         return jnp.argmax(P, axis=0)
 
     def drawn(_):
+        of_token = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, i)
         if top_k is None and top_p is None:
-            return jax.vmap(sample, in_axes=(1, None, 0))(P, tau, keys)
+            return jax.vmap(sample, in_axes=(1, None, 0))(P, tau, of_token)
         Q = restricted(P, tau=tau, top_k=top_k, top_p=top_p)
-        return jax.vmap(sample, in_axes=(1, None, 0))(Q, 1.0, keys)
+        return jax.vmap(sample, in_axes=(1, None, 0))(Q, 1.0, of_token)
 
     return jax.lax.cond(tau == 0, likeliest, drawn, None).astype(jnp.int32)
 

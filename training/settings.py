@@ -85,15 +85,19 @@ class Settings:
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
     dropout: float = _setting(
-        0.1, "probability to drop an attention weight or an activation of an MLP", defaults={"d": 0.0, "e": 0.0}
+        0.0, "probability to drop an attention weight or an activation of an MLP", defaults={"classify": 0.1}
     )
     # optimisation
-    steps: int = _setting(600, "updates of the parameters", defaults={"classify": 400})
+    steps: int = _setting(600, "updates of the parameters", defaults={"e": 1000, "ed": 2500, "classify": 300})
     batch_size: int = _setting(16, "sequences in an update", defaults={"ed": 64, "classify": 32})
     accumulate: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
     optimizer: str = _setting("adamw", "the update rule", choices=OPTIMIZERS)
-    learning_rate: float = _setting(4e-3, "its largest learning rate (with the schedule vaswani, a factor)")
+    learning_rate: float = _setting(
+        4e-3,
+        "its largest learning rate (with the schedule vaswani, a factor)",
+        defaults={"e": 2e-3, "ed": 3e-3, "classify": 1e-3},
+    )
     schedule: str = _setting("cosine", "how the learning rate changes", choices=SCHEDULES)
     warmup: int = _setting(0, "steps over which the learning rate rises; 0: a tenth of all, 4000 for vaswani")
     final_fraction: float = _setting(0.02, "share of the learning rate that cosine ends with")
