@@ -2,7 +2,7 @@
 
     scripts/train.py d --run runs/docs                                # on Python's documentation
     scripts/train.py d --run runs/mine --data a.txt b.txt --steps 5000
-    scripts/train.py ed --run runs/words --data pronunciation
+    scripts/train.py ed --run runs/words --data pronunciation --l_max 24
     scripts/train.py classify --run runs/spam
 
 The same command on an existing run goes on from its last checkpoint. Exit status: 0 done; 1 the training failed;
