@@ -60,10 +60,10 @@ class Settings:
     tokenizer: str = _setting(
         "bpe",
         "bytes, characters, words or bpe (built from the training data), or the path of a tokenizer",
-        defaults={"ed": "characters"},
+        defaults={"e": "characters", "ed": "characters"},
     )
     N_V: int = _setting(2048, "size of the vocabulary that words and bpe aim at, with the three special tokens")
-    l_max: int = _setting(128, "longest sequence, in tokens", defaults={"ed": 48})
+    l_max: int = _setting(128, "longest sequence, in tokens", defaults={"e": 64, "ed": 48})
     rows: str = _setting(
         "packed",
         "how documents become sequences: cut into chunks, cut as one text into windows, or several packed in a row",
@@ -75,21 +75,26 @@ class Settings:
     )
     p_mask: float = _setting(0.15, "probability to hide a token", tasks=("e",))
     # model
-    variant: str = _setting("PAPER", "the pseudocode, or the published model that differs from it", choices=VARIANTS)
-    L: int = _setting(4, "layers", tasks=("d", "e", "classify"), defaults={"classify": 2})
+    variant: str = _setting(
+        "PAPER",
+        "the pseudocode, or the published model that differs from it",
+        choices=VARIANTS,
+        defaults={"e": "BERT"},
+    )
+    L: int = _setting(4, "layers", tasks=("d", "e", "classify"), defaults={"e": 2, "classify": 2})
     L_enc: int = _setting(2, "layers of the encoder", tasks=("ed",))
     L_dec: int = _setting(2, "layers of the decoder", tasks=("ed",))
     H: int = _setting(4, "heads")
     d_e: int = _setting(128, "dimensions of the residual stream", defaults={"classify": 64})
     d_mlp: int = _setting(512, "hidden units of an MLP", defaults={"classify": 256})
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
-    init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
+    init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"), defaults={"e": "glorot"})
     dropout: float = _setting(
         0.0, "probability to drop an attention weight or an activation of an MLP", defaults={"classify": 0.1}
     )
     # optimisation
-    steps: int = _setting(600, "updates of the parameters", defaults={"e": 1000, "ed": 2500, "classify": 300})
-    batch_size: int = _setting(16, "sequences in an update", defaults={"ed": 64, "classify": 32})
+    steps: int = _setting(600, "updates of the parameters", defaults={"e": 2000, "ed": 2500, "classify": 300})
+    batch_size: int = _setting(16, "sequences in an update", defaults={"e": 64, "ed": 64, "classify": 32})
     accumulate: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
     optimizer: str = _setting("adamw", "the update rule", choices=OPTIMIZERS)
