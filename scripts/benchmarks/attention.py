@@ -1,4 +1,4 @@
-"""Attention forward and backward, causal: every implementation beside the printed lines and PyTorch's SDPA."""
+"""Causal attention, forward and backward: every implementation beside the printed lines and PyTorch's SDPA."""
 
 import functools
 import importlib.util
@@ -13,35 +13,51 @@ from scripts.benchmarks.timing import alternate, matrix_product_peak, table, tem
 __all__ = ["memory", "run"]
 
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
+SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))
 GPU_SIZES = tuple((16, l, d) for d in (64, 128) for l in (1024, 2048, 4096, 8192, 16384))
-PRODUCTS_FORWARD, PRODUCTS_BACKWARD = 2, 5  # matrix products of l x l x d, of which causal attention needs half
+PRODUCTS = {
+    "forward": 2,
+    "forward and backward": 7,
+}  # matrix products of l x l x d, of which causal attention needs half
 
 
 def run(rounds: int) -> str:
-    """Measure, and return the Markdown table."""
+    """Measure, and return the Markdown tables."""
     on_gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     implementations = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
     peak = matrix_product_peak(dtype)
+    title = f"{jnp.dtype(dtype).name}, causal; matrix products peak at {peak / 1e9:.0f} GFLOP/s."
+    sizes = GPU_SIZES if on_gpu else SIZES
+    tables = [
+        f"Attention {passes}, {title}\n\n{_table(sizes, implementations, passes, dtype, peak, rounds)}"
+        for passes in PRODUCTS
+    ]
+    if not on_gpu:
+        tables += [
+            f"Attention {passes}, small.\n\n{_table(SMALL_SIZES, ['paper', 'auto'], passes, dtype, peak, 3 * rounds)}"
+            for passes in PRODUCTS
+        ]
+    return "\n\n".join(tables)
+
+
+def _table(sizes, implementations: list[str], passes: str, dtype: jnp.dtype, peak: float, rounds: int) -> str:
     header = ["heads x l x d", *(f"{name} ms" for name in implementations), "PyTorch SDPA ms", "paper / auto"]
-    header += ["PyTorch / auto", "share of peak"]
+    header += ["PyTorch / auto", "GFLOP/s", "share of peak"]
     rows = []
-    for heads, l, d in GPU_SIZES if on_gpu else SIZES:
-        candidates = {name: _ours(name, heads, l, d, dtype) for name in implementations}
-        torch_call = _pytorch(heads, l, d, on_gpu)
+    for heads, l, d in sizes:
+        candidates = {name: _ours(name, heads, l, d, dtype, passes) for name in implementations}
+        torch_call = _pytorch(heads, l, d, dtype, passes)
         if torch_call is not None:
             candidates["torch"] = torch_call
         timing = alternate(candidates, rounds)
-        flops = (PRODUCTS_FORWARD + PRODUCTS_BACKWARD) * 2 * heads * l * l * d / 2
         auto = timing["auto"].median
+        rate = PRODUCTS[passes] * 2 * heads * l * l * d / 2 / auto
         row = [f"{heads} x {l} x {d}", *(str(timing[name]) for name in implementations)]
         row += [str(timing["torch"]) if "torch" in timing else "not installed"]
-        row += [f"{timing['paper'].median / auto:.2f}" if "paper" in timing else "-"]
-        row += [f"{timing['torch'].median / auto:.2f}" if "torch" in timing else "-"]
-        rows.append([*row, f"{flops / auto / peak:.0%}"])
-    title = f"Attention forward and backward, {jnp.dtype(dtype).name}, causal; "
-    title += f"matrix products peak at {peak / 1e9:.0f} GFLOP/s."
-    return f"{title}\n\n{table(header, rows)}"
+        row += [f"{timing[name].median / auto:.2f}" if name in timing else "-" for name in ("paper", "torch")]
+        rows.append([*row, f"{rate / 1e9:.0f}", f"{rate / peak:.0%}"])
+    return table(header, rows)
 
 
 def memory() -> str:
@@ -55,40 +71,45 @@ def memory() -> str:
     return "Temporary memory of one head, d = 64, float32, forward and backward.\n\n" + table(header, rows)
 
 
-def _gradient(implementation: str) -> Callable:
+def _compiled(implementation: str, passes: str) -> Callable:
     attend = functools.partial(scaled_dot_product_attention, implementation=implementation)
 
+    def forward(Q, K, V, E):
+        return jax.vmap(lambda Q, K, V: attend(Q, K, V, UNIDIRECTIONAL))(Q, K, V)
+
     def objective(Q, K, V, E):
-        V_tilde = jax.vmap(lambda Q, K, V: attend(Q, K, V, UNIDIRECTIONAL))(Q, K, V)
-        return (V_tilde * E).astype(jnp.float32).sum()
+        return (forward(Q, K, V, E) * E).astype(jnp.float32).sum()
 
-    return jax.jit(jax.grad(objective, (0, 1, 2)))
+    return jax.jit(forward if passes == "forward" else jax.grad(objective, (0, 1, 2)))
 
 
-def _ours(implementation: str, heads: int, l: int, d: int, dtype: jnp.dtype) -> Callable[[], object]:
+def _ours(implementation: str, heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Callable[[], object]:
     inputs = [jax.random.normal(jax.random.key(i), (heads, d, l), dtype) for i in range(4)]
-    gradient = _gradient(implementation)
-    return lambda: jax.block_until_ready(gradient(*inputs))
+    compiled = _compiled(implementation, passes)
+    return lambda: jax.block_until_ready(compiled(*inputs))
 
 
 def _temporary_bytes(implementation: str, l: int) -> int:
     inputs = [jax.ShapeDtypeStruct((1, 64, l), jnp.float32)] * 4
-    return temporary_bytes(_gradient(implementation), *inputs)
+    return temporary_bytes(_compiled(implementation, "forward and backward"), *inputs)
 
 
-def _pytorch(heads: int, l: int, d: int, on_gpu: bool) -> Callable[[], object] | None:
+def _pytorch(heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Callable[[], object] | None:
     if importlib.util.find_spec("torch") is None:
         return None
     torch = importlib.import_module("torch")
-    options = {"dtype": torch.bfloat16 if on_gpu else torch.float32, "device": "cuda" if on_gpu else "cpu"}
-    Q, K, V = (torch.randn(1, heads, l, d, requires_grad=True, **options) for _ in range(3))
+    on_gpu = jax.default_backend() == "gpu"
+    options = {"dtype": getattr(torch, jnp.dtype(dtype).name), "device": "cuda" if on_gpu else "cpu"}
+    backward = passes != "forward"
+    Q, K, V = (torch.randn(1, heads, l, d, requires_grad=backward, **options) for _ in range(3))
     E = torch.randn(1, heads, l, d, **options)
 
     def call():
         out = torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=True)
-        gradients = torch.autograd.grad((out * E).sum(), (Q, K, V))
+        if backward:
+            out = torch.autograd.grad((out * E).sum(), (Q, K, V))
         if on_gpu:
             torch.cuda.synchronize()
-        return gradients
+        return out
 
     return call

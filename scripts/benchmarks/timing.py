@@ -26,7 +26,9 @@ class Timing(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{1e3 * self.median:.1f} ({1e3 * self.low:.1f}-{1e3 * self.high:.1f})"
+        digits = 1 if self.median >= 0.01 else 3
+        median, low, high = (f"{1e3 * seconds:.{digits}f}" for seconds in self)
+        return f"{median} ({low}-{high})"
 
 
 def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
