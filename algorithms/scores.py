@@ -103,14 +103,14 @@ def automatic(
     ========  ==============================================================  ===============
     gpu       cuDNN takes the input                                           ``"cudnn"``
     tpu       the Pallas kernel takes the input                               ``"pallas"``
-    any       at most 96 x 96 scores                                          ``"dense"``
+    any       at most 256 x 256 scores                                        ``"dense"``
     any       otherwise                                                       ``"blockwise"``
     ========  ==============================================================  ===============
     """
     for name, (_, refuses) in LIBRARY_KERNELS.items():
         if refuses(Q, K, V, mask, dropout, platform) is None:
             return name
-    return "dense" if Q.shape[-1] * K.shape[-1] <= 96 * 96 else "blockwise"
+    return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
 
 
 def fold_in_each(key: Key[Array, "*batch"], n: int) -> Key[Array, "n *batch"]:

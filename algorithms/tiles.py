@@ -19,8 +19,8 @@ __all__ = ["tilewise"]
 
 Tiles = Float[Array, "H _ B _"]
 
-SMALL = 96 * 96
-"""Scores of a tile that is large: from here on a CPU takes the tiles in turn."""
+SMALL = 128 * 128
+"""Scores of the largest tile that is small."""
 
 AT_ONCE = 2
 """Tiles of a turn on a CPU, which run side by side on its cores: a tile's own lines wait for each other."""
@@ -40,7 +40,7 @@ def tilewise(of_tile: Callable[..., Any]) -> Callable[..., Any]:
 
     @jax.custom_batching.custom_vmap
     def of_all(matrices: tuple[Tiles, ...], mask: Mask, seeds: UInt32[Array, "H B 2"] | None) -> tuple[Tiles, ...]:
-        small = matrices[0].shape[-1] * matrices[1].shape[-1] < SMALL
+        small = matrices[0].shape[-1] * matrices[1].shape[-1] <= SMALL
         return jax.lax.platform_dependent(
             matrices,
             mask,
