@@ -66,6 +66,8 @@ FURTHER: dict[str, Mutation] = {
     "heads drop the same weights": Mutation(
         "scores.py", "lambda h: fold_in(key, h)", "lambda h: fold_in(key, 0 * h)", 5, "2"
     ),
+    "all columns drop the same": Mutation("dropout.py", " ^ word_of_column[None, :]", " ^ 0 * word_of_column", 10, "8"),
+    "last tile left out": Mutation("tiles.py", "return put(whole * n, out, H * B % n)", "return out", 4, "return"),
     "dropped activations not made up for": Mutation("dropout.py", "X / (1 - rate), 0)", "X, 0)", 10, "8"),
     # masks
     "band too wide": Mutation("masks.py", "t_x - self.width < t_z", "t_x - self.width <= t_z", 4, "5"),
@@ -202,6 +204,7 @@ OF_FILE: dict[str, Sequence[str]] = {
     "linear.py": (f"{TRAINING}::test_d_training_is_the_oracles",),
     "loss.py": (LOSS,),
     "masks.py": ("tests/test_masks.py",),
+    "tiles.py": ("tests/test_tiles.py",),
     "sublayers.py": (f"{TRANSFORMERS}::test_padding_of_the_sequence_is_not_there", "tests/test_variants.py"),
 }
 OF_ALGORITHM: dict[int, Sequence[str]] = {
