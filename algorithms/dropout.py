@@ -54,7 +54,7 @@ def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
 def kept(seed: UInt32[Array, "2"], rate: float, rows: Int[Array, "m"], columns: Int[Array, "n"]) -> Bool[Array, "m n"]:
     """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone, whatever else is drawn.
 
-    An entry's word is a hash of its row's and its column's, which costs a fiftieth of ``jax.random.bernoulli``'s on a
+    An entry's word is a hash of its row's and its column's, which costs a thirtieth of ``jax.random.bernoulli``'s on a
     CPU, and no memory where it is used at once.
 
     Args:
@@ -67,7 +67,7 @@ def kept(seed: UInt32[Array, "2"], rate: float, rows: Int[Array, "m"], columns: 
         _mixed(word + indices.astype(jnp.uint32)) for word, indices in zip(seed, (rows, columns), strict=True)
     )
     word = _mixed(word_of_row[:, None] ^ word_of_column[None, :])
-    return word >= jnp.uint32(round(rate * 2**32))
+    return word >= jnp.uint32(int(rate * 2**32))
 
 
 def _mixed(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:

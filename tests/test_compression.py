@@ -1,8 +1,7 @@
 """The coder against the entropy it should reach, and texts through a model and back."""
 
-import importlib.util
+import importlib
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from training.runs import load_run
 from training.scoring import bits_per_byte
 from training.tokenizers import WordTokenizer
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "compress.py"
 TEXT = "".join(np.random.default_rng(0).choice(list("abcde ."), size=230))
 
 
@@ -127,12 +125,7 @@ def test_a_tokenizer_that_loses_something_is_refused(generator):
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("compress_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("scripts.compress")
 
 
 def test_the_script_compresses_reports_and_decompresses(script, tmp_path, capsys):

@@ -58,3 +58,7 @@ def test_the_rate_is_exact_to_32_bits():
     words = kept(seed_of(jax.random.key(1)), 2.0**-12, jnp.arange(2048), jnp.arange(2048))
     dropped = words.size - int(words.sum())
     assert abs(dropped - 1024) < 5 * np.sqrt(1024)
+
+
+def test_a_rate_of_almost_1_drops_everything():
+    assert not kept(seed_of(jax.random.key(1)), 1 - 2.0**-40, jnp.arange(64), jnp.arange(64)).any()

@@ -1,34 +1,23 @@
 """scripts/evaluate.py: the figures of a run and of what it is compared with, against other libraries and by hand."""
 
 import gzip
-import importlib.util
 import json
 import math
-import pathlib
 
 import numpy as np
 import pytest
 import sacrebleu
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
+from scripts import evaluate, train
 from training import comparison
 from training.bleu import bleu
 from training.data_records import Pair
 from training.runs import load_run
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
 SIZES = ["--H", 2, "--d_e", 8, "--d_mlp", 8, "--batch-size", 4, "--steps", 3, "--peak", 1e9, "--tokenizer", "bytes"]
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -41,9 +30,9 @@ def evaluated(tmp_path, capsys):
         directory, cache = tmp_path / "run", ["--cache", tmp_path / "cache"]
         files = ["--data", tmp_path / "train.txt", "--validation-data", tmp_path / "held-out.txt"]
         arguments = [task, "--quiet", "--run", directory, *cache, *files, *SIZES, *flags]
-        assert script("train").main([*map(str, arguments)]) == 0
+        assert train.main([*map(str, arguments)]) == 0
         capsys.readouterr()
-        assert script("evaluate").main([*map(str, [directory, "--part", part, *cache])]) == 0
+        assert evaluate.main([*map(str, [directory, "--part", part, *cache])]) == 0
         found = json.loads((directory / f"evaluation-{part}.json").read_text())
         return capsys.readouterr().out, found["rows"], found["samples"], directory
 

@@ -1,6 +1,6 @@
 """scripts/generate.py, with runs of every task: what it prints, and what it refuses."""
 
-import importlib.util
+import importlib
 import io
 import json
 import pathlib
@@ -23,12 +23,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "generate.py"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("generate_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("scripts.generate")
 
 
 @pytest.fixture(scope="module")

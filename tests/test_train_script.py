@@ -1,15 +1,13 @@
 """scripts/train.py: every wrong input is one clear sentence and exit status 2, before any training."""
 
-import importlib.util
+import importlib
 import itertools
 import json
-import pathlib
 
 import pytest
 
 from training.settings import TASKS, settings_of
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
 TINY = {"--tokenizer": "bytes", "--batch-size": 4, "--steps": 3, "--eval-batches": 2, "--peak": 1e9} | {
@@ -19,12 +17,7 @@ TINY = {"--tokenizer": "bytes", "--batch-size": 4, "--steps": 3, "--eval-batches
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("train_script", ROOT / "scripts" / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("scripts.train")
 
 
 @pytest.fixture
