@@ -71,7 +71,7 @@ def kept(seed: UInt32[Array, "2"], rate: float, rows: Int[Array, "m"], columns: 
 
 
 def _mixed(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """A hash of 32 bits in which every bit depends on every bit: Wellons' *lowbias32*."""
+    """A hash of 32 bits in which every bit depends on every bit: *lowbias32* of Wellons' hash prospector (2018)."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
     return word ^ (word >> 16)
