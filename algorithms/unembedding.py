@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.checks import Axes
+from algorithms.linear import product
 from algorithms.notation import accumulation_dtype, as_columns
 from algorithms.registry import algorithm
 
@@ -58,7 +59,7 @@ def logits(
 ) -> Float[Array, "N_V *columns"]:
     """``W_u X (+ b_u 1ᵀ)``, in float32 at least."""
     dtype = accumulation_dtype(X.dtype)
-    Y = jax.lax.dot_general(W_u, X, (((1,), (0,)), ((), ())), preferred_element_type=dtype)
+    Y = product(W_u, X, dtype)
     return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 

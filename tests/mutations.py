@@ -130,6 +130,9 @@ FURTHER: dict[str, Mutation] = {
     "gradient of the bias skipped": Mutation(
         "linear.py", "db = dY_2.sum(axis=1, dtype=dtype)", "db = 0 * dY_2.sum(axis=1, dtype=dtype)", 13, "6"
     ),
+    "groups of rows in another order": Mutation(
+        "linear.py", "W.reshape(groups, -1, W.shape[-1])", "W.reshape(groups, -1, W.shape[-1])[::-1]", 4, "1"
+    ),
     "weights of the loss ignored": Mutation(
         "loss.py", "if weights is None else (weights * jnp", "if weights is None else (1 * jnp", 13, "5"
     ),
@@ -201,7 +204,7 @@ OF_FILE: dict[str, Sequence[str]] = {
     "blockwise_attention.py": (f"{ATTENTION}::test_a_structural_mask_is_what_it_says[blockwise]", BACKWARD),
     "dropout.py": ("tests/test_dropout.py",),
     "initialization.py": ("tests/test_initialization.py",),
-    "linear.py": (f"{TRAINING}::test_d_training_is_the_oracles",),
+    "linear.py": ("tests/test_linear.py", f"{TRAINING}::test_d_training_is_the_oracles"),
     "loss.py": (LOSS,),
     "masks.py": ("tests/test_masks.py",),
     "tiles.py": ("tests/test_tiles.py",),
