@@ -10,15 +10,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms.linear import linear
+from algorithms.linear import linear, product
 from algorithms.notation import accumulation_dtype
 from algorithms.parameters import AttentionParams, MHAttentionParams
 from algorithms.unembedding import softmax
 
-__all__ = ["KeyValues", "attend_cached", "bucket", "capacity", "keys_and_values", "mh_attention_cached"]
+__all__ = [
+    "KeyValues",
+    "Projections",
+    "attend_cached",
+    "bucket",
+    "capacity",
+    "keys_and_values",
+    "mh_attention_cached",
+]
 
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
@@ -113,9 +122,38 @@ def attend_cached(
     return Y.reshape(H, B, -1).transpose(0, 2, 1).reshape(-1, B)
 
 
+class Projections(NamedTuple):
+    """The weights of one attention, laid out for one column: what its heads read of it is one product.
+
+    Attributes:
+        W: W_q of all heads, and below it, where the tokens attend each other, W_k and W_v.
+        b: the biases of each of these.
+        W_o: the output projection.
+        b_o: its bias.
+    """
+
+    W: Float[Array, "rows d_e"]
+    b: tuple[Float[Array, "H _"], ...]
+    W_o: Float[Array, "d_out H*d_mid"]
+    b_o: Float[Array, "d_out"]
+
+    @staticmethod
+    def of(params: MHAttentionParams, *, context: bool) -> "Projections":
+        """Returns the weights for tokens that attend each other, or a context whose keys and values are known."""
+        W_q, b_q, W_k, b_k, W_v, b_v = params.heads
+        W, b = ((W_q,), (b_q,)) if context else ((W_q, W_k, W_v), (b_q, b_k, b_v))
+        return Projections(jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]), b, params.W_o, params.b_o)
+
+    def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
+        """Returns the queries, and where the tokens attend each other, the keys and the values."""
+        ends = np.cumsum([b.size for b in self.b])[:-1]
+        parts = jnp.split(product(self.W, X), ends)
+        return [Y.reshape(*b.shape, -1) + b[..., None] for Y, b in zip(parts, self.b, strict=True)]
+
+
 def mh_attention_cached(
     X: Float[Array, "d_e B"],
-    W: MHAttentionParams,
+    W: Projections,
     cache: KeyValues,
     permitted: Bool[Array, "B C"],
     slot: Int[Array, ""] | None,
@@ -132,9 +170,8 @@ def mh_attention_cached(
     Returns:
         what the heads found, and the cache.
     """
-    heads = W.heads
+    Q, *own = W.read(X)
     if slot is not None:
-        K, V = linear(heads.W_k, X, heads.b_k, "paper"), linear(heads.W_v, X, heads.b_v, "paper")
+        K, V = own
         cache = cache.stored(K, V, slot)
-    Y = attend_cached(linear(heads.W_q, X, heads.b_q, "paper"), cache, permitted)
-    return linear(W.W_o, Y, W.b_o, "paper"), cache
+    return linear(W.W_o, attend_cached(Q, cache, permitted), W.b_o, "paper"), cache

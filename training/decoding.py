@@ -34,10 +34,24 @@ from algorithms import (
 from algorithms.registry import lines
 from algorithms.sublayers import Sublayers, without_padding
 from algorithms.unembedding import unembedding_columns
-from training.cache import KeyValues, keys_and_values, mh_attention_cached
+from training.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
 from training.sampling import draw
 
 __all__ = ["Context", "State", "Weights", "decode", "empty_state", "encode", "grow", "prefill", "step", "unstacked"]
+
+
+class Layer(NamedTuple):
+    """A layer of Algorithm 10, or of the decoder of Algorithm 8.
+
+    Attributes:
+        attention: how the tokens attend each other.
+        cross_attention: how they attend the context; None for Algorithm 10.
+        rest: its other parameters.
+    """
+
+    attention: Projections
+    cross_attention: Projections | None
+    rest: TransformerLayerParams | EDDecoderLayerParams
 
 
 class Weights(NamedTuple):
@@ -55,7 +69,7 @@ class Weights(NamedTuple):
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"]
-    layers: tuple[TransformerLayerParams, ...] | tuple[EDDecoderLayerParams, ...]
+    layers: tuple[Layer, ...]
     norm: LayerNormParams | None
     W_u: Float[Array, "N_V d_e"]
 
@@ -98,9 +112,19 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, l_max: int) ->
     return Weights(
         W_e=theta.W_e,
         W_p=W_p,
-        layers=tuple(jax.tree.map(lambda a, l=l: a[l], stacked) for l in range(L)),
+        layers=tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L)),
         norm=theta.norm if isinstance(theta, DTransformerParams) else None,
         W_u=theta.W_e.T if theta.W_u is None else theta.W_u,
+    )
+
+
+def _layer(params: TransformerLayerParams | EDDecoderLayerParams) -> Layer:
+    if isinstance(params, TransformerLayerParams):
+        return Layer(Projections.of(params.attention, context=False), None, params._replace(attention=None))
+    return Layer(
+        Projections.of(params.self_attention, context=False),
+        Projections.of(params.cross_attention, context=True),
+        params._replace(self_attention=None, cross_attention=None),
     )
 
 
@@ -161,14 +185,14 @@ def empty_state(weights: Weights, *, B: int, C: int) -> State:
     """Returns B sequences that have their first token only, bos_token."""
     dtype, N_V = weights.W_e.dtype, weights.W_e.shape[1]
 
-    def empty(params):
-        heads = params.attention.heads if isinstance(params, TransformerLayerParams) else params.self_attention.heads
-        (H, d_attn), d_mid = heads.b_k.shape, heads.b_v.shape[1]
+    def empty(layer):
+        _, b_k, b_v = layer.attention.b
+        (H, d_attn), d_mid = b_k.shape, b_v.shape[1]
         return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
 
     zero = jnp.asarray(0, jnp.int32)
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos_token(N_V))
-    caches = tuple(empty(params) for params in weights.layers)
+    caches = tuple(empty(layer) for layer in weights.layers)
     return State(caches, tokens, jnp.zeros(B, dtype), zero, zero + 0, jnp.ones(B, jnp.int32))
 
 
@@ -194,15 +218,19 @@ def step(
     f = Sublayers(variant, "paper", "gelu" if context is None else "relu")
     X = f.embed(y, t, weights.W_e, weights.W_p)
     caches = []
-    for l, params in enumerate(weights.layers):
+    for l, layer in enumerate(weights.layers):
+        params = layer.rest
         if isinstance(params, TransformerLayerParams):
             X_tilde = f.norm(X, params.norm1)
-            Y, cache = mh_attention_cached(X_tilde, params.attention, state.caches[l], permitted, state.slot)
+            Y, cache = mh_attention_cached(X_tilde, layer.attention, state.caches[l], permitted, state.slot)
             X = _after_attention(X, Y, params, f)
         else:
             assert context is not None
-            Y, cache = mh_attention_cached(X, params.self_attention, state.caches[l], permitted, state.slot)
-            X = _after_self_attention(X, Y, params, context.caches[l], context.permitted, f)
+            assert layer.cross_attention is not None
+            Y, cache = mh_attention_cached(X, layer.attention, state.caches[l], permitted, state.slot)
+            X = f.norm(X + Y, params.norm3)  # lines 14-15 of Algorithm 8
+            Y, _ = mh_attention_cached(X, layer.cross_attention, context.caches[l], context.permitted, None)
+            X = _after_cross_attention(X, Y, params, f)
         caches.append(cache)
     if weights.norm is not None:
         X = f.norm(X, weights.norm)
@@ -216,10 +244,8 @@ def _after_attention(X, Y, params: TransformerLayerParams, f: Sublayers):
     return X + f.mlp(X_tilde, params.mlp, None)  # line 8
 
 
-def _after_self_attention(X, Y, params: EDDecoderLayerParams, context: KeyValues, permitted, f: Sublayers):
-    """A decoder layer of Algorithm 8 from line 14 on, where Y is what the self-attention found."""
-    X = f.norm(X + Y, params.norm3)  # lines 14-15
-    Y, _ = mh_attention_cached(X, params.cross_attention, context, permitted, None)
+def _after_cross_attention(X, Y, params: EDDecoderLayerParams, f: Sublayers):
+    """A decoder layer of Algorithm 8 from line 16 on, where Y is what the attention to the context found."""
     X = f.norm(X + Y, params.norm4)  # lines 16-17
     return f.norm(X + f.mlp(X, params.mlp, None), params.norm5)  # lines 18-19
 
