@@ -104,6 +104,16 @@ def test_a_step_gives_the_distribution_of_the_whole_forward_pass():
         np.testing.assert_allclose(P[:, r], p, rtol=0, atol=1e-14)
 
 
+def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
+    config = DTransformerConfig(N_V=1024, l_max=8, L=1, H=2, d_e=128, d_mlp=1024)
+    theta = random_theta(config)
+    prompt = np.array([[5, 1000, 17]], np.int32)
+    model = Generator(theta, config)
+    state = model.read(prompt, np.array([3]))
+    P, _ = jax.jit(decoding.step, static_argnames="variant")(model.weights, None, state, variant=config.variant)
+    np.testing.assert_allclose(P[:, 0], d_transformer(jnp.asarray(prompt[0]), theta)[:, -1], rtol=0, atol=1e-14)
+
+
 def test_scores_are_the_log_probabilities_of_the_generated_tokens():
     state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY)
     first = int(state.first)

@@ -10,8 +10,8 @@ from tests import cases
 
 
 @pytest.mark.parametrize("implementation", ["paper", "auto"])
-@pytest.mark.parametrize("rows", [(512,), (4, 3, 64), (1023,), (8, 128)], ids=str)
-@pytest.mark.parametrize("columns", [(), (1,), (2,), (1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("rows", [(512,), (4, 3, 64), (1023,)], ids=str)
+@pytest.mark.parametrize("columns", [(1,), (2, 3)], ids=str)
 def test_every_column_is_mapped_alike(rows, columns, implementation):
     W, X, b = cases.normal(*rows, 256), cases.normal(256, *columns, seed=1), cases.normal(*rows, seed=2)
     Y = linear(W, X, b, implementation)
