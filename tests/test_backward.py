@@ -364,4 +364,4 @@ def test_every_length(rule, l_z):
     for l_x in range(1, 11):
         for actual, expected in of_masks(tile(l_z, l_x)):
             assert_same(actual, expected)
-    jax.clear_caches()  # Linux lets a process map some ten thousand pieces of compiled code, and XLA then crashes
+    jax.clear_caches()  # XLA's compiler has crashed in a process that kept thousands of compiled functions
