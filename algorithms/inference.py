@@ -3,80 +3,68 @@
 ``training.generation`` computes the same tokens fast.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms.checks import check_count, check_key, check_length, check_lengths_value, check_tokens, is_known
 from algorithms.d_transformer import d_transformer
-from algorithms.ed_transformer import ed_transformer
-from algorithms.notation import bos_token, eos_token
-from algorithms.parameters import DTransformerParams, EDTransformerParams
-from algorithms.registry import algorithm
+from algorithms.ed_transformer import Length, ed_transformer
+from algorithms.machinery.contract import Range, Relation
+from algorithms.machinery.hand_derived import varying_alike
+from algorithms.model.parameters import DTransformerParams, EDTransformerParams
+from algorithms.model.variants import PAPER
+from algorithms.notation import Implementation, accumulation_dtype, as_ids, bos_token, eos_token
+from algorithms.ops.dropout import fold_in
+from algorithms.training import FixedVariant
 
 __all__ = ["d_inference", "ed_inference", "sample"]
 
 
-def _check_d_inference(x, theta, *, l_gen, tau, key) -> None:
-    check_tokens("x", x)
-    check_count("l_gen", l_gen, at_least=1)
-    check_key(key)
-    l_max = getattr(getattr(theta, "W_p", None), "shape", (0, None))[1]
-    if l_max is not None and x.shape[0] + l_gen - 1 > l_max:
+def _check_room(arguments) -> None:
+    l, l_gen, W_p = arguments["x"].shape[-1], arguments["l_gen"], arguments["theta"].W_p
+    if W_p is not None and l + l_gen - 1 > W_p.shape[1]:
+        l_max = W_p.shape[1]
         raise ValueError(
-            f"l_gen: a prompt of {x.shape[0]} tokens and {l_gen} more need l_max >= {x.shape[0] + l_gen - 1}, got "
-            f"l_max = {l_max}; shorten the prompt, or generate at most {l_max - x.shape[0] + 1} tokens"
+            f"l_gen: a prompt of {l} tokens and {l_gen} more need l_max >= {l + l_gen - 1}, got l_max = {l_max}; "
+            f"shorten the prompt, or generate at most {l_max - l + 1} tokens"
         )
 
 
-def _check_d_values(x, theta, *, l_gen, tau, key) -> None:
-    check_temperature(tau)
+def _check_longest(arguments) -> None:
+    l_max, W_p = arguments["l_max"], arguments["theta"].W_p
+    if l_max is None and W_p is None:
+        raise ValueError("l_max: expected the longest output in tokens, since these parameters set no limit, got None")
+    if l_max is not None and W_p is not None and l_max > W_p.shape[1]:
+        raise ValueError(f"l_max: expected at most {W_p.shape[1]}, the l_max of the parameters, got {l_max}")
 
 
-def check_temperature(tau: Any) -> None:
-    """Check a temperature whose value is known.
-
-    Raises:
-        ValueError: if it is negative or NaN.
-    """
-    if is_known(tau) and not tau >= 0:
-        raise ValueError(f"tau: expected a temperature >= 0 (0 is greedy, inf is uniform), got {tau}")
+AT_LEAST_1 = Range("at least 1", lambda n: n >= 1)
+Temperature = Annotated[
+    float | Float[Array, ""], Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)
+]
 
 
-@algorithm(14, "DInference", check=_check_d_inference, check_values=_check_d_values, static=("l_gen",))
 def d_inference(
-    x: Int[Array, "l"],
+    x: Int[Array, "*batch l"],
     theta: DTransformerParams,
     *,
-    l_gen: int,
-    tau: float | Float[Array, ""],
-    key: Key[Array, ""],
-) -> Int[Array, "{l_gen}"]:
-    """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt, token by token, with Algorithm 10.
+    l_gen: Annotated[int, AT_LEAST_1, Relation(_check_room)],
+    tau: Temperature,
+    key: Key[Array, "*batch"],
+    variant: FixedVariant = PAPER,
+    implementation: Implementation = "auto",
+) -> Int[Array, "*batch {l_gen}"]:
+    """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt by ``l_gen`` tokens, one by one, with Algorithm 10.
 
-    Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``.
-
-    Args:
-        x: token IDs of the prompt, beginning with bos_token.
-        theta: trained parameters.
-        l_gen: how many tokens to generate.
-        tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly.
-        key: randomness, consumed: token i = 0 … l_gen − 1 is drawn with ``fold_in(key, i)``.
-
-    Returns:
-        y, the continuation.
-
-    Raises:
-        TypeError: for tokens that are no integers, parameters of another kind, or an untyped key.
-        ValueError: if τ < 0, l_gen < 1, or the text would outgrow l_max.
+    Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``: τ = 0 takes the
+    likeliest, 1 samples faithfully, inf uniformly. Token i = 0 … l_gen − 1 is drawn with ``fold_in(key, i)``.
 
     Departures: none (columns behind the last one are computed too, and not read).
 
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> from algorithms import DTransformerConfig, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=8, L=1, H=2, d_e=6, d_mlp=8))
         >>> d_inference(jnp.array([3, 0]), theta, l_gen=4, tau=0.0, key=jax.random.key(1)).shape
@@ -84,72 +72,44 @@ def d_inference(
 
     Source: Phuong and Hutter 2022, Algorithm 14.
     """
-    l = x.shape[0]  # line 1
-    x = jnp.concatenate([x, jnp.zeros(l_gen, x.dtype)])  # room for y
+    l = x.shape[-1]  # line 1
+    x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
+    x = varying_alike((x, theta, tau, key))[0]
 
     def generate(x, i):
-        P = d_transformer(x[:-1], theta)  # line 3
-        p = P[:, l + i - 1]  # line 4
-        y = sample(p, tau, jax.random.fold_in(key, i)).astype(x.dtype)  # line 5
-        x = x.at[l + i].set(y)  # line 6
+        P = d_transformer(x[..., :-1], theta, variant=variant, implementation=implementation)  # line 3
+        p = P[..., l + i - 1]  # line 4
+        y = sample(p, tau, fold_in(key, i))  # line 5
+        x = x.at[..., l + i].set(y)  # line 6
         return x, None
 
     x, _ = jax.lax.scan(generate, x, jnp.arange(l_gen))  # line 2
-    y = x[l:]  # return
+    y = x[..., l:].astype(jnp.int32)  # return
     return y
 
 
-def _check_ed_inference(z, theta, *, tau, key, l_max=None, z_length=None) -> None:
-    check_tokens("z", z)
-    check_key(key)
-    check_length("z_length", z_length)
-    longest = getattr(getattr(theta, "W_p", None), "shape", (0, None))[1]
-    if l_max is None and longest is None:
-        raise ValueError("l_max: expected the longest output in tokens, since these parameters set no limit, got None")
-    if l_max is not None:
-        check_count("l_max", l_max, at_least=1)
-        if longest is not None and l_max > longest:
-            raise ValueError(f"l_max: expected at most {longest}, the l_max of the parameters, got {l_max}")
-
-
-def _check_ed_values(z, theta, *, tau, key, l_max=None, z_length=None) -> None:
-    check_temperature(tau)
-    check_lengths_value("z_length", z_length, z)
-
-
-@algorithm(15, "EDInference", check=_check_ed_inference, check_values=_check_ed_values, static=("l_max",))
 def ed_inference(
-    z: Int[Array, "l_z"],
+    z: Int[Array, "*batch l_z"],
     theta: EDTransformerParams,
     *,
-    tau: float | Float[Array, ""],
-    key: Key[Array, ""],
-    l_max: int | None = None,
-    z_length: Int[Array, ""] | int | None = None,
-) -> tuple[Int[Array, "l"], Int[Array, ""]]:
+    tau: Temperature,
+    key: Key[Array, "*batch"],
+    l_max: Annotated[int | None, AT_LEAST_1, Relation(_check_longest)] = None,
+    z_length: Length = None,
+    variant: FixedVariant = PAPER,
+    implementation: Implementation = "auto",
+) -> tuple[Int[Array, "*batch l"], Int[Array, "*batch"]]:
     """Algorithm 15: x̂ ← EDInference(z, θ̂). Translates a context, token by token, with Algorithm 8.
 
-    Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``EDTransformer(z, x̂ | θ̂)``.
-
-    Args:
-        z: token IDs of the context.
-        theta: trained parameters.
-        tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly.
-        key: randomness, consumed: the draw i = 0, 1, … is made with ``fold_in(key, i)``.
-        l_max: length at which to stop without eos_token, bos_token counted; None is the l_max of the parameters.
-        z_length: tokens of z that are not padding; None for all.
+    Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``EDTransformer(z, x̂ | θ̂)``, as in Algorithm
+    14. ``l_max`` is the length at which to stop without eos_token, bos_token counted; None is that of the parameters.
 
     Returns:
         x̂ from bos_token to eos_token, padded with eos_token to l_max; and how many of its tokens are no padding.
 
-    Raises:
-        TypeError: for tokens that are no integers, parameters of another kind, or an untyped key.
-        ValueError: if τ < 0, or l_max is not within that of the parameters.
-
     Departures: stops at l_max tokens, where the paper goes on until eos_token comes.
 
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> from algorithms import EDTransformerConfig, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
@@ -159,39 +119,52 @@ def ed_inference(
 
     Source: Phuong and Hutter 2022, Algorithm 15.
     """
-    N_V = theta.W_e.shape[1]
+    N_V, batch = theta.W_e.shape[1], z.shape[:-1]
     l_max = _longest(theta, l_max)
-    x_hat = jnp.full(l_max, eos_token(N_V), jnp.int32).at[0].set(bos_token(N_V))  # line 1
-    y = jnp.asarray(0, x_hat.dtype)  # line 2, where 0 means: not eos_token
+    x_hat = jnp.full((*batch, l_max), eos_token(N_V), jnp.int32).at[..., 0].set(bos_token(N_V))  # line 1
+    y = jnp.zeros(batch, x_hat.dtype)  # line 2, where 0 means: not eos_token
+    length = jnp.ones(batch, jnp.int32)
+    x_hat, y, length = varying_alike((x_hat, y, length, z, theta, tau, key, z_length))[:3]
 
     def unfinished(state):
-        _, length, y = state
-        return (y != eos_token(N_V)) & (length < l_max)  # line 3
+        _, y, _, i = state
+        return jnp.any(y != eos_token(N_V)) & (i < l_max)  # line 3
 
     def generate(state):
-        x_hat, length, y = state
-        P = ed_transformer(z, x_hat, theta, z_length=z_length)  # line 4
-        p = P[:, length - 1]  # line 5
-        y = sample(p, tau, jax.random.fold_in(key, length - 1)).astype(x_hat.dtype)  # line 6
-        x_hat = x_hat.at[length].set(y)  # line 7
-        return x_hat, length + 1, y
+        x_hat, y, length, i = state
+        P = ed_transformer(  # line 4
+            z, x_hat, theta, variant=variant, implementation=implementation, z_length=z_length
+        )
+        p = P[..., i - 1]  # line 5
+        is_open = y != eos_token(N_V)
+        y = jnp.where(is_open, sample(p, tau, fold_in(key, i - 1)), eos_token(N_V)).astype(x_hat.dtype)  # line 6
+        x_hat = x_hat.at[..., i].set(y)  # line 7
+        return x_hat, y, length + is_open, i + 1
 
-    x_hat, length, _ = jax.lax.while_loop(unfinished, generate, (x_hat, jnp.asarray(1, jnp.int32), y))
+    x_hat, _, length, _ = jax.lax.while_loop(unfinished, generate, (x_hat, y, length, jnp.asarray(1, jnp.int32)))
     return x_hat, length
 
 
-def _longest(theta, l_max) -> int:
+def _longest(theta: Any, l_max: int | None) -> int:
     return theta.W_p.shape[1] if l_max is None else l_max
 
 
-def sample(p: Float[Array, "N_V"], tau: float | Float[Array, ""], key: Key[Array, ""]) -> Int[Array, ""]:
-    """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any at τ = ∞.
+def sample(
+    p: Float[Array, "N_V *batch"], tau: float | Float[Array, ""], key: Key[Array, "*batch"]
+) -> Int[Array, "*batch"]:
+    """Draw a token from ``q ∝ p^{1/τ}``, in float32 at least: the likeliest (the first of several) at τ = 0, any at τ = ∞.
 
     Args:
         p: probabilities.
         tau: temperature τ.
-        key: randomness, consumed.
+        key: randomness, consumed; one for each distribution.
     """
-    exponent = 1 / jnp.where(tau == 0, 1, tau)
-    log_q = jnp.where(exponent == 0, 0, jnp.log(p) * exponent)
-    return jnp.where(tau == 0, jnp.argmax(p), jax.random.categorical(key, log_q))
+
+    def draw(p, key):
+        exponent = 1 / jnp.where(tau == 0, 1, tau)
+        log_q = jnp.where(exponent == 0, 0, jnp.log(p) * exponent)
+        return jnp.where(tau == 0, jnp.argmax(p), jax.random.categorical(key, log_q))
+
+    for _ in range(key.ndim):
+        draw = jax.vmap(draw, in_axes=(1, 0))
+    return draw(p.astype(accumulation_dtype(p.dtype)), key)

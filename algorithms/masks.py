@@ -1,23 +1,34 @@
-"""Masks of the attention: which context token t_z each token t_x may attend. True is "may be attended".
+"""Masks of the attention: which context token t_z each token t_x may attend to. True is "may be attended to".
 
 Equation (3)'s two masks, the band of a sliding window, padding by length and the borders of packed documents are
 *structural*: they are rules about (t_z, t_x) which fast attention evaluates a block at a time and which never become
 an ``[l_z, l_x]`` array there. Any conjunction ``a & b`` of them is again one. A dense boolean array serves where no
-rule does.
+rule does. A mask without batch axes serves all sequences of a batch.
 
 Source: Phuong and Hutter 2022, equation (3) and line 5 of Algorithm 4.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
-__all__ = ["BIDIRECTIONAL", "UNIDIRECTIONAL", "Mask", "StructuralMask", "banded", "documents", "padding"]
+__all__ = [
+    "BIDIRECTIONAL",
+    "UNIDIRECTIONAL",
+    "Mask",
+    "StructuralMask",
+    "banded",
+    "batch_axes",
+    "documents",
+    "padding",
+    "sequence_axes",
+]
 
 
 @functools.partial(
@@ -32,19 +43,20 @@ class StructuralMask:
     Attributes:
         unidirectional: t_z <= t_x.
         width: t_x - width < t_z.
-        length: t_z < length; an integer scalar, which may be traced.
-        documents_z: with documents_x, the number of the document that each context token belongs to, ``[l_z]``, ...
-        documents_x: ... and each primary token, ``[l_x]``; a token attends its own document only.
+        length: t_z < length; an integer or one for each sequence, which may be traced.
+        documents_z: with documents_x, the number of the document that each context token belongs to, ...
+        documents_x: ... and each primary token; a token attends to its own document only.
     """
 
     unidirectional: bool = False
     width: int | None = None
-    length: Any = None  # Any: JAX also builds pytrees of specifications, whose leaves are no arrays
-    documents_z: Any = None
-    documents_x: Any = None
+    # Any: JAX also builds pytrees of specifications, whose leaves are no arrays.
+    length: Annotated[Any, Int[Array, "*#batch"] | int | None] = None
+    documents_z: Annotated[Any, Int[Array, "*#batch l_z"] | None] = None
+    documents_x: Annotated[Any, Int[Array, "*#batch l_x"] | None] = None
 
     def permits(self, t_z: Int[Array, "*#shape"], t_x: Int[Array, "*#shape"]) -> Bool[Array, "*shape"]:
-        """Whether token t_x may attend context token t_z, for index arrays that broadcast against each other."""
+        """Whether token t_x of a sequence may attend to t_z, for indices that broadcast against each other."""
         permitted = jnp.ones(jnp.broadcast_shapes(t_z.shape, t_x.shape), bool)
         if self.unidirectional:
             permitted &= t_z <= t_x
@@ -52,18 +64,22 @@ class StructuralMask:
             permitted &= t_x - self.width < t_z
         if self.length is not None:
             permitted &= t_z < self.length
-        if self.documents_z is not None and self.documents_x is not None:
+        if self.documents_z is not None:
             permitted &= self.documents_z[t_z] == self.documents_x[t_x]
         return permitted
 
-    def dense(self, l_z: int, l_x: int) -> Bool[Array, "{l_z} {l_x}"]:
-        """The mask as an array.
+    def dense(self, l_z: int, l_x: int) -> Bool[Array, "*batch {l_z} {l_x}"]:
+        """The mask as an array, with the batch axes of its own arrays, if these have any.
 
         Example:
             >>> UNIDIRECTIONAL.dense(2, 3).astype(int).tolist()
             [[1, 1, 1], [0, 1, 1]]
         """
-        return self.permits(jnp.arange(l_z)[:, None], jnp.arange(l_x)[None, :])
+
+        def of_sequence(mask):
+            return mask.permits(jnp.arange(l_z)[:, None], jnp.arange(l_x)[None, :])
+
+        return _for_each_sequence(of_sequence, self)
 
     def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, StructuralMask):
@@ -81,9 +97,34 @@ class StructuralMask:
 
     __rand__ = __and__
     __array_ufunc__ = None  # so that NumPy leaves ``array & mask`` to __rand__
+    __expected__ = "a structural mask such as UNIDIRECTIONAL"
 
 
-Mask = StructuralMask | Bool[Array, "... l_z l_x"]
+Mask = StructuralMask | Bool[Array, "*#batch l_z l_x"]
+
+
+_RANKS = {"length": 0, "documents_z": 1, "documents_x": 1}
+"""Rank of each array of a structural mask, for one sequence."""
+
+
+def batch_axes(mask: Mask) -> Mask:
+    """How many batch axes each array of a mask has, in its place."""
+    if not isinstance(mask, StructuralMask):
+        return jnp.ndim(mask) - 2
+    counts = {name: jnp.ndim(a) - rank for name, rank in _RANKS.items() if (a := getattr(mask, name)) is not None}
+    return dataclasses.replace(mask, **counts)
+
+
+def sequence_axes(mask: Mask) -> Any:
+    """The ``in_axes`` that take one batch axis off a mask: 0 for its arrays that have one, None for the others."""
+    return jax.tree.map(lambda n: 0 if n else None, batch_axes(mask))
+
+
+def _for_each_sequence(function: Any, mask: Mask) -> Any:
+    """``function`` of the mask of each sequence; the arrays of what it returns get the batch axes in front."""
+    for _ in range(max(jax.tree.leaves(batch_axes(mask)), default=0)):
+        function = jax.vmap(function, in_axes=(sequence_axes(mask),))
+    return function(mask)
 
 
 def _narrower(a, b, narrower):
@@ -94,20 +135,22 @@ def _narrower(a, b, narrower):
 
 def _dense_and(mask: StructuralMask, dense: Any) -> Array:
     dense = jnp.asarray(dense)
-    if dense.dtype != bool or dense.ndim != 2:
-        raise TypeError(f"mask: expected a boolean [l_z, l_x] array, got {dense.dtype}{list(dense.shape)}")
-    return mask.dense(*dense.shape) & dense
+    if dense.dtype != bool or dense.ndim < 2:
+        raise TypeError(f"mask: expected booleans [*batch, l_z, l_x], got {dense.dtype}{list(dense.shape)}")
+    rules = mask.dense(*dense.shape[-2:])
+    n = max(rules.ndim, dense.ndim)
+    return jnp.expand_dims(rules, range(n - rules.ndim)) & jnp.expand_dims(dense, range(n - dense.ndim))
 
 
 BIDIRECTIONAL = StructuralMask()
-"""Every token may attend every context token: Mask ≡ 1."""
+"""Every token may attend to every context token: Mask ≡ 1."""
 
 UNIDIRECTIONAL = StructuralMask(unidirectional=True)
-"""A token may attend itself and what stands before it: Mask[t_z, t_x] = ⟦t_z <= t_x⟧."""
+"""A token may attend to itself and to what stands before it: Mask[t_z, t_x] = ⟦t_z <= t_x⟧."""
 
 
 def banded(width: int) -> StructuralMask:
-    """A sliding window: a token may attend itself and the ``width - 1`` tokens before it, t_x - width < t_z <= t_x.
+    """A sliding window: a token may attend to itself and the ``width - 1`` before it, t_x - width < t_z <= t_x.
 
     Args:
         width: tokens in the window, at least 1.
@@ -124,29 +167,29 @@ def banded(width: int) -> StructuralMask:
     return StructuralMask(unidirectional=True, width=width)
 
 
-def padding(length: Int[Array, ""] | int) -> StructuralMask:
-    """Only the first ``length`` context tokens may be attended, t_z < length.
+def padding(length: Int[Array, "*batch"] | int) -> StructuralMask:
+    """Only the first ``length`` context tokens may be attended to, t_z < length.
 
     Args:
-        length: tokens that are not padding; an integer, or a scalar array, which may be traced.
+        length: tokens that are not padding; an integer, or an array of one for each sequence, which may be traced.
 
     Raises:
-        TypeError: if length is not an integer scalar.
-        ValueError: if length is negative (where its value is known).
+        TypeError: if length is not an integer.
+        ValueError: if length is negative (where its value is at hand).
 
     Example:
         >>> (UNIDIRECTIONAL & padding(1)).dense(2, 2).astype(int).tolist()
         [[1, 1], [0, 0]]
     """
-    if isinstance(length, bool) or not jnp.issubdtype(jnp.result_type(length), jnp.integer) or jnp.ndim(length):
-        raise TypeError(f"padding: expected an integer length, got {length!r}; jax.vmap over the lengths of a batch")
-    if isinstance(length, int) and length < 0:
+    if isinstance(length, bool) or not jnp.issubdtype(jnp.result_type(length), jnp.integer):
+        raise TypeError(f"padding: expected an integer length, or one for each sequence, got {length!r}")
+    if not isinstance(length, jax.core.Tracer) and np.any(np.asarray(length) < 0):
         raise ValueError(f"padding: expected a length >= 0, got {length}")
     return StructuralMask(length=length)
 
 
 def documents(numbers: Int[Array, "*batch l"]) -> StructuralMask:
-    """Packed sequences: a token may attend the tokens of its own document only.
+    """Packed sequences: a token may attend to the tokens of its own document only.
 
     Args:
         numbers: for each token, the number of the document that it belongs to.

@@ -1,6 +1,7 @@
 """The linear map with a bias, ``W X + b 1ᵀ``, which every weight matrix of the paper takes part in."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import accumulation_dtype, as_columns
-from algorithms.reverse_mode import is_hand_derived, reverse_only
 
 __all__ = ["linear", "product"]
 
@@ -30,7 +31,7 @@ def linear(
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """
-    return _linear(*reverse_only((W, X, b))) if is_hand_derived(implementation) else _affine(W, X, b)
+    return _affine(W, X, b) if implementation == "paper" else _linear(W, X, b)
 
 
 def product(
@@ -41,7 +42,7 @@ def product(
     XLA's CPU backend takes most products with a single column on one core, but the products of a batch on several:
     there the rows of W are taken in groups, side by side.
     """
-    groups = _groups(W) if X.shape[1:] == (1,) else 1
+    groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
     if groups == 1:
         return at_once(W, X)
@@ -54,8 +55,8 @@ def _groups(W) -> int:
 
 
 def _by_groups(groups: int, dtype, W, X):
-    W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X, (groups, *X.shape))
-    return jnp.matmul(W_g, X_g, preferred_element_type=dtype).reshape(*W.shape[:-1], 1)
+    W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X.reshape(-1, 1), (groups, W.shape[-1], 1))
+    return jnp.matmul(W_g, X_g, preferred_element_type=dtype).reshape(*W.shape[:-1], *X.shape[1:])
 
 
 def _affine(W, X, b):
@@ -69,9 +70,6 @@ class _Residuals(NamedTuple):
     b: Array
 
 
-_linear = jax.custom_vjp(_affine)
-
-
 def _forward(W, X, b):
     return _affine(W, X, b), _Residuals(W, X, b)
 
@@ -83,7 +81,7 @@ def _backward(residuals: _Residuals, dY):
         ∂F/∂X = Wᵀ dY
         ∂F/∂b = dY 1
 
-    Source: sources/003, §12.4.3, transposed: tokens are columns here.
+    Source: Radu 2026, §12.4.3, transposed: tokens are columns here.
     """
     W, X, b = residuals
     dtype = accumulation_dtype(dY.dtype)
@@ -95,4 +93,4 @@ def _backward(residuals: _Residuals, dY):
     return dW.astype(W.dtype), dX.astype(X.dtype), db.astype(b.dtype)
 
 
-_linear.defvjp(_forward, _backward)
+_linear = hand_derived(_affine, _forward, _backward)

@@ -1,55 +1,42 @@
-"""The training loss of Algorithms 11-13, from the hidden state and W_u."""
+"""The training loss of Algorithms 11-13, from the hidden state and W_u, and its backward pass."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms.batching import columns, side_by_side, tokens
-from algorithms.checks import Axes, check_implementation, check_tokens
-from algorithms.registry import compiled
-from algorithms.reverse_mode import is_hand_derived, reverse_only
-from algorithms.scores import IMPLEMENTATIONS
+from algorithms.machinery.contract import Range
+from algorithms.machinery.hand_derived import hand_derived
+from algorithms.notation import Implementation, as_ids
 from algorithms.unembedding import logits
 
 __all__ = ["log_loss", "token_losses"]
 
+Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 
-def _check(X, W_u, targets, *, weights=None, b_u=None, label_smoothing=0.0, implementation="auto") -> None:
-    axes = Axes()
-    axes.check("X", X, "d_e l")
-    axes.check("W_u", W_u, "N_V d_e")
-    check_tokens("targets", targets)
-    axes.check("targets", jnp.zeros(targets.shape), "l")
-    if weights is not None:
-        axes.check("weights", weights, "l")
-    if b_u is not None:
-        axes.check("b_u", b_u, "N_V")
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"label_smoothing: expected a share in [0, 1), got {label_smoothing!r}")
-    check_implementation(implementation, IMPLEMENTATIONS)
+LOGITS_PER_CHUNK = 2**21
+"""How many logits are held at once: 8 MiB of them in float32."""
 
 
-@compiled(check=_check, static=("label_smoothing", "implementation"))
 def log_loss(
-    X: Float[Array, "d_e l"],
+    X: Float[Array, "d_e *batch l"],
     W_u: Float[Array, "N_V d_e"],
-    targets: Int[Array, "l"],
+    targets: Int[Array, "*batch l"],
     *,
-    weights: Float[Array, "l"] | None = None,
+    weights: Float[Array, "*batch l"] | None = None,
     b_u: Float[Array, "N_V"] | None = None,
-    label_smoothing: float = 0.0,
-    implementation: str = "auto",
+    label_smoothing: Share = 0.0,
+    implementation: Implementation = "auto",
 ) -> Float[Array, ""]:
-    """``−Σ_t w_t log P[targets[t], t]`` with ``P = softmax(W_u X)``, without all of P at once.
+    """``−Σ_t w_t log P[targets[t], t]`` with ``P = softmax(W_u X)``, in nats, without all of P at once.
 
     With label smoothing s the target is 1 − s of the token and s/N_V of every token:
     ``−Σ_t w_t ((1 − s) log P[targets[t], t] + s/N_V Σ_v log P[v, t])``.
 
     Args:
-        X: hidden state, tokens as columns: ``X[:, :-1]`` and ``targets = x[1:]`` for next-token prediction.
+        X: hidden state, tokens as columns: ``X[..., :-1]`` and ``targets = x[..., 1:]`` for next-token prediction.
         W_u: the unembedding matrix.
         targets: for each column, the ID of the token to predict.
         weights: of each column; None is 1 throughout. A column of weight 0 takes no part, whatever stands there.
@@ -58,21 +45,19 @@ def log_loss(
         implementation: how it is computed; see ``IMPLEMENTATIONS``.
 
     Returns:
-        the loss in nats, summed over the columns; NaN if a target of weight other than 0 is outside [0, N_V).
-
-    Raises:
-        TypeError: for arrays of another dtype.
-        ValueError: for shapes that disagree.
+        the sum over all columns; NaN, as its gradient is, if a target that takes part is outside [0, N_V).
 
     Example:
         >>> import jax.numpy as jnp
         >>> round(log_loss(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 3])).item(), 4)
         2.7726
 
-    Source: Phuong and Hutter 2022, line 5 of Algorithm 11; sources/003, §12.3.4 and §12.9.
+    Source: Phuong and Hutter 2022, line 5 of Algorithm 11; Radu 2026, §12.3.4 and §12.9.
     """
-    losses = token_losses(X, W_u, targets, b_u, label_smoothing, implementation)
-    return losses.sum() if weights is None else (weights * jnp.where(weights == 0, 0, losses)).sum()
+    if weights is None:
+        return token_losses(X, W_u, targets, b_u, label_smoothing, implementation).sum()
+    X, targets = jnp.where(weights[None] == 0, 0, X), jnp.where(weights == 0, 0, as_ids(targets))
+    return (weights * token_losses(X, W_u, targets, b_u, label_smoothing, implementation)).sum()
 
 
 def token_losses(
@@ -84,23 +69,22 @@ def token_losses(
     implementation: str,
 ) -> Float[Array, "*columns"]:
     """``−log P[targets[t], t]`` of every column, smoothed, in float32 at least."""
-
-    def body(X, targets, shared):
-        W_u, b_u = shared
-        losses = _in_chunks if is_hand_derived(implementation) else _as_printed
-        X, W_u, b_u = reverse_only((X, W_u, b_u)) if is_hand_derived(implementation) else (X, W_u, b_u)
-        rows, *columns = X.shape
-        return losses(label_smoothing, X.reshape(rows, -1), W_u, b_u, targets.reshape(-1)).reshape(1, *columns)
-
-    return side_by_side(body, [columns(X), tokens(targets)], (W_u, b_u))[0]
+    losses = _as_printed if implementation == "paper" else _in_chunks
+    flat = losses(label_smoothing, X.reshape(X.shape[0], -1), W_u, b_u, as_ids(targets).reshape(-1))
+    return flat.reshape(targets.shape)
 
 
 def _as_printed(label_smoothing, X, W_u, b_u, targets):
     log_P = jax.nn.log_softmax(logits(X, W_u, b_u), axis=0)
-    inside = (targets >= 0) & (targets < log_P.shape[0])
-    of_target = jnp.take_along_axis(log_P, jnp.where(inside, targets, 0)[None], axis=0)[0]
-    losses = -(1 - label_smoothing) * of_target - label_smoothing * log_P.mean(axis=0)
-    return jnp.where(inside, losses, jnp.nan)
+    of_target, valid = _of_target(log_P, targets)
+    return -((1 - label_smoothing) * of_target + label_smoothing * log_P.mean(axis=0)) * valid
+
+
+def _of_target(Y, targets):
+    """The entry of each column's target, and 1, or NaN for a target that the column has not."""
+    n = Y.shape[0]
+    valid = jnp.where((targets >= 0) & (targets < n), 1, jnp.nan).astype(Y.dtype)
+    return jnp.take_along_axis(Y, jnp.clip(targets, 0, n - 1)[None], axis=0)[0], valid
 
 
 class _Residuals(NamedTuple):
@@ -116,10 +100,9 @@ def _forward(label_smoothing, X, W_u, b_u, targets):
         X, targets = chunk
         Y = logits(X, W_u, b_u)
         log_sum_exp = jax.nn.logsumexp(Y, axis=0)
-        inside = (targets >= 0) & (targets < Y.shape[0])
-        of_target = jnp.take_along_axis(Y, jnp.where(inside, targets, 0)[None], axis=0)[0]
+        of_target, valid = _of_target(Y, targets)
         target_mean = (1 - label_smoothing) * of_target + label_smoothing * Y.mean(axis=0)
-        return None, (jnp.where(inside, log_sum_exp - target_mean, jnp.nan), log_sum_exp)
+        return None, ((log_sum_exp - target_mean) * valid, log_sum_exp)
 
     _, (losses, log_sum_exp) = jax.lax.scan(of_chunk, None, _chunks(W_u.shape[0], X, targets))
     losses, log_sum_exp = (a.reshape(-1)[: targets.size] for a in (losses, log_sum_exp))
@@ -137,12 +120,13 @@ def _backward(label_smoothing, residuals: _Residuals, dlosses):
     for a chunk of the vocabulary at a time, whose rows of P are computed again from the log-sum-exp: each row of W_u
     gets its gradient at once, where chunks of columns would add up matrices of the size of W_u.
 
-    Source: sources/003, §12.4.2, with the smoothing of §12.9.
+    Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
     """
     X, W_u, b_u, targets, log_sum_exp = residuals
     N_V = W_u.shape[0]
     dtype = log_sum_exp.dtype
-    rows = min(N_V, max(1, LOGITS_PER_CHUNK // X.shape[1]))
+    rows = _per_chunk(N_V, X.shape[1])
+    dlosses = jnp.where((targets >= 0) & (targets < N_V), dlosses, dlosses * jnp.nan)
 
     def of_chunk(i, gradients):
         dW_u, db_u, dX = gradients
@@ -161,7 +145,7 @@ def _backward(label_smoothing, residuals: _Residuals, dlosses):
             dX + jnp.matmul(W_v.T, new, preferred_element_type=dtype),
         )
 
-    zeros = jnp.zeros_like(W_u), jnp.zeros(N_V, dtype), jnp.zeros(X.shape, dtype)
+    zeros = jnp.zeros_like(W_u), jnp.zeros_like(log_sum_exp, shape=N_V), jnp.zeros_like(X, dtype=dtype)
     dW_u, db_u, dX = jax.lax.fori_loop(0, -(-N_V // rows), of_chunk, zeros)
     return dX.astype(X.dtype), dW_u, None if b_u is None else db_u.astype(b_u.dtype), None
 
@@ -169,15 +153,23 @@ def _backward(label_smoothing, residuals: _Residuals, dlosses):
 def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:
     """Chunks of columns for ``scan``, padded with zeros: X as [chunks, d_e, c], the others as [chunks, c]."""
     l = X.shape[1]
-    n = -(-l // max(1, LOGITS_PER_CHUNK // N_V))
-    c = -(-l // n)
+    c = _per_chunk(l, N_V)
+    n = 1 if c is l else max(1, -(-l // c))
+    c = l if n == 1 else -(-l // n)
     X = jnp.pad(X, ((0, 0), (0, n * c - l)))
     padded = (jnp.pad(a, (0, n * c - l)).reshape(n, c) for a in of_columns)
     return jnp.moveaxis(X.reshape(-1, n, c), 1, 0), *padded
 
 
-_in_chunks = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(0,))
-_in_chunks.defvjp(_forward, _backward)
+def _per_chunk(n, of_each):
+    """How many of n rows or columns of logits make a chunk, where each has ``of_each``: all where that is not known."""
+    if not jax.core.is_constant_shape((n, of_each)):
+        return n
+    return max(1, min(n, LOGITS_PER_CHUNK // max(1, of_each)))
 
-LOGITS_PER_CHUNK = 2**21
-"""How many logits are held at once: 8 MiB of them in float32."""
+
+def _losses_in_chunks(*arguments):
+    return _forward(*arguments)[0]
+
+
+_in_chunks = hand_derived(_losses_in_chunks, _forward, _backward, static=(0,))

@@ -1,10 +1,11 @@
 """The parameters 𝓦 and θ of the paper, as NamedTuples of arrays.
 
 ``*stack`` is empty for one head or one layer; inside a model the heads are stacked on axis 0 (``H``) and the layers in
-front of that (``L``, or ``L_enc`` and ``L_dec``). The annotations are what the functions check their input against.
+front of that (``L``, or ``L_enc`` and ``L_dec``). The annotations are what the functions check their input against: an
+axis stacked in front, and, as ``theirs=ours``, which axis of a transformer another class's axis is.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from jax import Array
 from jaxtyping import Float
@@ -36,7 +37,7 @@ class AttentionParams(NamedTuple):
 class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs."""
 
-    heads: AttentionParams
+    heads: Annotated[AttentionParams, "H"]
     W_o: Float[Array, "*stack d_out H*d_mid"]
     b_o: Float[Array, "*stack d_out"]
 
@@ -57,24 +58,29 @@ class MLPParams(NamedTuple):
     b_mlp2: Float[Array, "*stack d_e"]
 
 
+ResidualAttention = Annotated[MHAttentionParams, "d_x=d_e d_z=d_e d_out=d_e"]
+ResidualNorm = Annotated[LayerNormParams, "d_norm=d_e"]
+ResidualMLP = Annotated[MLPParams, "d_e=d_e"]
+
+
 class TransformerLayerParams(NamedTuple):
     """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β²."""
 
-    attention: MHAttentionParams
-    norm1: LayerNormParams
-    mlp: MLPParams
-    norm2: LayerNormParams
+    attention: ResidualAttention
+    norm1: ResidualNorm
+    mlp: ResidualMLP
+    norm2: ResidualNorm
 
 
 class EDDecoderLayerParams(NamedTuple):
     """One decoder layer of Algorithm 8: 𝓦^dec, γ³ β³, 𝓦^{e/d}, γ⁴ β⁴, the MLP, γ⁵ β⁵."""
 
-    self_attention: MHAttentionParams
-    norm3: LayerNormParams
-    cross_attention: MHAttentionParams
-    norm4: LayerNormParams
-    mlp: MLPParams
-    norm5: LayerNormParams
+    self_attention: ResidualAttention
+    norm3: ResidualNorm
+    cross_attention: ResidualAttention
+    norm4: ResidualNorm
+    mlp: ResidualMLP
+    norm5: ResidualNorm
 
 
 class EDTransformerParams(NamedTuple):
@@ -82,25 +88,25 @@ class EDTransformerParams(NamedTuple):
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
-    encoder: TransformerLayerParams
-    decoder: EDDecoderLayerParams
+    encoder: Annotated[TransformerLayerParams, "L_enc"]
+    decoder: Annotated[EDDecoderLayerParams, "L_dec"]
     W_u: Float[Array, "N_V d_e"] | None
 
 
 class ETransformerParams(NamedTuple):
-    """θ of Algorithm 9. The last two are None in the paper; BERT normalises its embeddings and adds an output bias.
+    """θ of Algorithm 9. The last two are None in the paper; BERT normalizes its embeddings and adds an output bias.
 
     ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_e).
     """
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
-    layers: TransformerLayerParams
+    layers: Annotated[TransformerLayerParams, "L"]
     W_f: Float[Array, "d_f d_e"]
     b_f: Float[Array, "d_f"]
-    norm: LayerNormParams
+    norm: Annotated[LayerNormParams, "d_norm=d_f"]
     W_u: Float[Array, "N_V d_f"] | None
-    embedding_norm: LayerNormParams | None = None
+    embedding_norm: ResidualNorm | None = None
     b_u: Float[Array, "N_V"] | None = None
 
 
@@ -109,6 +115,6 @@ class DTransformerParams(NamedTuple):
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
-    layers: TransformerLayerParams
-    norm: LayerNormParams
+    layers: Annotated[TransformerLayerParams, "L"]
+    norm: ResidualNorm
     W_u: Float[Array, "N_V d_e"] | None

@@ -1,6 +1,6 @@
 """Dropout from a key: of activations, and of attention weights that any block of them can draw again.
 
-Source: sources/003, §12.9: rate 0.1 after the attention weights and after the activations of the MLP.
+Source: Radu 2026, §12.9: rate 0.1 after the attention weights and after the activations of the MLP.
 """
 
 import jax

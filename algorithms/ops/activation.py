@@ -1,6 +1,5 @@
 """The nonlinearities of the MLPs: ReLU, and GELU in the paper's form and in GPT-2's."""
 
-import functools
 import math
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.reverse_mode import is_hand_derived, reverse_only
+from algorithms.machinery.hand_derived import hand_derived
 
 __all__ = ["activate", "gelu", "gelu_tanh", "relu"]
 
@@ -22,7 +21,7 @@ def relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def _relu_derivative(x):
-    """``⟦x > 0⟧``. Source: sources/003, §12.4.5."""
+    """``⟦x > 0⟧``. Source: Radu 2026, §12.4.5."""
     return (x > 0).astype(x.dtype)
 
 
@@ -47,7 +46,7 @@ def _gelu_derivative(x):
 def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))``, GPT-2's approximation of GELU.
 
-    Source: sources/002, "FeedForward Block".
+    Source: Hendrycks and Gimpel 2016, section 2.
     """
     return x * (1 + jnp.tanh(_tanh_argument(x))) / 2
 
@@ -72,16 +71,15 @@ _FUNCTIONS = {
 
 def activate(name: str, X: Float[Array, "*shape"], implementation: str) -> Float[Array, "*shape"]:
     """The activation of that name, of every entry; ``"paper"`` leaves the derivative to JAX."""
-    return _activate(name, reverse_only(X)) if is_hand_derived(implementation) else _FUNCTIONS[name][0](X)
+    return (_as_printed if implementation == "paper" else _activate)(name, X)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _activate(name, X):
+def _as_printed(name, X):
     return _FUNCTIONS[name][0](X)
 
 
 def _forward(name, X):
-    return _activate(name, X), X
+    return _as_printed(name, X), X
 
 
 def _backward(name, X, dY):
@@ -89,4 +87,4 @@ def _backward(name, X, dY):
     return (dY * _FUNCTIONS[name][1](X),)
 
 
-_activate.defvjp(_forward, _backward)
+_activate = hand_derived(_as_printed, _forward, _backward, static=(0,))

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from algorithms.variants import PAPER, Variant
+from algorithms.model.variants import PAPER, Variant
 
 __all__ = ["DTransformerConfig", "EDTransformerConfig", "ETransformerConfig", "TransformerConfig"]
 

@@ -13,10 +13,11 @@ from jax import Array
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Int, UInt32
 
-from algorithms.dropout import kept
+from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
-from algorithms.tiles import tilewise
+from algorithms.ops.attention.per_head import for_each_tile
+from algorithms.ops.dropout import kept
 
 __all__ = ["BLOCK", "blockwise_attention"]
 
@@ -34,8 +35,20 @@ class _Residuals(NamedTuple):
     seeds: UInt32[Array, "H B 2"] | None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def blockwise_attention(
+def _forward(Q, K, V, mask, seeds, dropout):
+    of_tile = functools.partial(_forward_of_tile, dropout=dropout)
+    V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V), mask, seeds)
+    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds)
+
+
+def _backward(dropout, residuals: _Residuals, E):
+    Q, K, V, V_tilde, log_sum_exp, mask, seeds = residuals
+    of_tile = functools.partial(_backward_of_tile, dropout=dropout)
+    dQ, dK, dV = for_each_tile(of_tile, (Q, K, V, V_tilde, E, log_sum_exp), mask, seeds)
+    return dQ, dK, dV, None, None
+
+
+def _blockwise_attention(
     Q: Float[Array, "H d_attn B l_x"],
     K: Float[Array, "H d_attn B l_z"],
     V: Float[Array, "H d_mid B l_z"],
@@ -50,20 +63,7 @@ def blockwise_attention(
     return _forward(Q, K, V, mask, seeds, dropout)[0]
 
 
-def _forward(Q, K, V, mask, seeds, dropout):
-    forward = tilewise(functools.partial(_forward_of_tile, dropout=dropout))
-    V_tilde, log_sum_exp = forward((Q, K, V), mask, seeds)
-    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds)
-
-
-def _backward(dropout, residuals: _Residuals, E):
-    Q, K, V, V_tilde, log_sum_exp, mask, seeds = residuals
-    backward = tilewise(functools.partial(_backward_of_tile, dropout=dropout))
-    dQ, dK, dV = backward((Q, K, V, V_tilde, E, log_sum_exp), mask, seeds)
-    return dQ, dK, dV, None, None
-
-
-blockwise_attention.defvjp(_forward, _backward)
+blockwise_attention = hand_derived(_blockwise_attention, _forward, _backward, static=(5,))
 
 
 class _Blocks:
@@ -126,7 +126,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
         S = KᵀQ/√d_attn,  −∞ where the mask is False
         m' = max(m, max S),   s' = s e^{m−m'} + Σ e^{S−m'},   Ṽ' = Ṽ e^{m−m'} + V e^{S−m'}
 
-    and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column that may attend nothing, whose Ṽ is 0).
+    and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column that may attend to nothing, whose Ṽ is 0).
     """
     Q, K, V = matrices
     dtype = accumulation_dtype(Q.dtype)
@@ -153,9 +153,9 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             return larger, s, V_tilde
 
         start = (
-            jnp.full((1, blocks.b_x), -jnp.inf, dtype),
-            jnp.zeros((1, blocks.b_x), dtype),
-            jnp.zeros((V.shape[0], blocks.b_x), dtype),
+            jnp.full_like(Q, -jnp.inf, dtype, shape=(1, blocks.b_x)),
+            jnp.zeros_like(Q, dtype, shape=(1, blocks.b_x)),
+            jnp.zeros_like(Q, dtype, shape=(V.shape[0], blocks.b_x)),
         )
         m, s, V_tilde = jax.lax.fori_loop(*blocks.context_of(i), add_context, start)
         V_tilde = V_tilde / jnp.where(s == 0, 1, s)
@@ -167,7 +167,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
         )
 
     columns = blocks.n_x * blocks.b_x
-    out = jnp.zeros((V.shape[0], columns), V.dtype), jnp.zeros((1, columns), dtype)
+    out = jnp.zeros_like(V, shape=(V.shape[0], columns)), jnp.zeros_like(Q, dtype, shape=(1, columns))
     V_tilde, log_sum_exp = jax.lax.fori_loop(0, blocks.n_x, of_primary, out)
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
@@ -183,7 +183,7 @@ def _backward_of_tile(matrices, mask, seed, dropout):
 
     where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed.
 
-    Source: sources/000, whose a ⊙ g − (aᵀg) a this is; sources/003, §12.4.6.
+    Source: incml 2023, whose a ⊙ g − (aᵀg) a this is; Radu 2026, §12.4.6.
     """
     Q, K, V, V_tilde, E, log_sum_exp = matrices
     dtype = log_sum_exp.dtype
@@ -219,11 +219,11 @@ def _backward_of_tile(matrices, mask, seed, dropout):
             return dQ_i, dK, dV
 
         dQ, dK, dV = sums
-        dQ_i = jnp.zeros(Q_i.shape, dtype)
+        dQ_i = jnp.zeros_like(Q_i, dtype)
         dQ_i, dK, dV = jax.lax.fori_loop(*blocks.context_of(i), of_context, (dQ_i, dK, dV))
         return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
 
-    sums = tuple(jnp.zeros(a.shape, dtype) for a in (Q, K.T, V.T))
+    sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K.T, V.T))
     dQ, dK, dV = jax.lax.fori_loop(0, blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
     return dQ.astype(Q.dtype), dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)

@@ -9,9 +9,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
-from algorithms.checks import check_key
-from algorithms.configs import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
-from algorithms.parameters import (
+from algorithms.machinery.contract import check_key
+from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
+from algorithms.model.parameters import (
     AttentionParams,
     DTransformerParams,
     EDDecoderLayerParams,
@@ -37,7 +37,7 @@ def init_ed_transformer(
 ) -> EDTransformerParams:
     """θ of Algorithm 8.
 
-    ``"glorot"``: every matrix is uniform in ±√(6/(rows + columns)), biases are 0, γ = 1, β = 0 (sources/003, §12.9).
+    ``"glorot"``: every matrix is uniform in ±√(6/(rows + columns)), biases are 0, γ = 1, β = 0 (Glorot and Bengio 2010).
     ``"gpt2"``: matrices are normal with deviation 0.02 (W_p: 0.01), and those that write to the residual stream, W_o
     and W_mlp2, are divided by the square root of how many do.
 
@@ -116,7 +116,7 @@ def init_d_transformer(
 
 
 def count_params(init: Callable, config: TransformerConfig) -> int:
-    """How many parameters an initialiser makes for a configuration, without allocating any.
+    """How many parameters an initializer makes for a configuration, without allocating any.
 
     Example:
         >>> from algorithms import GPT2
@@ -136,7 +136,7 @@ class _Initializer:
             raise TypeError(f"config: expected {kind.__name__}, got {type(config).__name__}")
         if scheme not in ("glorot", "gpt2"):
             raise ValueError(f"scheme: expected 'glorot' or 'gpt2', got {scheme!r}")
-        check_key(key)
+        check_key("key", key)
         self._config, self._scheme, self._dtype = config, scheme, dtype
         self._residual_writes = sum(n * getattr(config, layers) for layers, n in writes_of_layer.items())
         self._key, self._drawn = key, 0

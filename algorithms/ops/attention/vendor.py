@@ -1,26 +1,28 @@
 """The platforms' own attention kernels, behind the same function and masks.
 
 cuDNN's through ``jax.nn.dot_product_attention``, and on a TPU the Pallas kernel that is shipped with JAX. Whatever they
-can not do exactly is refused by an error that says so; a token that may attend nothing is set to 0 afterwards, where
-the kernels return something else.
+cannot do exactly is refused with the reason; a token that may attend to nothing is set to 0 afterwards, where the
+kernels return something else.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention
 from jaxtyping import Bool, Float
 
+from algorithms.machinery.hand_derived import varies_over
 from algorithms.masks import Mask, StructuralMask
 
 __all__ = ["cudnn_attention", "cudnn_refuses", "pallas_attention", "pallas_refuses"]
+
+_NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
 
 PALLAS_BLOCK = 128
 """The TPU kernel takes whole blocks of this many tokens."""
 
 
 def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
-    """Why cuDNN's kernel can not serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
+    """Why cuDNN's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
     d_attn, d_mid = Q.shape[1], V.shape[1]
     if platform not in ("gpu", "cuda"):
         return f"it runs on an NVIDIA GPU, and the platform is {platform}"
@@ -30,6 +32,8 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, plat
         return f"it needs d_attn = d_mid, at most 128 and a multiple of 8, got d_attn = {d_attn} and d_mid = {d_mid}"
     if dropout:
         return "its dropout is not drawn from the key"
+    if varies_over((Q, K, V, mask)):
+        return _NOT_IN_SHARD_MAP
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
         return "it has no mask for the borders of documents"
     return None
@@ -52,11 +56,11 @@ def cudnn_attention(
     else:
         options["mask"] = jnp.broadcast_to(mask.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
     out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)
-    return _attending_something(out.transpose(2, 3, 0, 1), mask, l_z)
+    return _zero_for_nothing(out.transpose(2, 3, 0, 1), mask, l_z)
 
 
 def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
-    """Why the TPU's kernel can not serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
+    """Why the TPU's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
     d_attn, d_mid = Q.shape[1], V.shape[1]
     if platform != "tpu":
         return f"it runs on a TPU, and the platform is {platform}"
@@ -68,10 +72,12 @@ def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, pla
         return f"it needs multiples of {PALLAS_BLOCK} tokens, got l_x = {Q.shape[-1]} and l_z = {K.shape[-1]}"
     if dropout:
         return "it has no dropout"
+    if varies_over((Q, K, V, mask)):
+        return _NOT_IN_SHARD_MAP
     if not isinstance(mask, StructuralMask) or mask.width is not None:
         return "its masks are bidirectional, unidirectional, padding and documents"
     if mask.length is not None and mask.documents_z is not None:
-        return "documents with padding may leave a token nothing to attend, which it does not tell"
+        return "documents with padding may leave a token nothing to attend to, which it does not tell"
     return None
 
 
@@ -79,6 +85,8 @@ def pallas_attention(
     Q: Float[Array, "H d B l_x"], K: Float[Array, "H d B l_z"], V: Float[Array, "H d B l_z"], mask: StructuralMask
 ) -> Float[Array, "H d B l_x"]:
     """``V · softmax(KᵀQ/√d)`` by the Pallas kernel for TPUs, forward and backward."""
+    from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention  # takes half a second
+
     B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
     q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q, K, V))  # [B, H, l, d]
     segments = None
@@ -91,11 +99,11 @@ def pallas_attention(
             of_z = jnp.where(jnp.arange(l_z)[None] < length[:, None], of_z, -1)
         segments = SegmentIds(jnp.broadcast_to(of_x, (B, l_x)).astype(jnp.int32), of_z)
     out = flash_attention(q, k, v, segment_ids=segments, causal=mask.unidirectional, sm_scale=float(Q.shape[1]) ** -0.5)
-    return _attending_something(out.transpose(1, 3, 0, 2), mask, l_z)
+    return _zero_for_nothing(out.transpose(1, 3, 0, 2), mask, l_z)
 
 
-def _attending_something(V_tilde: Float[Array, "H d B l_x"], mask: Mask, l_z: int) -> Float[Array, "H d B l_x"]:
-    """Ṽ with 0 in the columns of tokens that may attend nothing."""
+def _zero_for_nothing(V_tilde: Float[Array, "H d B l_x"], mask: Mask, l_z: int) -> Float[Array, "H d B l_x"]:
+    """Ṽ with 0 in the columns of tokens that may attend to nothing."""
     something = _something(mask, l_z, V_tilde.shape[-1])
     something = jnp.broadcast_to(something, (V_tilde.shape[2], V_tilde.shape[3]))
     return jnp.where(something[None, None], V_tilde, 0)

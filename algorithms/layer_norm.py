@@ -1,0 +1,67 @@
+"""Algorithm 6, layer normalization, and RMSnorm, which is the same with m = β = 0."""
+
+from typing import Annotated
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from algorithms.machinery.contract import Range
+from algorithms.notation import Implementation, accumulation_dtype, as_columns
+from algorithms.ops import normalization
+
+__all__ = ["Epsilon", "layer_norm", "rms_norm"]
+
+Epsilon = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
+
+
+def layer_norm(
+    e: Float[Array, "d_e *batch"],
+    gamma: Float[Array, "d_e"],
+    beta: Float[Array, "d_e"],
+    *,
+    epsilon: Epsilon = 0.0,
+    implementation: Implementation = "paper",
+) -> Float[Array, "d_e *batch"]:
+    """Algorithm 6: ê ← layer_norm(e | γ, β). Normalizes each token's activations to mean 0 and variance 1.
+
+    ``ê = (e − m)/√(v + ε) ⊙ γ + β`` with ``m = Σ e[i]/d_e`` and ``v = Σ (e[i] − m)²/d_e``, in float32 at least.
+
+    Departures: none with ε = 0, where a token of equal activations gives 0/0 = NaN, as the formula does.
+
+    Example:
+        >>> layer_norm(jnp.array([1.0, 3.0]), jnp.ones(2), jnp.zeros(2)).tolist()
+        [-1.0, 1.0]
+
+    Source: Phuong and Hutter 2022, Algorithm 6.
+    """
+    if implementation != "paper":
+        return normalization.layer_norm(epsilon, e, gamma, beta)  # the same, with its backward pass derived by hand
+    dtype, e = e.dtype, e.astype(accumulation_dtype(e.dtype))
+    m = e.mean(axis=0, keepdims=True)  # line 1
+    v = jnp.square(e - m).mean(axis=0, keepdims=True)  # line 2
+    e_hat = (e - m) / jnp.sqrt(v + epsilon) * as_columns(gamma, e) + as_columns(beta, e)  # return
+    return e_hat.astype(dtype)
+
+
+def rms_norm(
+    e: Float[Array, "d_e *batch"],
+    gamma: Float[Array, "d_e"],
+    *,
+    epsilon: Epsilon = 0.0,
+    implementation: Implementation = "paper",
+) -> Float[Array, "d_e *batch"]:
+    """RMSnorm: Algorithm 6 with m = β = 0, ``ê = e/√(Σ e[i]²/d_e + ε) ⊙ γ``.
+
+    Example:
+        >>> rms_norm(jnp.array([2.0, -2.0]), jnp.ones(2)).tolist()
+        [1.0, -1.0]
+
+    Source: Phuong and Hutter 2022, the prose above Algorithm 6.
+    """
+    if implementation != "paper":
+        return normalization.rms_norm(epsilon, e, gamma)
+    dtype, e = e.dtype, e.astype(accumulation_dtype(e.dtype))
+    v = jnp.square(e).mean(axis=0, keepdims=True)  # line 2, with m = 0
+    e_hat = e / jnp.sqrt(v + epsilon) * as_columns(gamma, e)  # return, with β = 0
+    return e_hat.astype(dtype)

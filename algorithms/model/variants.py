@@ -1,0 +1,134 @@
+"""What published models change in the paper's algorithms, by name. Everything else is the pseudocode."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import jax
+
+from algorithms.machinery.contract import Relation
+from algorithms.model.parameters import LayerNormParams
+
+__all__ = ["BERT", "GPT2", "NO_DROPOUT", "PAPER", "VASWANI", "Variant"]
+
+Norm = Literal["layer_norm", "rms_norm"]
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+Positions = Literal["learned", "sinusoidal"]
+
+
+def _check_goes_with(arguments: Mapping[str, Any]) -> None:
+    """Check that a variant can be that of the parameters, and that there is a key for its dropout.
+
+    Raises:
+        ValueError: if one of that is not so.
+    """
+    variant, theta = arguments["variant"], arguments["theta"]
+    if variant.dropout and arguments.get("key") is None:
+        raise ValueError(
+            f"key: variant {variant.name} drops activations with probability {variant.dropout}, which needs a key; give "
+            "key=jax.random.key(seed), or dataclasses.replace(variant, dropout=0.0) to drop none"
+        )
+    if theta.W_p is None and variant.positions == "learned":
+        raise ValueError(
+            f"theta.W_p: expected an array [d_e, l_max], since variant {variant.name} has learned positions, got None; "
+            "use a variant with sinusoidal positions, or W_p = sinusoidal_positional_embedding(d_e, l_max)"
+        )
+    if theta.W_p is not None and variant.positions == "sinusoidal":
+        raise ValueError(
+            f"theta.W_p: expected None, since variant {variant.name} has sinusoidal positions, got an array; "
+            "use a variant with learned positions, which reads it"
+        )
+    norms = jax.tree.leaves(theta, is_leaf=lambda node: isinstance(node, LayerNormParams))
+    has_beta = {norm.beta is not None for norm in norms if isinstance(norm, LayerNormParams)}
+    if has_beta != {variant.norm == "layer_norm"}:
+        raise ValueError(
+            f"theta: variant {variant.name} has the norm {variant.norm}, "
+            + ("of which these parameters lack β" if variant.norm == "layer_norm" else "but these parameters have a β")
+            + "; use the variant that they were made for"
+        )
+    for field, flag in (("embedding_norm", "normalize_embedding"), ("b_u", "unembedding_bias")):
+        if getattr(theta, field, None) is not None and not getattr(variant, flag):
+            raise ValueError(
+                f"theta.{field}: expected None, since variant {variant.name} has {flag}=False, got parameters; "
+                "use the variant that they were made for, such as BERT"
+            )
+    if theta.W_u is None and hasattr(theta, "W_f") and theta.W_f.shape[0] != theta.W_e.shape[0]:
+        d_f, d_e = theta.W_f.shape[0], theta.W_e.shape[0]
+        raise ValueError(f"theta.W_u: a tied unembedding needs d_f = d_e = {d_e}, got d_f = {d_f}; give W_u")
+
+
+def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
+    variant = arguments["variant"]
+    if variant.dropout:
+        raise ValueError(
+            f"variant: {variant.name} drops activations with probability {variant.dropout}, for which the paper's "
+            "training and inference have no key; give dataclasses.replace(variant, dropout=0.0)"
+        )
+
+
+NO_DROPOUT = Relation(_check_drops_nothing)
+"""For functions that train or generate as the paper does: the variant has no dropout."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The differences between a published model and the pseudocode. Hashable, so that it can be a static argument.
+
+    Attributes:
+        name: what the variant is called in messages and in run directories.
+        norm: ``"layer_norm"`` (Algorithm 6) or ``"rms_norm"`` (the same with m = β = 0).
+        epsilon: added to the variance under the square root of Algorithm 6; 0 in the paper.
+        activation: nonlinearity of the MLPs and of line 10 of Algorithm 9; None is the paper's (ReLU in Algorithm 8,
+            GELU by the error function in 9 and 10), ``"gelu_tanh"`` is GPT-2's approximation.
+        positions: ``"learned"`` reads W_p; ``"sinusoidal"`` uses sin and cos of t/10000^{2i/d_e} where W_p is None.
+        scale_embedding: multiply the token embedding by √d_e before the position is added.
+        normalize_embedding: whether the initializer of Algorithm 9 makes a norm for the embeddings, as in BERT.
+        unembedding_bias: whether the initializer of Algorithm 9 makes an output bias b_u, as in BERT.
+        tied: whether initializers leave W_u out by default, so that W_u = W_eᵀ.
+        dropout: probability to drop an attention weight and an activation of the MLP, which needs a key.
+    """
+
+    __expected__ = "a Variant such as PAPER"
+    __relation__ = Relation(_check_goes_with)
+
+    name: str
+    norm: Norm = "layer_norm"
+    epsilon: float = 0.0
+    activation: Activation | None = None
+    positions: Positions = "learned"
+    scale_embedding: bool = False
+    normalize_embedding: bool = False
+    unembedding_bias: bool = False
+    tied: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "norm": get_args(Norm),
+            "activation": (*get_args(Activation), None),
+            "positions": get_args(Positions),
+        }
+        for field, allowed in choices.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"Variant.{field}: expected one of {allowed}, got {getattr(self, field)!r}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"Variant.dropout: expected a probability in [0, 1), got {self.dropout}")
+        if not self.epsilon >= 0.0:
+            raise ValueError(f"Variant.epsilon: expected a number >= 0, got {self.epsilon}")
+
+
+PAPER = Variant(name="PAPER")
+"""Phuong and Hutter 2022: the pseudocode and nothing else."""
+
+VASWANI = Variant(
+    name="VASWANI", epsilon=1e-6, activation="relu", positions="sinusoidal", scale_embedding=True, tied=True
+)
+"""Vaswani et al. 2017: sinusoidal positions, embeddings scaled by √d_e, tied unembedding (ε of Vaswani's code)."""
+
+BERT = Variant(
+    name="BERT", epsilon=1e-12, activation="gelu", normalize_embedding=True, unembedding_bias=True, tied=True
+)
+"""Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias. Segment embeddings are part of W_p."""
+
+GPT2 = Variant(name="GPT2", epsilon=1e-5, activation="gelu_tanh", tied=True)
+"""Radford et al. 2019: Algorithm 10 with GELU by its tanh approximation and tied unembedding."""

@@ -1,0 +1,160 @@
+"""Which implementation computes lines 4 and 5 of Algorithm 4, and for which platform."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Key
+
+from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
+from algorithms.ops.attention.blockwise import blockwise_attention
+from algorithms.ops.attention.dense import dense_attention
+from algorithms.ops.attention.vendor import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
+from algorithms.ops.dropout import fold_in, kept, seed_of
+
+__all__ = ["attend", "automatic", "platform_of"]
+
+LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
+"""Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
+
+
+def attend(
+    as_printed: Callable[..., Any],
+    Q: Float[Array, "... l_x"],
+    K: Float[Array, "... l_z"],
+    V: Float[Array, "... l_z"],
+    mask: Mask,
+    *,
+    heads: bool,
+    implementation: str,
+    dropout: float,
+    key: Key[Array, "*batch"] | None,
+) -> Float[Array, "... l_x"]:
+    """Lines 4 to the end of Algorithm 4, of every head and every sequence.
+
+    Args:
+        as_printed: the lines as printed, for one head of one sequence.
+        Q: queries, ``[*heads, d_attn, *batch, l_x]``.
+        K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences.
+        V: values, ``[*heads, d_mid, *batch, l_z]``; likewise.
+        mask: one for all heads; one for all sequences, or one for each.
+        heads: whether axis 0 is that of the heads.
+        implementation: one of ``IMPLEMENTATIONS``.
+        dropout: probability to drop an attention weight.
+        key: one for each sequence; a head h draws with ``fold_in(key, h)``, a single one with ``key`` itself.
+    """
+    H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
+    K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
+    seeds = _seeds(key, H, heads) if dropout else None
+    if implementation == "paper":
+        return _of_each(as_printed, Q, K, V, mask, seeds, heads=heads, dropout=dropout)
+    if 0 in (*batch, Q.shape[-1], K.shape[-1]):
+        return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
+    Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
+    mask = _flat_mask(mask)
+    name = automatic(Q, K, V, mask, dropout, platform_of(Q)) if implementation == "auto" else implementation
+    _refuse(name, Q, K, V, mask, dropout)
+    if name in LIBRARY_KERNELS:
+        V_tilde = LIBRARY_KERNELS[name][0](Q, K, V, mask)
+    else:
+        rule = blockwise_attention if name == "blockwise" else dense_attention
+        V_tilde = rule(Q, K, V, mask, None if seeds is None else seeds.reshape(H, -1, 2), dropout)
+    return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
+
+
+def automatic(
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H d_attn B l_z"],
+    V: Float[Array, "H d_mid B l_z"],
+    mask: Mask,
+    dropout: float,
+    platform: str,
+) -> str:
+    """What ``"auto"`` stands for: the first row of this table that holds. ``docs/performance.md`` has the measurements.
+
+    ========  ==============================================================  ===============
+    platform  condition                                                       implementation
+    ========  ==============================================================  ===============
+    gpu       cuDNN takes the input                                           ``"cudnn"``
+    tpu       the Pallas kernel takes the input                               ``"pallas"``
+    any       a size that is a symbol, in ``jax.export``                      ``"dense"``
+    any       at most 256 x 256 scores                                        ``"dense"``
+    any       otherwise                                                       ``"blockwise"``
+    ========  ==============================================================  ===============
+    """
+    if not jax.core.is_constant_shape((*Q.shape, *K.shape)):
+        return "dense"
+    for name, (_, refuses) in LIBRARY_KERNELS.items():
+        if refuses(Q, K, V, mask, dropout, platform) is None:
+            return name
+    return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
+
+
+def platform_of(X: Array) -> str:
+    """The platform that is compiled for: that of the mesh X lies on, of the mesh in use, or the default device's."""
+    for mesh in (jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh()):
+        if getattr(mesh, "abstract_device", None) is not None:
+            return mesh.abstract_device.platform
+    device = jax.config.jax_default_device
+    return getattr(device, "platform", device) or jax.default_backend()
+
+
+def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float) -> None:
+    """Raise ValueError where an implementation that was asked for by name cannot serve."""
+    reason = None
+    if name in LIBRARY_KERNELS:
+        reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q))
+    elif name == "blockwise" and not jax.core.is_constant_shape((*Q.shape, *K.shape)):
+        reason = f"it needs sizes that are numbers, got {Q.shape} and {K.shape}"
+    if reason is not None:
+        raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
+
+
+def _of_each(as_printed, Q, K, V, mask, seeds, *, heads: bool, dropout: float):
+    """The lines as printed of every head and sequence, by ``jax.vmap``."""
+
+    def of_one(Q, K, V, mask, seed):
+        l_z, l_x = K.shape[1], Q.shape[1]
+
+        def drop(A):
+            if seed is None:
+                return A
+            return jnp.where(kept(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
+
+        return as_printed(Q, K, V, mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask, drop)
+
+    for_seeds = None if seeds is None else 0
+    for _ in range(Q.ndim - 2 - heads):
+        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds), out_axes=1)
+    if heads:
+        return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds))(Q, K, V, mask, seeds)
+    return of_one(Q, K, V, mask, None if seeds is None else seeds[0])
+
+
+def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:
+    """Keys or values that may serve the whole batch, for each of its sequences."""
+    if a.ndim - at - 1 == len(batch):
+        return a
+    return jnp.broadcast_to(jnp.expand_dims(a, range(at, at + len(batch))), (*a.shape[:at], *batch, a.shape[-1]))
+
+
+def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B l"]:
+    """``[*heads, d, *batch, l]`` with one axis of heads and one of sequences."""
+    rows = a.shape[: 1 + heads] if heads else (1, *a.shape[:1])
+    return a.reshape(*rows, math.prod(batch), a.shape[-1])
+
+
+def _flat_mask(mask: Mask) -> Mask:
+    """A mask whose arrays have the batch axes, if they have any, as one."""
+    return jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
+
+
+def _seeds(key: Key[Array, "*batch"] | None, H: int, heads: bool) -> Array | None:
+    if key is None:
+        return None
+    of_heads = jax.vmap(functools.partial(fold_in, key))(jnp.arange(H)) if heads else key[None]
+    return seed_of(jnp.asarray(of_heads))

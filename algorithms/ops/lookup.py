@@ -1,0 +1,55 @@
+"""A column of a matrix for each index, which is what Algorithms 1 and 2 do, and its backward pass."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from algorithms.machinery.hand_derived import hand_derived
+from algorithms.notation import accumulation_dtype, as_ids
+
+__all__ = ["lookup"]
+
+ONE_HOT_LIMIT = 1024
+"""Columns up to which the gradient of the matrix is a matrix product instead of a scatter."""
+
+
+def lookup(W: Float[Array, "d_e n"], v: Int[Array, "*batch"] | int, implementation: str) -> Float[Array, "d_e *batch"]:
+    """``W[:, v]``: NaN, in value and in gradient, for an index outside [0, n), never another column."""
+    return (_columns if implementation == "paper" else _lookup)(W, as_ids(v))
+
+
+def _columns(W, v):
+    E = W.at[:, v].get(mode="clip")
+    return E * _one_or_nan(v, W.shape[1]).astype(E.dtype)
+
+
+def _one_or_nan(v, n):
+    return jnp.where((v >= 0) & (v < n), 1, jnp.nan)[None]
+
+
+def _forward(W, v):
+    return _columns(W, v), (W, v)
+
+
+def _backward(residuals, dE):
+    """A column of W gets the sum of the gradients of all places where its token stands::
+
+        ∂F/∂W[:, j] = Σ_{t: v[t] = j} dE[:, t]
+
+    which for a small vocabulary is faster as the product of dE and the one-hot matrix of v.
+
+    Source: Radu 2026, §12.4.8.
+    """
+    W, v = residuals
+    d_e, n = W.shape
+    dE = dE.astype(accumulation_dtype(dE.dtype))
+    dE, v = (dE * _one_or_nan(v, n).astype(dE.dtype)).reshape(d_e, -1), jnp.clip(v, 0, n - 1).reshape(-1)
+    if n <= ONE_HOT_LIMIT:
+        dW = dE @ jax.nn.one_hot(v, n, dtype=dE.dtype)
+    else:
+        dW = jnp.zeros_like(dE, shape=(n, d_e)).at[v].add(dE.T).T
+    return dW.astype(W.dtype), None
+
+
+_lookup = hand_derived(_columns, _forward, _backward)

@@ -1,0 +1,27 @@
+"""Equation (2), the softmax over the rows of each column, and its backward pass."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+__all__ = ["softmax", "softmax_backward"]
+
+
+def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
+    """``exp A[i, t] / Σ_j exp A[j, t]`` over the rows of each column; 0 in a column that is −∞ throughout, or empty.
+
+    Source: Phuong and Hutter 2022, equation (2).
+    """
+    largest = A.max(axis=0, keepdims=True, initial=-jnp.inf)
+    numerator = jnp.exp(A - jax.lax.stop_gradient(jnp.where(jnp.isneginf(largest), 0, largest)))
+    denominator = numerator.sum(axis=0, keepdims=True)
+    return numerator / jnp.where(denominator == 0, 1, denominator)
+
+
+def softmax_backward(A: Float[Array, "rows columns"], g: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
+    """``𝒜 ⊗ g``: with 𝒜 the softmax and g the gradient by it, of every column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``.
+
+    Source: incml 2023.
+    """
+    return A * (g - (A * g).sum(axis=0, keepdims=True))
