@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from training.checkpoints import CheckpointError, Checkpoints, read_checkpoint, saved_steps
-from training.trees import checksums, flatten, unflatten
+from training.runs.checkpoints import CheckpointError, Checkpoints, read_checkpoint, saved_steps
+from training.runs.named_arrays import checksums, flatten, unflatten
 
 
 class Pair(NamedTuple):

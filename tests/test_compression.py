@@ -8,12 +8,12 @@ import pytest
 
 from tests.run_cases import BYTES, LETTERS, make_run
 from training import compression
-from training.arithmetic_coding import TOTAL, Decoder, Encoder, counts
 from training.compression import CompressionError, compress, decompress
+from training.compression.arithmetic_coding import TOTAL, Decoder, Encoder, counts
+from training.data.tokenizers import WordTokenizer
 from training.generation import Generator
-from training.runs import load_run
-from training.scoring import bits_per_byte
-from training.tokenizers import WordTokenizer
+from training.generation.scoring import bits_per_byte
+from training.runs.directory import load_run
 
 TEXT = "".join(np.random.default_rng(0).choice(list("abcde ."), size=230))
 

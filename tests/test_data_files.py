@@ -5,10 +5,9 @@ import re
 
 import pytest
 
-from training import data_files
-from training.data_files import check_file, read_corpus
-from training.data_records import DataError, Document, Labelled, Pair, joined_bytes, paragraphs, record_key
-from training.data_sections import sections
+from training.data import files
+from training.data.files import check_file, read_corpus, sections
+from training.data.records import DataError, Document, Labelled, Pair, joined_bytes, paragraphs, record_key
 
 
 def write(path, contents):
@@ -135,7 +134,7 @@ def test_the_fingerprint_follows_the_contents_and_not_the_names(tmp_path):
 
 
 def test_large_files_hold_out_no_more_than_validating_can_bear(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_files, "LARGEST_VALIDATION", 300)
+    monkeypatch.setattr(files, "LARGEST_VALIDATION", 300)
     path = write(tmp_path / "a.tsv", "".join(f"source {j:04}\ttarget\n" for j in range(1000)))
     validation = sides(read_corpus([path], "pairs"))[1]
     assert len(validation) == round(1000 * 300 / path.stat().st_size)
@@ -146,14 +145,14 @@ def test_a_file_is_checked_in_blocks(tmp_path, monkeypatch):
     good = "Zeile eins ä€🙂\nzwei\n".encode() * 3
     bad = good + b"drei \xff vier\n"
     for block in (1, 2, 3, 5, 7, 64):
-        monkeypatch.setattr(data_files, "BLOCK", block)
+        monkeypatch.setattr(files, "BLOCK", block)
         assert check_file(write(tmp_path / "a", good))[0] == len(good)
         with pytest.raises(DataError, match=rf"a:7: not UTF-8 at byte offset {len(good) + 5} \(byte 0xff\)"):
             check_file(write(tmp_path / "a", bad))
 
 
 def test_lines_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_files, "BLOCK", 16)
+    monkeypatch.setattr(files, "BLOCK", 16)
     path, other = write(tmp_path / "a.txt", "äöü" * 50), write(tmp_path / "b.txt", "b")
     train, _ = sides(read_corpus([path], "text", validation_paths=[other]))
     assert [d.text for d in train] == ["äöü" * 50]

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from training import data_store
-from training.data_files import read_corpus
-from training.data_records import Corpus, DataError, Document, Labelled, Pair
-from training.data_store import (
+from training.data import store
+from training.data.files import read_corpus
+from training.data.records import Corpus, DataError, Document, Labelled, Pair
+from training.data.store import (
     TokenStore,
     default_cache_dir,
     token_dtype,
@@ -19,7 +19,7 @@ from training.data_store import (
     tokenize_pairs,
     tokenize_text,
 )
-from training.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
+from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
 
 TEXTS = ["The first text.", "Ein zweiter, größerer.", "", "4"]
 
@@ -43,7 +43,7 @@ TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [D
 @pytest.mark.parametrize("batch", [1, 20, 1 << 20])
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_a_store_holds_bos_tokens_eos(tmp_path, monkeypatch, kind, batch):
-    monkeypatch.setattr(data_store, "BATCH_CHARACTERS", batch)
+    monkeypatch.setattr(store, "BATCH_CHARACTERS", batch)
     tokenizer = build_tokenizer(kind, TEXTS, N_V=270)
     splits = tokenize_text(TEXT_CORPUS, tokenizer, cache_dir=tmp_path)
     expected = [[tokenizer.bos_token, *tokenizer.encode(t), tokenizer.eos_token] for t in TEXTS]
@@ -149,7 +149,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(data_store._ColumnWriter, "append", full)
+    monkeypatch.setattr(store._ColumnWriter, "append", full)
     with pytest.raises(DataError, match=r"^cannot write the token cache .*: No space left on device; name another"):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())
@@ -168,16 +168,16 @@ def test_files_are_tokenised_as_they_are(tmp_path):
     (tmp_path / "a.txt").write_text(text)
     corpus = read_corpus([tmp_path / "a.txt"], "text")
     splits = tokenize_text(corpus, ByteTokenizer(), cache_dir=tmp_path)
-    decoded = [ByteTokenizer().decode(store[i]) for store in splits[:2] for i in range(len(store))]
+    decoded = [ByteTokenizer().decode(part[i]) for part in splits[:2] for i in range(len(part))]
     assert sorted("".join(decoded).split("\n\n")) == sorted(text.split("\n\n"))
 
 
 PROGRAM = """
 import resource, sys, pathlib
-from training.data_files import read_corpus
-from training.data_store import tokenize_text
-from training.datasets import NextTokens
-from training.tokenizers import ByteTokenizer
+from training.data.files import read_corpus
+from training.data.store import tokenize_text
+from training.data.batches import NextTokens
+from training.data.tokenizers import ByteTokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = pathlib.Path(sys.argv[1])
 splits = tokenize_text(read_corpus([path], "text"), ByteTokenizer(), cache_dir=path.parent)

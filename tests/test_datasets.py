@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data_packing import pack
-from training.data_records import DataError
-from training.data_store import LabelledStore, PairStore, TokenStore
-from training.datasets import LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.batches import LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.packing import pack
+from training.data.records import DataError
+from training.data.store import LabelledStore, PairStore, TokenStore
 
 LENGTHS = (2, 17, 5, 3, 11, 7, 2, 23, 5, 13)
 

@@ -10,10 +10,10 @@ import sacrebleu
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
 from scripts import evaluate, train
-from training import comparison
-from training.bleu import bleu
-from training.data_records import Pair
-from training.runs import load_run
+from training.data.records import Pair
+from training.evaluation import report
+from training.evaluation.bleu import bleu
+from training.runs.directory import load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
@@ -64,14 +64,14 @@ def test_a_classifier_beside_logistic_regression(evaluated):
     _, rows, samples, _ = evaluated("classify", "".join(lines), "".join(lines[-40:]), "--L", 1, "--l_max", 48)
     assert rows["TF-IDF and logistic regression"]["accuracy"] == 1
     assert 0 <= rows["this model"]["accuracy"] <= 1
-    assert len(samples) == comparison.SHOWN
+    assert len(samples) == report.SHOWN
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_classification_figures_are_those_of_scikit_learn(classes):
     rng = np.random.default_rng(0)
     truth, predicted = rng.integers(classes, size=(2, 200))
-    figures = comparison.classification_figures(truth, predicted, positive=1, classes=classes)
+    figures = report.classification_figures(truth, predicted, positive=1, classes=classes)
     average = "binary" if classes == 2 else "macro"
     expected = precision_recall_fscore_support(truth, predicted, average=average)[:3]
     assert [figures[name] for name in ("precision", "recall", "F1")] == pytest.approx(expected)
@@ -94,8 +94,8 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
             return [[{"text": answers[source]}] for source in sources]
 
     answers = {pair.source: pair.target if n < 4 else "this is not the line at all" for n, pair in enumerate(pairs)}
-    monkeypatch.setattr(comparison, "answerer_for", lambda run, options: Answerer())
-    found = comparison._translator(load_run(directory), pairs)
+    monkeypatch.setattr(report, "answerer_for", lambda run, options: Answerer())
+    found = report._translator(load_run(directory), pairs)
     figures = found.rows["this model"]
     assert figures["exact_match"] == pytest.approx(4 / 6)
     reference = [[pair.target for pair in pairs]]

@@ -14,9 +14,9 @@ import pytest
 
 from algorithms import d_inference, e_transformer, ed_inference
 from tests.run_cases import BYTES, LABELS, LETTERS, make_run
-from training.answers import _certain, _pieces
-from training.classification import class_probabilities
-from training.runs import load_run
+from training.generation.text import _certain, _pieces
+from training.runs.directory import load_run
+from training.tasks.classification import class_probabilities
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "generate.py"
 

@@ -10,10 +10,9 @@ import pytest
 from algorithms import GPT2, VASWANI, DTransformerConfig, Variant, d_inference, d_transformer
 from algorithms.inference import sample
 from tests.cases import random_theta
-from training import decoding
-from training.cache import bucket
-from training.generation import Generator, generate
-from training.sampling import draw, restricted
+from training.generation import Generator, decoding, generate
+from training.generation.cache import bucket
+from training.generation.sampling import draw, restricted
 
 N_V, L_MAX = 17, 131
 CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)

@@ -10,11 +10,11 @@ import pytest
 from algorithms import d_transformer, e_encoding, e_transformer, ed_transformer
 from tests import cases
 from tests.training_cases import data_for, settings_for
-from training.classification import class_probabilities, init_classifier
-from training.models import model_config, model_shapes
-from training.objectives import OBJECTIVES
+from training.loop.train_step import batch_loss
 from training.settings import TASKS
-from training.train_step import batch_loss
+from training.tasks.classification import class_probabilities, init_classifier
+from training.tasks.models import model_config, model_shapes
+from training.tasks.objectives import OBJECTIVES
 
 N_V = 17
 

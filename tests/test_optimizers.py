@@ -8,10 +8,10 @@ import pytest
 
 from tests import cases
 from tests.training_cases import N_V, settings_for
-from training.models import model_config, model_shapes
-from training.optimizers import decays, make_optimizer, make_schedule
+from training.loop.optimizers import decays, make_optimizer, make_schedule
+from training.runs.named_arrays import flatten
 from training.settings import TASKS
-from training.trees import flatten
+from training.tasks.models import model_config, model_shapes
 
 GRADIENTS = np.random.default_rng(0).standard_normal((5, 3))
 START = np.array([0.5, -2.0, 1.0])

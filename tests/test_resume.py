@@ -11,9 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from training.metrics import read_metrics
-from training.runs import RunDirectory, load_run
-from training.trees import flatten
+from training.runs.directory import RunDirectory, load_run
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))

@@ -10,12 +10,12 @@ import pytest
 
 from tests import cases
 from tests.training_cases import N_V, data_for, settings_for
-from training.checkpoints import Checkpoints
-from training.models import model_config, model_shapes
-from training.runs import Description, RunDirectory, RunError, load_run
+from training.data.tokenizers import ByteTokenizer
+from training.runs.checkpoints import Checkpoints
+from training.runs.directory import Description, RunDirectory, RunError, load_run
+from training.runs.named_arrays import flatten
 from training.settings import TASKS, SettingsError, default_of, settings_from, settings_of
-from training.tokenizers import ByteTokenizer
-from training.trees import flatten
+from training.tasks.models import model_config, model_shapes
 
 
 def begin(directory, task="d", **values):

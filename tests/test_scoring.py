@@ -9,8 +9,15 @@ import pytest
 
 from algorithms import GPT2, d_transformer, e_transformer, ed_transformer, mask_token
 from tests.cases import ED, N_V, D, E, random_theta
-from training.classification import ClassifierParams, class_probabilities
-from training.scoring import bits_per_byte, classify, fill_masks, log_probabilities, log_probability, perplexity
+from training.generation.scoring import (
+    bits_per_byte,
+    classify,
+    fill_masks,
+    log_probabilities,
+    log_probability,
+    perplexity,
+)
+from training.tasks.classification import ClassifierParams, class_probabilities
 
 X = np.random.default_rng(0).integers(N_V, size=(3, 11))
 LENGTHS = np.array([11, 1, 6])

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.training_cases import make_trainer, settings_for
-from training.sharding import Sharding
+from training.mesh.sharding import Sharding
 
 SHORT = {"batch_size": 16, "steps": 3, "learning_rate": 0.01, "dropout": 0.1}
 

@@ -8,9 +8,9 @@ import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.corpora_packages import Package, read_members
-from training.data_records import DataError
-from training.tokenizers import (
+from training.data.corpora.packages import Package, read_members
+from training.data.records import DataError
+from training.data.tokenizers import (
     LibraryTokenizer,
     bert_tokenizer,
     build_tokenizer,

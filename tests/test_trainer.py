@@ -10,13 +10,13 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import d_training
 from tests.training_cases import data_for, make_trainer, settings_for
-from training.checkpoints import read_checkpoint
-from training.diagnosis import TrainingError
-from training.metrics import read_metrics
-from training.models import init_model, model_shapes
-from training.runs import load_run
-from training.signals import Interrupted
-from training.trees import flatten
+from training.loop.diagnosis import TrainingError
+from training.runs.checkpoints import read_checkpoint
+from training.runs.directory import load_run
+from training.runs.interrupts import Interrupted
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+from training.tasks.models import init_model, model_shapes
 
 TIMED = ("tokens_per_second", "peak_share", "memory_bytes")
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 1, "keep": 2, "learning_rate": 0.01}
@@ -144,7 +144,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("training.metrics._finite", full)
+        patch.setattr("training.runs.metrics._finite", full)
         with pytest.raises(TrainingError, match=r"cannot write to .*: No space left on device; give the same"):
             trainer.train()
     trainer, _ = make_trainer(tmp_path / "run", settings)

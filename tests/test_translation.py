@@ -11,9 +11,8 @@ import pytest
 from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
 from algorithms.inference import sample
 from tests.cases import random_theta
-from training import decoding
-from training.beam import beam_search
-from training.generation import Translator, translate
+from training.generation import Translator, decoding, translate
+from training.generation.beam_search import beam_search
 
 N_V, L_MAX = 17, 71
 CONFIG = EDTransformerConfig(N_V=N_V, l_max=L_MAX, L_enc=1, L_dec=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
