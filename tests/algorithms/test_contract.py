@@ -10,7 +10,7 @@ import pytest
 import algorithms
 from algorithms import REGISTRY, UNIDIRECTIONAL
 from tests import cases
-from tests.test_attention import head_params, mh_params
+from tests.algorithms.test_attention import head_params, mh_params
 
 ED = algorithms.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
 E = algorithms.ETransformerConfig(L=1, **cases.TINY)

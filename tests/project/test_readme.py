@@ -9,7 +9,7 @@ import pytest
 from algorithms import REGISTRY
 from algorithms.registry import lines
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 
 

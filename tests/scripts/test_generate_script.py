@@ -18,7 +18,7 @@ from training.generation.text import _certain, _pieces
 from training.runs.directory import load_run
 from training.tasks.classification import class_probabilities
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "generate.py"
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
 
 
 @pytest.fixture(scope="module")

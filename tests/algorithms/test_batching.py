@@ -25,7 +25,7 @@ from algorithms import (
     unembedding,
 )
 from tests import cases
-from tests.test_attention import head_params, mh_params
+from tests.algorithms.test_attention import head_params, mh_params
 
 B = 3
 x, z = cases.random_tokens(B, 7), cases.random_tokens(B, 5, seed=1)

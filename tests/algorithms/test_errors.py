@@ -46,7 +46,7 @@ from algorithms import (
     unembedding,
 )
 from tests import cases
-from tests.test_attention import head_params, mh_params
+from tests.algorithms.test_attention import head_params, mh_params
 
 
 @pytest.fixture(autouse=True)

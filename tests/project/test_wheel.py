@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("algorithms", "training")
 
 # Unembedding's softmax of log 1, log 2, log 5: eighths.

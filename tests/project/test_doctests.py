@@ -8,7 +8,7 @@ import pathlib
 import jax
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = sorted(path for package in ("algorithms", "training") for path in (ROOT / package).rglob("*.py"))
 
 

@@ -197,7 +197,7 @@ def test_fingerprints_differ_by_kind_mode_size_and_data():
 
 PROGRAM = """
 import hashlib
-from tests.test_datasets import NAMES, datasets
+from tests.training.data.test_batches import NAMES, datasets
 digest = hashlib.sha256()
 for name in NAMES:
     for array in datasets()[name].batch(5).values():

@@ -16,7 +16,7 @@ from algorithms import (
     mh_attention,
 )
 from tests import cases, oracle
-from tests.test_attention import mh_params
+from tests.algorithms.test_attention import mh_params
 
 x, z = cases.random_tokens(7), cases.random_tokens(5, seed=1)
 # Every position has a token of its own, so that the column of W_e it reads is a gradient by position.

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # A module of algorithms/ imports from its own row and from those above it. A new one gets its place here.
 LAYERS = (

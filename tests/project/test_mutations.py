@@ -6,7 +6,7 @@ import pytest
 
 from tests import mutations
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", mutations.MUTATIONS)
@@ -31,6 +31,6 @@ def test_a_mutation_is_caught_and_a_change_of_nothing_is_not(monkeypatch, capsys
     monkeypatch.setitem(mutations.MUTATIONS, "harmless", harmless)
     assert mutations.main(["token off by one", "harmless"]) == 1
     printed = capsys.readouterr().out
-    assert "token off by one: test_embedding.py::test_every_column_is_the_oracles" in printed
+    assert "token off by one: algorithms/test_embedding.py::test_every_column_is_the_oracles" in printed
     assert "harmless: SURVIVED" in printed
     assert "1 of 2 mutations caught" in printed

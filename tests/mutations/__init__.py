@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from tests.crosscheck.mutations import MUTATIONS as OF_LINES
 from tests.crosscheck.mutations import Mutation, apply
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 FURTHER: dict[str, Mutation] = {
     # attention
@@ -188,11 +188,15 @@ FURTHER: dict[str, Mutation] = {
 MUTATIONS = OF_LINES | FURTHER
 
 ATTENTION, TRANSFORMERS, TRAINING = (
-    "tests/test_attention.py",
-    "tests/test_transformers.py",
-    "tests/test_training_algorithms.py",
+    "tests/algorithms/test_attention.py",
+    "tests/algorithms/test_transformers.py",
+    "tests/algorithms/test_training_algorithms.py",
 )
-BACKWARD, INFERENCE, LOSS = "tests/test_backward.py", "tests/test_inference.py", "tests/test_loss.py"
+BACKWARD, INFERENCE, LOSS = (
+    "tests/algorithms/test_backward.py",
+    "tests/algorithms/test_inference.py",
+    "tests/algorithms/test_loss.py",
+)
 THE_ORACLES = f"{TRANSFORMERS}::test_the_transformers_are_the_oracles"
 
 # The tests that an edit has to face: those of its file, where it is one of these, or else those of its algorithm.
@@ -202,27 +206,27 @@ OF_FILE: dict[str, Sequence[str]] = {
         f"{BACKWARD}::test_attention[dense-none]",
     ),
     "blockwise_attention.py": (f"{ATTENTION}::test_a_structural_mask_is_what_it_says[blockwise]", BACKWARD),
-    "dropout.py": ("tests/test_dropout.py",),
-    "initialization.py": ("tests/test_initialization.py",),
-    "linear.py": ("tests/test_linear.py", f"{TRAINING}::test_d_training_is_the_oracles"),
+    "dropout.py": ("tests/algorithms/test_dropout.py",),
+    "initialization.py": ("tests/algorithms/test_initialization.py",),
+    "linear.py": ("tests/algorithms/test_linear.py", f"{TRAINING}::test_d_training_is_the_oracles"),
     "loss.py": (LOSS,),
-    "masks.py": ("tests/test_masks.py",),
-    "tiles.py": ("tests/test_tiles.py",),
-    "sublayers.py": (f"{TRANSFORMERS}::test_padding_of_the_sequence_is_not_there", "tests/test_variants.py"),
+    "masks.py": ("tests/algorithms/test_masks.py",),
+    "tiles.py": ("tests/algorithms/test_tiles.py",),
+    "sublayers.py": (f"{TRANSFORMERS}::test_padding_of_the_sequence_is_not_there", "tests/algorithms/test_variants.py"),
 }
 OF_ALGORITHM: dict[int, Sequence[str]] = {
-    1: ("tests/test_embedding.py",),
-    2: ("tests/test_embedding.py",),
+    1: ("tests/algorithms/test_embedding.py",),
+    2: ("tests/algorithms/test_embedding.py",),
     3: (f"{ATTENTION}::test_single_query_attention_is_the_oracles",),
     4: (ATTENTION,),
     5: (f"{ATTENTION}::test_mh_attention_is_the_oracles", f"{ATTENTION}::TestDropout"),
-    6: ("tests/test_normalization.py",),
-    7: ("tests/test_unembedding.py",),
+    6: ("tests/algorithms/test_normalization.py",),
+    7: ("tests/algorithms/test_unembedding.py",),
     8: (f"{THE_ORACLES}[ed-paper]",),
     9: (
         f"{THE_ORACLES}[e-paper]",
         f"{TRANSFORMERS}::test_padding_of_the_sequence_is_not_there",
-        "tests/test_variants.py",
+        "tests/algorithms/test_variants.py",
     ),
     10: (f"{THE_ORACLES}[d-paper]", f"{TRANSFORMERS}::test_packed_documents_are_as_each_by_itself"),
     11: (f"{TRAINING}::test_ed_training_is_the_oracles",),
@@ -299,7 +303,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             survivors += [name] if caught_by is None else []
     say(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations caught")
     return 1 if survivors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
