@@ -16,9 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
 from training.compression import CompressionError, compress, decompress
-from training.compressors import compressed_bits_per_byte
+from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
-from training.runs import load_run
+from training.runs.directory import load_run
 
 
 def parser() -> argparse.ArgumentParser:

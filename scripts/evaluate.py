@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.comparison import PARTS, Comparison, compare
-from training.run_data import load_run_data
-from training.runs import RunDirectory, load_run
+from training.data.loading import load_run_data
+from training.evaluation.report import PARTS, Comparison, compare
+from training.runs.directory import RunDirectory, load_run
 
 
 def parser() -> argparse.ArgumentParser:

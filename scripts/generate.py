@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.answers import Answerer, AnswerError, Options, answerer_for
-from training.runs import RunDirectory, load_run
+from training.generation.text import Answerer, AnswerError, Options, answerer_for
+from training.runs.directory import RunDirectory, load_run
 
 LINES_AT_ONCE = 32
 

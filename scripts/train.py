@@ -21,17 +21,17 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.models import check_sizes, model_config
-from training.run_data import RunData, load_run_data
-from training.runs import Description, RunDirectory
+from training.data.loading import RunData, load_run_data
+from training.data.tokenizers import load_tokenizer
+from training.evaluation.report import sample, summary
+from training.loop.train_step import optimizer_from
+from training.loop.trainer import Trainer
+from training.mesh.sharding import Sharding
+from training.runs.directory import Description, RunDirectory
+from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import KINDS as VALUE_KINDS
 from training.settings import SETTINGS, TASKS, Settings, SettingsError, default_of, settings_from, settings_of
-from training.sharding import Sharding
-from training.signals import Interrupted, Interrupts
-from training.summary import sample, summary
-from training.tokenizers import load_tokenizer
-from training.train_step import optimizer_from
-from training.trainer import Trainer
+from training.tasks.models import check_sizes, model_config
 
 SUMMARIES = {
     "d": "next tokens, with Algorithm 10",

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from training.models import init_model, model_config
-from training.runs import Description, RunDirectory
+from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from training.runs.directory import Description, RunDirectory
 from training.settings import settings_from
-from training.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from training.tasks.models import init_model, model_config
 
 SIZES = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 40, "dropout": 0.0}
 LETTERS = CharacterTokenizer("abcdefghij .")

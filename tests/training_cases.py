@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from training.data_records import Corpus, Document
-from training.data_store import LabelledStore, PairStore, Splits, TokenStore
-from training.models import model_config
-from training.run_data import RunData, make_dataset
-from training.runs import Description, RunDirectory
+from training.data.loading import RunData, make_dataset
+from training.data.records import Corpus, Document
+from training.data.store import LabelledStore, PairStore, Splits, TokenStore
+from training.data.tokenizers import CharacterTokenizer
+from training.loop.trainer import Trainer
+from training.runs.directory import Description, RunDirectory
+from training.runs.interrupts import Interrupts
 from training.settings import Settings, settings_from
-from training.signals import Interrupts
-from training.tokenizers import CharacterTokenizer
-from training.trainer import Trainer
+from training.tasks.models import model_config
 
 LETTERS = 14
 N_V = LETTERS + 3

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from training.optimizers import OPTIMIZERS, SCHEDULES
-from training.sharding import SHARDINGS
-
 TASKS = ("d", "e", "ed", "classify")
 VARIANTS = ("PAPER", "VASWANI", "BERT", "GPT2")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "vaswani")
+SHARDINGS = ("none", "data", "fsdp")
 
 
 class SettingsError(ValueError):
@@ -51,7 +51,7 @@ class Settings:
     # data
     data: tuple[str, ...] = _setting(
         ("docs",),
-        "a named data set (training/corpora.py lists them), or files",
+        "a named data set (training/data/corpora lists them), or files",
         defaults={"ed": ("pronunciation",), "classify": ("sms-spam",)},
     )
     validation_data: tuple[str, ...] = _setting(

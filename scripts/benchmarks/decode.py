@@ -13,9 +13,8 @@ import numpy as np
 
 from algorithms import GPT2, DTransformerConfig, init_d_transformer
 from scripts.benchmarks.timing import Timing, alternate, table
-from training import decoding
-from training.cache import capacity
-from training.generation import Generator
+from training.generation import Generator, decoding
+from training.generation.cache import capacity
 
 __all__ = ["run"]
 

@@ -1,0 +1,29 @@
+"""Every example in a docstring runs and prints what it says, in JAX's default 32-bit mode."""
+
+import ast
+import doctest
+import importlib
+import pathlib
+
+import jax
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FILES = sorted(path for package in ("algorithms", "training") for path in (ROOT / package).rglob("*.py"))
+
+
+def docstrings(path):
+    """Yield (name, line, docstring) by the text alone: doctest's own finder misses what decorators wrap."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            yield getattr(node, "name", path.stem), getattr(node, "lineno", 0), text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_in_docstrings(path, capsys):
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    with jax.enable_x64(False):
+        for name, line, text in docstrings(path):
+            runner.run(doctest.DocTestParser().get_doctest(text, dict(vars(module)), name, str(path), line))
+    assert runner.failures == 0, capsys.readouterr().out

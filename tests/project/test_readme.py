@@ -1,0 +1,66 @@
+"""The README against the code: its table, its example, and the files and commands that it names."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from algorithms import REGISTRY
+from algorithms.registry import lines
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def departures(function):
+    """What the docstring declares, as one sentence in one line."""
+    found = re.search(r"Departures: (.*?)\n\n", inspect.getdoc(function) or "", re.DOTALL)
+    assert found, f"{function.__name__} declares no departures"
+    return " ".join(found.group(1).split()).rstrip(".")
+
+
+def table_rows():
+    """Number → the cells of its row in the README's table."""
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", README, re.MULTILINE)
+    return {int(number): [cell.strip() for cell in rest.split("|")] for number, rest in rows}
+
+
+def test_the_table_has_all_algorithms():
+    assert sorted(REGISTRY) == list(range(1, 16)) == sorted(table_rows())
+
+
+@pytest.mark.parametrize("number", range(1, 16))
+def test_row(number):
+    entry = REGISTRY[number]
+    name, function, file, test, declared = table_rows()[number]
+    assert name == entry.name
+    assert function == f"`{entry.function.__name__}`"
+    defined_in = Path(inspect.getsourcefile(lines(entry.lines))).relative_to(ROOT).as_posix()
+    assert file == f"[{defined_in}]({defined_in})"
+    assert test == f"[{Path(test[1:].split(']')[0])}]({Path(test[1:].split(']')[0])})"
+    assert entry.function.__name__ in (ROOT / test[1:].split("]")[0]).read_text("utf-8")
+    assert declared == departures(entry.function)
+
+
+def test_the_example_runs_and_prints_what_the_readme_says():
+    code, printed = re.search(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL).groups()
+    out = []
+    exec(compile(code, "README.md", "exec"), {"print": lambda *values: out.append(" ".join(map(str, values)))})
+    assert out == printed.splitlines()
+
+
+def test_every_file_that_the_readme_links_to_exists():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_script_that_the_readme_names_exists():
+    for script in set(re.findall(r"scripts/\w+\.py", README)):
+        assert (ROOT / script).exists(), script
+
+
+def test_every_make_target_that_the_readme_names_exists():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in set(re.findall(r"`?make ([a-z-]+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

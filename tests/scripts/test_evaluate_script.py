@@ -1,0 +1,108 @@
+"""scripts/evaluate.py: the figures of a run and of what it is compared with, against other libraries and by hand."""
+
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+import sacrebleu
+from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+
+from scripts import evaluate, train
+from training.data.records import Pair
+from training.evaluation import report
+from training.evaluation.bleu import bleu
+from training.runs.directory import load_run
+
+TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
+HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
+SIZES = ["--H", 2, "--d_e", 8, "--d_mlp", 8, "--batch-size", 4, "--steps", 3, "--peak", 1e9, "--tokenizer", "bytes"]
+
+
+@pytest.fixture
+def evaluated(tmp_path, capsys):
+    """Trains a run for three steps and evaluates it; returns what was printed, and the rows and samples."""
+
+    def run(task, train_lines, held_out_lines, *flags, part="validation"):
+        (tmp_path / "train.txt").write_text(train_lines)
+        (tmp_path / "held-out.txt").write_text(held_out_lines)
+        directory, cache = tmp_path / "run", ["--cache", tmp_path / "cache"]
+        files = ["--data", tmp_path / "train.txt", "--validation-data", tmp_path / "held-out.txt"]
+        arguments = [task, "--quiet", "--run", directory, *cache, *files, *SIZES, *flags]
+        assert train.main([*map(str, arguments)]) == 0
+        capsys.readouterr()
+        assert evaluate.main([*map(str, [directory, "--part", part, *cache])]) == 0
+        found = json.loads((directory / f"evaluation-{part}.json").read_text())
+        return capsys.readouterr().out, found["rows"], found["samples"], directory
+
+    return run
+
+
+def test_a_decoder_beside_compressors(evaluated):
+    out, rows, _, directory = evaluated("d", TRAIN, HELD_OUT, "--L", 1, "--l_max", 32)
+    trained = json.loads((directory / "results.json").read_text())
+    assert rows["this model"]["loss"] == pytest.approx(trained["loss"], rel=1e-6)
+    assert rows["this model"]["perplexity"] == pytest.approx(math.exp(trained["loss"]), rel=1e-6)
+    data = HELD_OUT.encode()
+    assert rows["gzip -9"]["bits_per_byte"] == pytest.approx(8 * len(gzip.compress(data, 9)) / len(data), rel=0.01)
+    assert rows["3-gram, Witten-Bell"]["bits_per_byte"] < rows["this model"]["bits_per_byte"]  # of three steps
+    assert f"{trained['loss']:.4f}" in out
+
+
+def test_an_encoder_beside_the_most_frequent_token(evaluated):
+    _, rows, _, _ = evaluated("e", "a" * 4000, "a" * 900, "--L", 1, "--l_max", 100)
+    guess = rows["token frequencies"]
+    assert guess["accuracy"] > 0.9  # all but bos and eos
+    assert guess["perplexity"] == pytest.approx(math.exp(guess["loss"]))
+    assert guess["loss"] < 0.5 < rows["this model"]["loss"]
+
+
+def test_a_classifier_beside_logistic_regression(evaluated):
+    kinds = [("good", "fine") if n % 3 else ("bad", "broken") for n in range(90)]
+    lines = [f"{label}\tthis is {word} number {n}\n" for n, (label, word) in enumerate(kinds)]
+    _, rows, samples, _ = evaluated("classify", "".join(lines), "".join(lines[-40:]), "--L", 1, "--l_max", 48)
+    assert rows["TF-IDF and logistic regression"]["accuracy"] == 1
+    assert 0 <= rows["this model"]["accuracy"] <= 1
+    assert len(samples) == report.SHOWN
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_classification_figures_are_those_of_scikit_learn(classes):
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.integers(classes, size=(2, 200))
+    figures = report.classification_figures(truth, predicted, positive=1, classes=classes)
+    average = "binary" if classes == 2 else "macro"
+    expected = precision_recall_fscore_support(truth, predicted, average=average)[:3]
+    assert [figures[name] for name in ("precision", "recall", "F1")] == pytest.approx(expected)
+    assert figures["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+
+
+def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
+    pairs = [Pair(f"line {n}", f"this is the line {n} of all") for n in range(60)]
+    lines = [f"{pair.source}\t{pair.target}\n" for pair in pairs]
+    pairs, held_out = pairs[:6], "".join(lines[:6])
+    _, rows, samples, directory = evaluated(
+        "ed", "".join(lines[6:]), held_out, "--L_enc", 1, "--L_dec", 1, "--l_max", 40
+    )
+    assert rows["this model"]["exact_match"] == 0
+    assert rows["this model"]["pairs"] == 6
+    assert samples[0].startswith("line 0 → ")
+
+    class Answerer:
+        def answers(self, sources, first):
+            return [[{"text": answers[source]}] for source in sources]
+
+    answers = {pair.source: pair.target if n < 4 else "this is not the line at all" for n, pair in enumerate(pairs)}
+    monkeypatch.setattr(report, "answerer_for", lambda run, options: Answerer())
+    found = report._translator(load_run(directory), pairs)
+    figures = found.rows["this model"]
+    assert figures["exact_match"] == pytest.approx(4 / 6)
+    reference = [[pair.target for pair in pairs]]
+    assert figures["BLEU"] == pytest.approx(sacrebleu.corpus_bleu([*answers.values()], reference).score)
+    assert found.samples[4] == "line 4 → this is not the line at all   (not this is the line 4 of all)"
+
+
+def test_single_words_have_no_bleu():
+    assert set(bleu(["one", "two"], ["one", "too"])) == {"chrF"}
+    assert bleu(["one two three four"], ["one two three four"]) == {"BLEU": pytest.approx(100), "chrF": 100}

@@ -1,0 +1,240 @@
+"""scripts/generate.py, with runs of every task: what it prints, and what it refuses."""
+
+import importlib
+import io
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_inference, e_transformer, ed_inference
+from tests.run_cases import BYTES, LABELS, LETTERS, make_run
+from training.generation.text import _certain, _pieces
+from training.runs.directory import load_run
+from training.tasks.classification import class_probabilities
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return importlib.import_module("scripts.generate")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return {task: make_run(root / task, task) for task in ("d", "e", "ed", "classify")}
+
+
+@pytest.fixture
+def answered(script, runs, capsys, monkeypatch):
+    """Runs the script on the run of a task; returns what it printed."""
+
+    def call(task, *arguments, stdin=None):
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        assert script.main([str(runs[task]), *map(str, arguments)]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return call
+
+
+def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
+    """What Algorithm 14 makes of a prompt, up to eos."""
+    model = load_run(runs["d"])
+    x = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(prompt)])
+    key = jax.random.fold_in(jax.random.key(seed), r)
+    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key).tolist()
+    return LETTERS.decode(tokens[: tokens.index(LETTERS.eos_token)] if LETTERS.eos_token in tokens else tokens)
+
+
+def test_a_decoder_continues_the_prompt(answered, runs):
+    expected = continuation(runs, "abc", 20, 1.0)
+    assert answered("d", "--prompt", "abc", "--l_gen", 20, "--tau", 1) == expected + "\n"
+    assert answered("d", "--l_gen", 20, "--tau", 1, stdin="abc") == expected + "\n"
+
+
+def test_several_answers_are_drawn_independently_and_by_the_seed(answered, runs):
+    flags = ("--prompt", "abc", "--l_gen", 20, "--tau", 1, "--n", 3, "--seed", 5, "--json")
+    (answers,) = (json.loads(line)["answers"] for line in answered("d", *flags).splitlines())
+    assert [a["text"] for a in answers] == [continuation(runs, "abc", 20, 1.0, r, seed=5) for r in range(3)]
+    assert len({a["text"] for a in answers}) == 3
+
+
+def test_the_default_length_is_what_the_model_has_room_for(answered):
+    answer = json.loads(answered("d", "--prompt", "abc", "--tau", "inf", "--json"))["answers"][0]
+    assert answer["tokens"] <= 37
+    assert answer["ended_by"] == ("length" if answer["tokens"] == 37 else "eos")
+
+
+def test_a_stop_ends_the_text(answered, runs):
+    free = continuation(runs, "abc", 20, 1.0)
+    stop = free[4:6]
+    expected = free[: free.index(stop)]
+    flags = ("--prompt", "abc", "--l_gen", 20, "--tau", 1, "--stop", stop, "--stop", "never to be seen")
+    assert answered("d", *flags) == expected + "\n"
+    answer = json.loads(answered("d", *flags, "--json"))["answers"][0]
+    assert (answer["text"], answer["ended_by"]) == (expected, "stop")
+
+
+def test_top_k_and_top_p_reach_the_model(answered):
+    greedy = answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0)
+    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3, "--top-k", 1) == greedy
+    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3, "--top-p", "0.0001") == greedy
+    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3) != greedy
+
+
+def test_an_encoder_decoder_translates_line_by_line(answered, runs):
+    model = load_run(runs["ed"])
+    lines = ["abc", "j", "fade ."]
+    expected = []
+    for line in lines:
+        z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
+        tokens, length = ed_inference(z, model.theta, tau=0.0, key=jax.random.key(0), l_max=9)
+        expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
+    stdin = "\n".join(lines) + "\n"
+    assert answered("ed", "--l_max", 9, stdin=stdin).splitlines() == expected
+    assert answered("ed", "--l_max", 9, "--prompt", "abc") == expected[0] + "\n"  # streamed
+
+
+def test_a_beam_finds_translations_at_least_as_likely(answered):
+    def scores(*flags):
+        lines = answered("ed", "--json", "--l_max", 7, *flags, stdin="abc\nfade\n").splitlines()
+        return [json.loads(line)["answers"][0]["log_probability"] for line in lines]
+
+    greedy, beam = scores(), scores("--beam", 9, "--length-penalty", 0)
+    assert all(b >= g - 1e-5 for b, g in zip(beam, greedy, strict=True))
+
+
+def test_an_encoder_fills_masks(answered, runs):
+    model = load_run(runs["e"])
+    text = "ab[MASK]d e[MASK]"
+    tokens = [LETTERS.bos_token, *LETTERS.encode("ab"), LETTERS.mask_token, *LETTERS.encode("d e"), LETTERS.mask_token]
+    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta))
+    best = np.argsort(-P, axis=0)
+    answer = json.loads(answered("e", "--prompt", text, "--n", 2, "--json"))["answers"][0]
+    for candidates, t in zip(answer["masks"], (3, 7), strict=True):
+        np.testing.assert_allclose([c["probability"] for c in candidates], np.sort(P[:, t])[::-1][:2], rtol=1e-4)
+    filled = [int(best[0, 3]), int(best[0, 7])]
+    whole = [*tokens[:3], filled[0], *tokens[4:7], filled[1]]
+    assert answer["text"] == LETTERS.decode(whole)
+    assert answered("e", "--prompt", text) == LETTERS.decode(whole) + "\n"
+    assert answered("e", "--prompt", text, "--n", 3).count("mask 2: ") == 3
+
+
+def test_a_classifier_names_the_class(answered, runs):
+    model = load_run(runs["classify"])
+    x = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("bad"), LETTERS.eos_token])
+    p = np.asarray(class_probabilities(x, model.theta, variant=model.config.variant))
+    best = int(p.argmax())
+    assert answered("classify", stdin="bad\n") == f"{LABELS[best]}\t{p[best]:.4f}\n"
+    answer = json.loads(answered("classify", "--json", stdin="bad\n"))["answers"][0]
+    np.testing.assert_allclose([answer["probabilities"][label] for label in LABELS], p, rtol=1e-5)
+
+
+def test_many_lines_are_answered_in_order(answered, script, monkeypatch):
+    lines = ["abc", "j", "fade .", "a", "b"]
+    at_once = answered("ed", "--l_max", 6, stdin="\n".join(lines))
+    monkeypatch.setattr(script, "LINES_AT_ONCE", 2)
+    assert answered("ed", "--l_max", 6, stdin="\n".join(lines)) == at_once
+
+
+def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n???\n\nabc\n"))
+    assert script.main([str(runs["d"]), "--interactive", "--l_gen", "20", "--tau", "1"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == 2 * (continuation(runs, "abc", 20, 1.0) + "\n")
+    complaints = printed.err.splitlines()
+    assert len(complaints) == 2
+    assert "'?'" in complaints[0]
+    assert "is empty" in complaints[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "stdin", "message"),
+    [
+        (
+            "d",
+            ["--prompt", "a" * 40],
+            None,
+            "has 41 tokens with those at its ends, but the model reads at most l_max = 40",
+        ),
+        ("d", ["--prompt", ""], None, "text 1 is empty"),
+        ("d", [], "", "text 1 is empty"),
+        ("d", ["--prompt", "abz"], None, "character 'z'"),
+        ("d", ["--prompt", "abc", "--l_gen", "38"], None, "need l_max >= 41"),
+        ("d", ["--prompt", "abc", "--top-p", "0"], None, "top_p: expected a probability in (0, 1]"),
+        ("d", ["--prompt", "abc", "--top-p", "1.5"], None, "top_p: expected a probability in (0, 1]"),
+        ("d", ["--prompt", "abc", "--top-k", "16"], None, "top_k: expected at least 1 and at most 15"),
+        ("d", ["--prompt", "abc", "--tau", "-1"], None, "tau: expected a temperature >= 0"),
+        ("d", ["--prompt", "abc", "--n", "0"], None, "n: expected at least 1"),
+        ("d", ["--prompt", "abc", "--stop", ""], None, "--stop: expected some text"),
+        ("d", ["--prompt", "abc", "--beam", "3"], None, "--beam does nothing here: the run is a decoder"),
+        ("ed", ["--beam", "16"], "abc\n", "beam_size: expected at least 1 and at most 15"),
+        ("ed", ["--beam", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
+        ("ed", ["--n", "2"], "abc\n", "would be the same"),
+        ("ed", ["--top-k", "2"], "abc\n", "--top-k does nothing here: the run is an encoder-decoder"),
+        ("ed", [], "abc\n\nb\n", "text 2 is empty"),
+        ("ed", ["--l_max", "41"], "abc\n", "l_max: expected at least 1 and at most 40"),
+        ("e", ["--prompt", "abc"], None, "there is no [MASK] to be filled in the text 'abc'"),
+        ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does nothing here: the run is an encoder,"),
+        ("e", ["--prompt", "a[MASK]", "--n", "16"], None, "n: expected at least 1 and at most 15"),
+        (
+            "classify",
+            ["--seed", "1"],
+            "abc\n",
+            "--seed does nothing here: the run is a classifier, whose options are none",
+        ),
+        ("d", ["--interactive", "--prompt", "abc"], None, "leave --prompt out"),
+    ],
+)
+def test_wrong_input_is_refused_in_a_sentence(script, runs, capsys, monkeypatch, task, arguments, stdin, message):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin or ""))
+    assert script.main([str(runs[task]), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith("generate.py: ")
+    assert err.count("\n") == 1
+
+
+def test_what_is_no_run_is_refused(script, tmp_path, capsys):
+    assert script.main([str(tmp_path / "none")]) == 2
+    assert "there is no run directory" in capsys.readouterr().err
+    assert script.main([str(tmp_path)]) == 2
+    assert "is no run" in capsys.readouterr().err
+
+
+def test_half_a_character_waits_for_its_other_half():
+    text = "aßb€"
+    columns = iter([np.array([token]) for token in BYTES.encode(text)])
+    pieces = list(_pieces(columns, BYTES, ()))
+    assert pieces == ["a", "", "ß", "b", "", "", "€", ""]
+
+
+def test_what_may_become_a_stop_waits():
+    assert _certain("abc", ("cd", "bcx")) == "a"
+    assert _certain("abc", ("x",)) == "abc"
+    columns = iter([np.array([token]) for token in BYTES.encode("one two three")])
+    assert "".join(_pieces(columns, BYTES, (" three",))) == "one two"
+    columns = iter([np.array([token]) for token in BYTES.encode("one two thr")])
+    assert "".join(_pieces(columns, BYTES, (" three",))) == "one two thr"
+
+
+@pytest.mark.slow
+def test_the_command_line_itself(runs):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, runs["d"], "--prompt", "abc", "--l_gen", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\n")

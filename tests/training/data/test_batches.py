@@ -1,0 +1,355 @@
+"""Batches against their definitions: every token once, nothing across borders, all from (seed, step).
+
+The tokens of a store are all distinct, so that a token says where it comes from.
+"""
+
+import hashlib
+import itertools
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.data.batches import LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.packing import pack
+from training.data.records import DataError
+from training.data.store import LabelledStore, PairStore, TokenStore
+
+LENGTHS = (2, 17, 5, 3, 11, 7, 2, 23, 5, 13)
+
+
+def distinct_store(lengths=LENGTHS, part="train", start=0):
+    ends = np.cumsum([start, *lengths])
+    sequences = [range(a, b) for a, b in itertools.pairwise(ends)]
+    return TokenStore.from_sequences(sequences, N_V=1000, part=part)
+
+
+def sequences_of(store):
+    return [store[i].tolist() for i in range(len(store))]
+
+
+def rows(batches, name="x", length="length"):
+    """The sequences of batches without their padding; the padding must be eos_token."""
+    found = []
+    for batch in batches:
+        for x, n in zip(batch[name], batch[length], strict=True):
+            assert (x[n:] == 999).all()
+            found.append(x[:n].tolist())
+    return found
+
+
+def predicted(sequences):
+    return Counter((a, b) for s in sequences for a, b in itertools.pairwise(s))
+
+
+@pytest.mark.parametrize("l_max", [2, 5, 7, 100])
+def test_chunks_are_pieces_of_documents_and_predict_every_token_once(l_max):
+    store = distinct_store(part="validation")
+    data = NextTokens(store, l_max=l_max, batch_size=3)
+    found = [row for row in rows(data.evaluation_batches()) if row]
+    assert all(2 <= len(row) <= l_max for row in found)
+    assert len(found) == data.n_examples
+    expected = [s[i : i + l_max] for s in sequences_of(store) for i in range(0, len(s) - 1, l_max - 1)]
+    assert found == expected
+    assert predicted(found) == predicted(sequences_of(store))
+
+
+def test_a_document_that_just_fits_is_one_chunk():
+    for length, chunks in [(7, 1), (8, 2), (13, 2), (14, 3)]:
+        assert NextTokens(distinct_store([length]), l_max=7, batch_size=1).n_examples == chunks
+
+
+@pytest.mark.parametrize("l_max", [2, 7, 88])
+def test_windows_go_over_borders_and_predict_every_token_once(l_max):
+    store = distinct_store()
+    data = NextTokens(store, l_max=l_max, batch_size=4, mode="windows")
+    found = [row for row in rows(data.evaluation_batches()) if row]
+    assert all(len(row) == l_max for row in found[:-1])
+    assert predicted(found) == predicted([[t for s in sequences_of(store) for t in s]])
+
+
+@pytest.mark.parametrize("l_max", [5, 13, 40])
+def test_packed_rows_hold_the_same_chunks_apart(l_max):
+    store = distinct_store()
+    data = NextTokens(store, l_max=l_max, batch_size=2, mode="packed")
+    segments, targets = [], []
+    for batch in data.evaluation_batches():
+        for x, ids, positions, mask in zip(
+            *(batch[name] for name in ("x", "segment_ids", "positions", "loss_mask")), strict=True
+        ):
+            n = np.count_nonzero(ids)
+            assert (ids[n:] == 0).all()
+            assert (x[n:] == 999).all()
+            assert np.array_equal(np.unique(ids[:n]), np.arange(1, ids.max() + 1))
+            for i in range(1, ids.max() + 1):
+                assert positions[ids == i].tolist() == list(range(np.count_nonzero(ids == i)))
+                segments.append(x[ids == i].tolist())
+            targets += [(int(x[t]), int(x[t + 1])) for t in np.flatnonzero(mask)]
+    chunks = NextTokens(store, l_max=l_max, batch_size=2)
+    assert sorted(segments) == sorted(row for row in rows(chunks.evaluation_batches()) if row)
+    assert Counter(targets) == predicted(sequences_of(store))
+    assert data.n_examples < chunks.n_examples or l_max == 5
+
+
+@given(st.lists(st.integers(1, 11), max_size=60))
+def test_packing_loses_nothing_and_overfills_nothing(lengths):
+    lengths = np.array(lengths, np.int64)
+    order, starts = pack(lengths, 11)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    sums = [lengths[order[a:b]].sum() for a, b in itertools.pairwise(starts)]
+    assert all(0 < s <= 11 for s in sums)
+    # Best fit leaves no two rows that would fit into one.
+    assert len(sums) < 2 or sum(sorted(sums)[:2]) > 11
+
+
+def test_packing_is_tight():
+    lengths = np.random.default_rng(0).integers(2, 129, 5000)
+    _, starts = pack(lengths, 128)
+    assert lengths.sum() / ((len(starts) - 1) * 128) > 0.97
+
+
+def datasets(seed=0, batch_size=4):
+    store = distinct_store()
+    labels = np.arange(len(store), dtype=np.int32) % 3
+    keywords = {"l_max": 12, "batch_size": batch_size, "seed": seed}
+    return {
+        "chunks": NextTokens(store, **keywords),
+        "windows": NextTokens(store, mode="windows", **keywords),
+        "packed": NextTokens(store, mode="packed", **keywords),
+        "paper": MaskedTokens(store, **keywords),
+        "bert": MaskedTokens(store, rule="bert", **keywords),
+        "pairs": SequencePairs(PairStore(store, distinct_store(LENGTHS[::-1])), **keywords),
+        "padded": SequencePairs(PairStore(store, store), pad_multiple=3, **keywords),
+        "labelled": LabelledTexts(LabelledStore(store, labels, ("a", "b", "c")), **keywords),
+    }
+
+
+NAMES = tuple(datasets())
+
+
+def assert_equal(batch, expected):
+    assert batch.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(batch[name], expected[name])
+        assert batch[name].dtype == expected[name].dtype
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_has_its_batch_whatever_was_asked_before(name):
+    data, again = datasets()[name], datasets()[name]
+    expected = [data.batch(step) for step in range(7)]
+    for step in (6, 2, 0):
+        assert_equal(again.batch(step), expected[step])
+    iterator = again.batches(3)
+    for step in range(3, 7):
+        assert_equal(next(iterator), expected[step])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_the_same_whoever_asks_for_them(name):
+    data = datasets()[name]
+    for whole, first, second in zip(
+        [data.batch(2), *data.evaluation_batches()],
+        [data.batch(2, rows=slice(0, 1)), *data.evaluation_batches(rows=slice(0, 1))],
+        [data.batch(2, rows=slice(1, 4)), *data.evaluation_batches(rows=slice(1, 4))],
+        strict=True,
+    ):
+        assert_equal({k: np.concatenate([first[k], second[k]]) for k in first}, whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_int32_and_masks_boolean(name):
+    for array in datasets()[name].batch(0).values():
+        assert array.dtype == (bool if array.dtype == bool else np.int32)
+        assert array.shape[0] == 4
+
+
+def test_an_epoch_has_every_example_once_and_the_next_another_order():
+    data = datasets()["chunks"]
+    n = data.n_examples
+    order = [tuple(row) for row in rows(data.batch(step) for step in range(n))]  # four epochs of batches of 4
+    everything = sorted(tuple(row) for row in rows(data.evaluation_batches()) if row)
+    epochs = [order[i * n : (i + 1) * n] for i in range(4)]
+    assert all(sorted(epoch) == everything for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_another_seed_gives_another_order_and_another_fingerprint():
+    first, second = datasets(seed=0), datasets(seed=1)
+    for name in NAMES:
+        assert first[name].fingerprint != second[name].fingerprint
+    assert any((first["chunks"].batch(s)["x"] != second["chunks"].batch(s)["x"]).any() for s in range(3))
+
+
+def test_fingerprints_differ_by_kind_mode_size_and_data():
+    found = [data.fingerprint for data in datasets().values()]
+    found += [data.fingerprint for data in datasets(batch_size=5).values()]
+    other = distinct_store(LENGTHS[::-1])
+    found += [NextTokens(other, l_max=12, batch_size=4).fingerprint]
+    found += [NextTokens(distinct_store(), l_max=13, batch_size=4).fingerprint]
+    found += [MaskedTokens(distinct_store(), l_max=12, batch_size=4, p_mask=0.2).fingerprint]
+    assert len(set(found)) == len(found)
+
+
+PROGRAM = """
+import hashlib
+from tests.training.data.test_batches import NAMES, datasets
+digest = hashlib.sha256()
+for name in NAMES:
+    for array in datasets()[name].batch(5).values():
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_another_process_gets_the_same_batches():
+    digest = hashlib.sha256()
+    for name in NAMES:
+        for array in datasets()[name].batch(5).values():
+            digest.update(array.tobytes())
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == digest.hexdigest()
+
+
+def masked_store(n=400, length=50):
+    """n sequences of bos, ordinary tokens and eos."""
+    tokens = np.random.default_rng(0).integers(0, 97, (n, length - 2))
+    return TokenStore.from_sequences([[98, *row, 99] for row in tokens.tolist()], N_V=100)
+
+
+def test_the_papers_rule_masks_every_token_alike():
+    data = MaskedTokens(masked_store(), l_max=50, batch_size=400, p_mask=0.3)
+    batch = data.batch(0)
+    masked = batch["x_masked"] == 97
+    assert np.array_equal(masked, batch["loss_mask"])
+    assert np.array_equal(batch["x_masked"][~masked], batch["x"][~masked])
+    sigma = np.sqrt(0.3 * 0.7 / masked.size)
+    assert abs(masked.mean() - 0.3) < 5 * sigma
+    for column in (0, 25, 49):  # bos and eos too
+        assert abs(masked[:, column].mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 400)
+    assert (masked != (data.batch(1)["x_masked"] == 97)).any()
+
+
+def test_berts_rule_masks_80_changes_10_keeps_10_percent():
+    batch = MaskedTokens(masked_store(), l_max=50, batch_size=400, rule="bert").batch(0)
+    x, x_masked, chosen = batch["x"], batch["x_masked"], batch["loss_mask"]
+    assert not chosen[:, [0, -1]].any()
+    assert np.array_equal(x_masked[~chosen], x[~chosen])
+    n = np.count_nonzero(chosen)
+    assert abs(n / (400 * 48) - 0.15) < 5 * np.sqrt(0.15 * 0.85 / (400 * 48))
+    for share, found in [
+        (0.8, x_masked[chosen] == 97),
+        (0.1 * 96 / 97, (x_masked[chosen] != 97) & (x_masked[chosen] != x[chosen])),  # 1 in 97 draws itself
+        (0.1 + 0.1 / 97, x_masked[chosen] == x[chosen]),
+    ]:
+        assert abs(found.mean() - share) < 5 * np.sqrt(share * (1 - share) / n)
+    assert x_masked.max() == 99
+    random = x_masked[chosen & (x_masked != x) & (x_masked != 97)]
+    assert len(np.unique(random)) > 70
+
+
+def test_masked_tokens_hold_every_token_once_and_never_mask_padding():
+    store = distinct_store()
+    data = MaskedTokens(store, l_max=5, batch_size=3, p_mask=0.9)
+    batches = list(data.evaluation_batches())
+    assert [t for row in rows(batches) for t in row] == list(range(sum(LENGTHS)))
+    for batch in batches:
+        assert not batch["loss_mask"][np.arange(5) >= batch["length"][:, None]].any()
+    for batch, again in zip(batches, data.evaluation_batches(), strict=True):
+        assert_equal(again, batch)
+
+
+def test_pairs_stay_together_and_long_ones_are_left_out():
+    source, target = distinct_store([3, 9, 4, 5, 8]), distinct_store([4, 3, 9, 5, 8], start=500)
+    data = SequencePairs(PairStore(source, target), l_max=8, batch_size=2)
+    assert (data.n_examples, data.n_too_long) == (3, 2)
+    batches = list(data.evaluation_batches())
+    kept = [0, 3, 4]
+    assert rows(batches, "z", "z_length") == [*(source[i].tolist() for i in kept), []]
+    assert rows(batches, "x", "x_length") == [*(target[i].tolist() for i in kept), []]
+    for batch in (data.batch(step) for step in range(6)):
+        for z, x in zip(batch["z"], batch["x"], strict=True):
+            assert (int(z[0]), int(x[0])) in {(0, 500), (16, 516), (21, 521)}
+
+
+def test_pairs_are_as_wide_as_the_longest_rounded_up():
+    lengths = [3, 3, 5, 7, 8, 2]
+    store = PairStore(distinct_store(lengths), distinct_store(lengths[::-1]))
+    data = SequencePairs(store, l_max=11, batch_size=2, pad_multiple=4)
+    widths = [(batch["z"].shape[1], batch["x"].shape[1]) for batch in data.evaluation_batches()]
+    assert widths == [(4, 8), (8, 8), (8, 4)]
+    wide = SequencePairs(PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4)
+    assert wide.batch(0)["z"].shape[1] == 11
+    assert SequencePairs(store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
+
+
+def test_labelled_texts_are_cut_to_l_max_with_eos():
+    store = TokenStore.from_sequences([[8, 1, 2, 3, 9], [8, 4, 9], [8, 9]], N_V=10)
+    data = LabelledTexts(LabelledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
+    assert data.n_too_long == 1
+    first, second = data.evaluation_batches()
+    assert first["x"].tolist() == [[8, 1, 2, 9], [8, 4, 9, 9]]
+    assert first["length"].tolist() == [4, 3]
+    assert first["label"].tolist() == [1, 0]
+    assert second["x"].tolist() == [[8, 9, 9, 9], [9, 9, 9, 9]]
+    assert second["length"].tolist() == [2, 0]
+    assert second["label"].tolist() == [1, -1]
+
+
+STORE = distinct_store()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NextTokens(STORE, l_max=1, batch_size=1), "l_max is 1, expected at least 2"),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=0), "batch_size is 0, expected at least 1"),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=-1), "seed is -1, expected 0 to 2³² − 1"),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=1 << 32), "seed is 4294967296, expected"),
+        (
+            lambda: NextTokens(STORE, l_max=5, batch_size=1, mode="x"),
+            "there is no mode 'x'; choose chunks, windows",
+        ),
+        (
+            lambda: NextTokens(STORE, l_max=89, batch_size=1),
+            "the training data have 88 tokens, fewer than one sequence of l_max = 89",
+        ),
+        (lambda: MaskedTokens(STORE, l_max=89, batch_size=1), "the training data have 88 tokens"),
+        (
+            lambda: MaskedTokens(STORE, l_max=5, batch_size=1, rule="x"),
+            "there is no masking rule 'x'; choose paper",
+        ),
+        (
+            lambda: MaskedTokens(STORE, l_max=5, batch_size=1, p_mask=1.0),
+            "p_mask is 1.0, expected a probability",
+        ),
+        (
+            lambda: SequencePairs(PairStore(STORE, STORE), l_max=5, batch_size=1, pad_multiple=0),
+            "pad_multiple is 0, expected at least 1",
+        ),
+        (
+            lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5, batch_size=1),
+            "none of the 2 train pairs fits into l_max = 5 tokens, bos and eos included; the",
+        ),
+        (
+            lambda: LabelledTexts(LabelledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
+            "l_max is 1, expected at least 2: bos and eos",
+        ),
+        (
+            lambda: TokenStore.from_sequences([[1, 10]], 10),
+            r"token IDs from 1 to 10 came, expected \[0, 10\)",
+        ),
+    ],
+)
+def test_what_can_not_be_is_said(make, message):
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+def test_short_held_out_data_are_no_error():
+    data = NextTokens(distinct_store(part="validation"), l_max=89, batch_size=1)
+    assert data.n_examples == len(LENGTHS)

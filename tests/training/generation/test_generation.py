@@ -1,0 +1,280 @@
+"""Generation from a cache gives the tokens of Algorithm 14, whatever the batch, the padding and the order."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import GPT2, VASWANI, DTransformerConfig, Variant, d_inference, d_transformer
+from algorithms.inference import sample
+from tests.cases import random_theta
+from training.generation import Generator, decoding, generate
+from training.generation.cache import bucket
+from training.generation.sampling import draw, restricted
+
+N_V, L_MAX = 17, 131
+CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
+THETA = random_theta(CONFIG)
+GENERATOR = Generator(THETA, CONFIG)
+PROMPTS = np.random.default_rng(0).integers(N_V, size=(3, 9))
+LENGTHS = np.array([9, 1, 4])
+KEY = jax.random.key(7)
+
+
+def run(**options):
+    options = {"lengths": LENGTHS, "l_gen": 12, "tau": 1.0, "key": KEY} | options
+    prompts = options.pop("prompts", PROMPTS)
+    return np.asarray(GENERATOR.generate(prompts, **options))
+
+
+def replayed(theta, r, y, tau, variant=CONFIG.variant):
+    """The tokens that Algorithm 14 draws, each given those of y before it: columns do not see what stands behind."""
+    l, key = LENGTHS[r], jax.random.fold_in(KEY, r)
+    x = np.zeros(L_MAX, np.int32)
+    x[: l + len(y) - 1] = np.concatenate([PROMPTS[r, :l], y[:-1]])
+    P = d_transformer(jnp.asarray(x), theta, variant=variant)[:, l - 1 : l - 1 + len(y)]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(y)))
+    return jax.vmap(sample, (1, None, 0))(P, tau, keys)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.6, 1.0, np.inf])
+def test_tokens_are_those_of_algorithm_14(tau):
+    l_gen = L_MAX - int(LENGTHS.max()) + 1  # up to the last position, so that the cache grows
+    tokens = run(tau=tau, l_gen=l_gen)
+    for r in range(3):
+        np.testing.assert_array_equal(tokens[r], replayed(THETA, r, tokens[r], tau))
+    x, key = jnp.asarray(PROMPTS[1, : LENGTHS[1]]), jax.random.fold_in(KEY, 1)
+    np.testing.assert_array_equal(tokens[1], d_inference(x, THETA, l_gen=l_gen, tau=tau, key=key))
+
+
+@pytest.mark.usefixtures("x32")
+def test_greedy_tokens_are_those_of_algorithm_14_in_float32():
+    theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
+    tokens = np.asarray(generate(theta, PROMPTS, lengths=LENGTHS, config=CONFIG, l_gen=40, tau=0.0, key=KEY))
+    for r in range(3):
+        np.testing.assert_array_equal(tokens[r], replayed(theta, r, tokens[r], 0.0))
+
+
+@pytest.mark.parametrize(
+    ("variant", "W_u", "W_p"),
+    [
+        (GPT2, False, True),
+        (VASWANI, False, False),
+        (Variant(name="RMS", norm="rms_norm", activation="relu"), True, True),
+    ],
+)
+def test_every_variant_is_generated_with(variant, W_u, W_p):
+    config = dataclasses.replace(CONFIG, variant=variant, L=1, d_e=12)  # sinusoidal positions come in pairs
+    theta = random_theta(config)
+    norms = {} if variant.norm == "layer_norm" else {"beta": None}
+    theta = theta._replace(
+        W_u=theta.W_u if W_u else None,
+        W_p=theta.W_p if W_p else None,
+        norm=theta.norm._replace(**norms),
+        layers=theta.layers._replace(
+            norm1=theta.layers.norm1._replace(**norms), norm2=theta.layers.norm2._replace(**norms)
+        ),
+    )
+    tokens = np.asarray(generate(theta, PROMPTS, lengths=LENGTHS, config=config, l_gen=10, key=KEY))
+    for r in range(3):
+        np.testing.assert_array_equal(tokens[r], replayed(theta, r, tokens[r], 1.0, variant))
+
+
+def test_padding_does_not_matter():
+    wider = np.full((3, 14), -5)
+    for r, length in enumerate(LENGTHS):
+        wider[r, :length] = PROMPTS[r, :length]
+    np.testing.assert_array_equal(run(prompts=wider), run())
+
+
+def test_a_request_does_not_depend_on_the_others():
+    np.testing.assert_array_equal(run(prompts=PROMPTS[:1], lengths=LENGTHS[:1])[0], run()[0])
+    order = np.array([2, 0, 1])
+    np.testing.assert_array_equal(run(prompts=PROMPTS[order], lengths=LENGTHS[order], tau=0.0), run(tau=0.0)[order])
+
+
+def test_a_step_gives_the_distribution_of_the_whole_forward_pass():
+    state = GENERATOR.read(PROMPTS.astype(np.int32), LENGTHS.astype(np.int32))
+    P, _ = jax.jit(decoding.step, static_argnames="variant")(GENERATOR.weights, None, state, variant=CONFIG.variant)
+    for r in range(3):
+        p = d_transformer(jnp.asarray(PROMPTS[r, : LENGTHS[r]]), THETA)[:, -1]
+        np.testing.assert_allclose(P[:, r], p, rtol=0, atol=1e-14)
+
+
+def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
+    config = DTransformerConfig(N_V=1024, l_max=8, L=1, H=2, d_e=128, d_mlp=1024)
+    theta = random_theta(config)
+    prompt = np.array([[5, 1000, 17]], np.int32)
+    model = Generator(theta, config)
+    state = model.read(prompt, np.array([3]))
+    P, _ = jax.jit(decoding.step, static_argnames="variant")(model.weights, None, state, variant=config.variant)
+    np.testing.assert_allclose(P[:, 0], d_transformer(jnp.asarray(prompt[0]), theta)[:, -1], rtol=0, atol=1e-14)
+
+
+def test_scores_are_the_log_probabilities_of_the_generated_tokens():
+    state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY)
+    first = int(state.first)
+    state = decoding.decode(GENERATOR.weights, None, state, keys, stop=jnp.asarray(first + 6, jnp.int32), **options)
+    tokens = np.asarray(state.tokens)[:, first + 1 : first + 7]
+    for r in range(3):
+        x = np.concatenate([PROMPTS[r, : LENGTHS[r]], tokens[r]])
+        P = np.asarray(d_transformer(jnp.asarray(x[:-1]), THETA))
+        log_p = sum(np.log(P[x[t + 1], t]) for t in range(LENGTHS[r] - 1, len(x) - 1))
+        np.testing.assert_allclose(state.scores[r], log_p, rtol=1e-12)
+
+
+def test_eos_ends_a_sequence_and_fills_its_row():
+    free = run(l_gen=30)
+    eos = int(free[0, 4])
+    ended = run(l_gen=30, eos=eos)
+    for r in range(3):
+        where = np.flatnonzero(free[r] == eos)
+        n = where[0] if len(where) else 30
+        np.testing.assert_array_equal(ended[r, :n], free[r, :n])
+        assert (ended[r, n:] == eos).all()
+
+
+def test_a_prompt_may_end_with_eos():
+    eos = int(PROMPTS[0, 8])
+    tokens = run(eos=eos, tau=np.inf)
+    np.testing.assert_array_equal(tokens[0, 0], run(tau=np.inf)[0, 0])
+
+
+def test_the_stream_yields_the_same_tokens():
+    eos = int(run(l_gen=30)[0, 4])
+    columns = list(GENERATOR.stream(PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos, key=KEY))
+    tokens = run(prompts=PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos)[0]
+    assert [int(column[0]) for column in columns] == tokens[: len(columns)].tolist()
+    assert columns[-1][0] == eos
+    assert len(columns) < 30
+
+
+def test_prompts_of_a_bucket_share_what_is_compiled():
+    def compiled():
+        return decoding.prefill._cache_size() + decoding.decode._cache_size() + decoding.grow._cache_size()
+
+    x = np.zeros((2, 24), int)
+    run(prompts=x, lengths=np.array([24, 20]), tau=0.3, l_gen=3)
+    before = compiled()
+    run(prompts=x[:, :17], lengths=np.array([17, 3]), tau=0.9, l_gen=5, eos=4)
+    assert compiled() == before
+
+
+def test_buckets_waste_at_most_half():
+    sizes = [bucket(n) for n in range(1, 3000)]
+    assert all(n <= size and (size == 16 or size < 1.5 * n) for n, size in enumerate(sizes, 1))
+    assert len(set(sizes)) == 16
+
+
+def brute_force_restricted(p, tau, top_k, top_p):
+    """The definition, token by token."""
+    order = sorted(range(len(p)), key=lambda v: -p[v])[:top_k]
+    q = {v: p[v] ** (1 / tau) for v in order}
+    total = sum(q.values())
+    chosen, mass = [], 0.0
+    for v in order:
+        if mass < (1.0 if top_p is None else top_p):
+            chosen.append(v)
+            mass += q[v] / total
+    return [q[v] / sum(q[u] for u in chosen) if v in chosen else 0.0 for v in range(len(p))]
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (3, None), (5, 0.7), (1, 0.1), (None, 0.999), (11, None)])
+def test_restricted_is_the_definition(tau, top_k, top_p):
+    P = np.random.default_rng(1).dirichlet(np.full(11, 0.5), size=4).T
+    Q = restricted(jnp.asarray(P), tau=tau, top_k=top_k, top_p=top_p)
+    for r in range(4):
+        np.testing.assert_allclose(Q[:, r], brute_force_restricted(P[:, r], tau, top_k, top_p), atol=1e-12)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(4, None), (None, 0.6), (6, 0.5)])
+def test_restricted_agrees_with_transformers(top_k, top_p):
+    torch = pytest.importorskip("torch")
+    logits_process = pytest.importorskip("transformers.generation.logits_process")
+    scores = torch.from_numpy(np.random.default_rng(2).normal(size=(5, 23)) * 2)
+    P = torch.softmax(scores, -1).numpy().T
+    scores = logits_process.TemperatureLogitsWarper(0.7)(None, scores)
+    if top_k:
+        scores = logits_process.TopKLogitsWarper(top_k)(None, scores)
+    if top_p:
+        scores = logits_process.TopPLogitsWarper(top_p)(None, scores)
+    expected = torch.softmax(scores, -1).numpy().T
+    np.testing.assert_allclose(restricted(jnp.asarray(P), tau=0.7, top_k=top_k, top_p=top_p), expected, atol=1e-12)
+
+
+def test_an_infinite_temperature_leaves_the_excluded_tokens_out():
+    q = restricted(jnp.array([0.5, 0.1, 0.15, 0.25]), tau=np.inf, top_k=2, top_p=None)
+    np.testing.assert_allclose(q, [0.5, 0, 0, 0.5])
+
+
+def test_the_likeliest_token_alone_is_greedy():
+    greedy = run(tau=0.0)
+    np.testing.assert_array_equal(run(top_k=1), greedy)
+    np.testing.assert_array_equal(run(top_p=1e-9), greedy)
+
+
+def test_all_tokens_are_no_restriction():
+    np.testing.assert_array_equal(run(top_k=N_V), run())
+    np.testing.assert_array_equal(run(top_p=1.0), run())
+
+
+def test_drawn_tokens_have_their_frequencies():
+    n, tau = 20000, jnp.asarray(1.3)
+    p = np.random.default_rng(3).dirichlet(np.ones(N_V))
+    P = jnp.tile(p[:, None], (1, n))
+    y = draw(P, jax.random.split(KEY, n), 0, tau=tau, top_k=9, top_p=jnp.asarray(0.8))
+    q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
+    counts = np.bincount(y, minlength=N_V)
+    assert (counts[q == 0] == 0).all()
+    np.testing.assert_allclose(counts / n, q, atol=4 * np.sqrt(0.25 / n))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"prompts": np.zeros((1, L_MAX + 1), int), "lengths": [L_MAX + 1]}, ValueError, "at most l_max = 131"),
+        ({"l_gen": L_MAX - 7}, ValueError, "need l_max >= 132"),
+        ({"lengths": [9, 0, 4]}, ValueError, "request 1 is empty"),
+        ({"prompts": np.zeros((3, 0), int), "lengths": [0, 0, 0]}, ValueError, "at least one token"),
+        ({"lengths": [9, 10, 4]}, ValueError, "request 1 has length 10, but prompts has 9 columns"),
+        ({"lengths": [9, 1]}, ValueError, "one row for each request"),
+        ({"lengths": [9.0, 1.0, 4.0]}, TypeError, "lengths: expected integers"),
+        ({"prompts": PROMPTS.astype(float)}, TypeError, "prompts: expected integers"),
+        ({"prompts": PROMPTS + 1, "lengths": [9, 9, 9]}, ValueError, "token 17 at position 5 of request 1 is unknown"),
+        ({"prompts": PROMPTS - 17}, ValueError, "is unknown"),
+        ({"tau": -0.1}, ValueError, "tau: expected a temperature >= 0"),
+        ({"tau": float("nan")}, ValueError, "tau: expected a temperature >= 0"),
+        ({"top_k": 0}, ValueError, "top_k: expected at least 1"),
+        ({"top_k": N_V + 1}, ValueError, "at most 17, the size of the vocabulary"),
+        ({"top_k": 2.0}, TypeError, "top_k: expected an integer"),
+        ({"top_p": 0.0}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
+        ({"top_p": 1.01}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
+        ({"top_p": float("nan")}, ValueError, "top_p"),
+        ({"eos": N_V}, ValueError, "eos: expected a token"),
+        ({"l_gen": 0}, ValueError, "l_gen: expected at least 1"),
+        ({"key": jax.random.key_data(KEY)}, TypeError, "typed key"),
+    ],
+)
+def test_wrong_requests_are_refused(options, error, message):
+    if "lengths" in options:
+        options["lengths"] = np.array(options["lengths"])
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+@pytest.mark.parametrize(
+    ("theta", "config", "error", "message"),
+    [
+        (None, CONFIG, TypeError, "theta: expected DTransformerParams, got NoneType"),
+        (THETA, "GPT2", TypeError, "config: expected DTransformerConfig, got str"),
+        (THETA, dataclasses.replace(CONFIG, N_V=18), ValueError, "W_e: expected .* = .11, 18. from the configuration"),
+        (THETA, dataclasses.replace(CONFIG, l_max=5), ValueError, "W_p: expected .* = .11, 5. from the configuration"),
+        (THETA._replace(W_p=None), CONFIG, ValueError, "variant PAPER has learned positions"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(theta, config, error, message):
+    with pytest.raises(error, match=message):
+        Generator(theta, config)

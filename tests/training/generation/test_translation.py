@@ -1,0 +1,218 @@
+"""Translation from a cache gives Algorithm 15's tokens; beam search lies between greedy and exhaustive search."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
+from algorithms.inference import sample
+from tests.cases import random_theta
+from training.generation import Translator, decoding, translate
+from training.generation.beam_search import beam_search
+
+N_V, L_MAX = 17, 71
+CONFIG = EDTransformerConfig(N_V=N_V, l_max=L_MAX, L_enc=1, L_dec=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
+THETA = random_theta(CONFIG)
+TRANSLATOR = Translator(THETA, CONFIG)
+Z = np.random.default_rng(0).integers(N_V, size=(3, 9))
+LENGTHS = np.array([9, 1, 4])
+KEY = jax.random.key(7)
+# A vocabulary and a length so small that every translation can be looked at.
+TOY = EDTransformerConfig(N_V=5, l_max=7, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=5)
+TOY_THETA = random_theta(TOY, seed=28, scale=0.7)  # some greedy translations end early, some not at all
+TOY_P = jax.jit(lambda z, x: ed_transformer(z, x, TOY_THETA))
+
+
+def run(**options):
+    options = {"lengths": LENGTHS, "l_max": L_MAX} | options
+    return [np.asarray(a) for a in TRANSLATOR.translate(options.pop("z", Z), **options)]
+
+
+def log_probability(theta, z, x, variant=CONFIG.variant):
+    """Of the tokens of x after the first, from one forward pass of Algorithm 8."""
+    P = np.asarray(ed_transformer(jnp.asarray(z), jnp.asarray(x[:-1]), theta, variant=variant))
+    return sum(np.log(P[v, t]) for t, v in enumerate(x[1:]))
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.8, np.inf])
+def test_tokens_are_those_of_algorithm_15(tau):
+    tokens, lengths, _ = run(tau=tau, key=KEY)
+    for r in range(3):
+        expected, length = ed_inference(
+            jnp.asarray(Z[r]), THETA, z_length=int(LENGTHS[r]), tau=tau, key=jax.random.fold_in(KEY, r)
+        )
+        np.testing.assert_array_equal(tokens[r], expected)
+        assert lengths[r] == length
+    if tau == np.inf:
+        assert lengths.min() < L_MAX  # some translation has ended by itself
+
+
+@pytest.mark.usefixtures("x32")
+def test_greedy_tokens_are_those_of_algorithm_15_in_float32():
+    theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
+    tokens, _, _ = translate(theta, Z, lengths=LENGTHS, config=CONFIG, l_max=20)
+    for r in range(3):
+        expected, _ = ed_inference(
+            jnp.asarray(Z[r], jnp.int32), theta, z_length=int(LENGTHS[r]), tau=0.0, key=KEY, l_max=20
+        )
+        np.testing.assert_array_equal(tokens[r], expected)
+
+
+def test_a_variant_is_translated_with():
+    config = dataclasses.replace(CONFIG, variant=VASWANI, d_e=12, L_dec=1)
+    theta = random_theta(config)._replace(W_u=None, W_p=None)
+    tokens, lengths, scores = translate(theta, Z, lengths=LENGTHS, config=config, l_max=12, tau=1.0, key=KEY)
+    for r in range(3):
+        z, x = jnp.asarray(Z[r, : LENGTHS[r]]), np.asarray(tokens[r, : lengths[r]])
+        P = ed_transformer(z, jnp.asarray(x[:-1]), theta, variant=VASWANI)
+        keys = [jax.random.fold_in(jax.random.fold_in(KEY, r), i) for i in range(len(x) - 1)]
+        assert [int(sample(P[:, i], 1.0, k)) for i, k in enumerate(keys)] == x[1:].tolist()
+        np.testing.assert_allclose(scores[r], log_probability(theta, z, x, VASWANI), rtol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"tau": 1.0, "key": KEY}, {"beam_size": 3}])
+def test_scores_are_the_log_probabilities_of_the_plain_algorithm(options):
+    tokens, lengths, scores = run(l_max=11, **options)
+    for r in range(3):
+        x = tokens[r, : lengths[r]]
+        np.testing.assert_allclose(scores[r], log_probability(THETA, Z[r, : LENGTHS[r]], x), rtol=1e-10)
+        assert (tokens[r, lengths[r] :] == eos_token(N_V)).all()
+        assert x[0] == bos_token(N_V)
+        assert lengths[r] == 11 or x[-1] == eos_token(N_V)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
+def test_padding_batch_and_order_do_not_matter(options):
+    tokens, lengths, scores = run(l_max=11, **options)
+    order = np.array([2, 0, 1])
+    wider = np.full((3, 14), -5)
+    for i, r in enumerate(order):
+        wider[i, : LENGTHS[r]] = Z[r, : LENGTHS[r]]
+    shuffled = run(z=wider, lengths=LENGTHS[order], l_max=11, **options)
+    np.testing.assert_array_equal(shuffled[0], tokens[order])
+    np.testing.assert_array_equal(shuffled[1], lengths[order])
+    np.testing.assert_allclose(shuffled[2], scores[order], rtol=1e-12)
+    alone = run(z=Z[1:2], lengths=LENGTHS[1:2], l_max=11, **options)
+    np.testing.assert_array_equal(alone[0][0], tokens[1])
+
+
+def test_the_stream_yields_the_same_tokens():
+    tokens, lengths, _ = run(z=Z[:1], lengths=LENGTHS[:1], tau=1.0, key=KEY)
+    columns = list(TRANSLATOR.stream(Z[:1], lengths=LENGTHS[:1], l_max=L_MAX, tau=1.0, key=KEY))
+    assert [int(column[0]) for column in columns] == tokens[0, 1 : lengths[0]].tolist()
+
+
+def toy_search(z, beam_size, length_penalty, l_max):
+    z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
+    context = decoding.encode(TOY_THETA, z, lengths, variant=TOY.variant)
+    weights = decoding.unstacked(TOY_THETA, l_max=TOY.l_max)
+    found = beam_search(
+        weights, context, l_max=l_max, beam_size=beam_size, length_penalty=length_penalty, variant=TOY.variant
+    )
+    return [np.asarray(a) for a in found]
+
+
+def every_translation(l_max):
+    """All that end with eos, or have l_max tokens without it."""
+    eos, bos = eos_token(TOY.N_V), bos_token(TOY.N_V)
+    ordinary = [v for v in range(TOY.N_V) if v != eos]
+    for n in range(l_max - 1):
+        for body in itertools.product(ordinary, repeat=n):
+            yield [bos, *body, eos]
+    for body in itertools.product(ordinary, repeat=l_max - 1):
+        yield [bos, *body]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 3.0])
+def test_a_beam_of_all_translations_is_exhaustive_search(length_penalty):
+    l_max, z = 4, np.array([[0, 1, 3], [2, 2, 1]])
+    tokens, lengths, scores = toy_search(z, TOY.N_V ** (l_max - 1), length_penalty, l_max)
+    for r in range(2):
+
+        def score(x, r=r):
+            padded = jnp.asarray((x + [0] * l_max)[:l_max])
+            P = TOY_P(jnp.asarray(z[r]), padded)
+            log_p = sum(np.log(P[v, t]) for t, v in enumerate(x[1:]))
+            return log_p / ((5 + len(x) - 1) / 6) ** length_penalty, log_p, x
+
+        _, log_p, best = max(map(score, every_translation(l_max)))
+        assert tokens[r, : lengths[r]].tolist() == best
+        np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
+
+
+def test_one_beam_is_greedy():
+    z = np.random.default_rng(5).integers(5, size=(40, 3))
+    tokens, lengths, scores = toy_search(z, 1, 0.6, 7)
+    greedy = translate(TOY_THETA, z, lengths=np.full(40, 3), config=TOY, l_max=7)
+    assert len(set(lengths.tolist())) > 3
+    np.testing.assert_array_equal(tokens, greedy[0])
+    np.testing.assert_array_equal(lengths, greedy[1])
+    np.testing.assert_allclose(scores, greedy[2], rtol=1e-12)
+
+
+def plain_beam_search(z, K, alpha, l_max):
+    """The definition, with a forward pass of Algorithm 8 for every extension."""
+    eos, bos = eos_token(TOY.N_V), bos_token(TOY.N_V)
+    beams = [([bos], 0.0)]
+    for length in range(1, l_max):
+        candidates = []
+        for x, log_p in beams:
+            if x[-1] == eos:
+                candidates.append((x, log_p))
+            else:
+                p = np.asarray(TOY_P(jnp.asarray(z), jnp.asarray(x + [0] * (l_max - length))))[:, length - 1]
+                candidates += [([*x, v], log_p + np.log(p[v])) for v in range(TOY.N_V)]
+        beams = sorted(candidates, key=lambda c: -c[1] / ((4 + len(c[0])) / 6) ** alpha)[:K]
+    return beams[0]
+
+
+@pytest.mark.parametrize(("K", "alpha"), [(2, 0.0), (3, 0.6), (5, 2.0)])
+def test_beam_search_is_its_definition(K, alpha):
+    z = np.random.default_rng(6).integers(5, size=(12, 3))
+    tokens, lengths, scores = translate(
+        TOY_THETA, z, lengths=np.full(12, 3), config=TOY, l_max=7, beam_size=K, length_penalty=alpha
+    )
+    for r in range(12):
+        x, log_p = plain_beam_search(z[r], K, alpha, 7)
+        assert np.asarray(tokens[r, : lengths[r]]).tolist() == x
+        np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
+
+
+def test_beams_outgrow_the_first_cache():
+    tokens, lengths, scores = run(beam_size=2, l_max=L_MAX)
+    assert lengths.max() == L_MAX
+    r = int(lengths.argmax())
+    np.testing.assert_allclose(scores[r], log_probability(THETA, Z[r, : LENGTHS[r]], tokens[r]), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"z": np.zeros((1, L_MAX + 1), int), "lengths": np.array([L_MAX + 1])}, ValueError, "at most l_max = 71"),
+        ({"lengths": np.array([9, 0, 4])}, ValueError, "request 1 is empty"),
+        ({"z": Z + 17}, ValueError, "is unknown"),
+        ({"l_max": L_MAX + 1}, ValueError, "l_max: expected at least 1 and at most 71, the l_max of the model, got 72"),
+        ({"l_max": 0}, ValueError, "l_max: expected at least 1"),
+        ({"beam_size": 0}, ValueError, "beam_size: expected at least 1"),
+        ({"beam_size": 18}, ValueError, "at most 17, the size of the vocabulary, got 18"),
+        ({"beam_size": 2.0}, TypeError, "beam_size: expected an integer"),
+        ({"length_penalty": -1.0}, ValueError, "length_penalty: expected a finite number >= 0"),
+        ({"length_penalty": np.inf}, ValueError, "length_penalty: expected a finite number >= 0"),
+        ({"tau": -1.0}, ValueError, "tau: expected a temperature >= 0"),
+        ({"tau": 1.0}, ValueError, "needs a key"),
+        ({"tau": 1.0, "key": KEY, "beam_size": 2}, ValueError, "draws nothing, so tau must be 0"),
+        ({"key": 3}, TypeError, "typed key"),
+    ],
+)
+def test_wrong_requests_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+def test_a_model_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="theta: expected EDTransformerParams"):
+        Translator((), CONFIG)

@@ -1,0 +1,151 @@
+"""Runs that are ended from outside and begun again by the same command have the outcome of an undisturbed one."""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from training.runs.directory import RunDirectory, load_run
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
+TIMED = ("tokens_per_second", "peak_share", "memory_bytes")
+FLAGS = {
+    "--tokenizer": "bytes",
+    "--l_max": 16,
+    "--L": 1,
+    "--H": 2,
+    "--d_e": 8,
+    "--d_mlp": 8,
+    "--batch-size": 4,
+    "--steps": 150,
+    "--eval-every": 20,
+    "--checkpoint-every": 3,
+    "--dropout": 0.1,
+    "--average": 0.9,
+    "--peak": 1e9,
+}
+PATIENCE = 600  # seconds until a test gives up
+
+
+class Command:
+    """The command line of one run, which may be begun any number of times."""
+
+    def __init__(self, directory, **flags):
+        self.files = RunDirectory(directory / "run")
+        text = directory / "text.txt"
+        text.write_text(TEXT)
+        values = {"--run": self.files.path, "--data": text, "--cache": directory.parent / "cache", **FLAGS, **flags}
+        self._arguments = [str(part) for item in values.items() for part in item]
+        self._environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+    def begin(self, **environment):
+        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", *self._arguments]
+        return subprocess.Popen(
+            command, env=self._environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def complete(self):
+        process = self.begin()
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        return err
+
+    def record(self):
+        lines = read_metrics(self.files.metrics)
+        return [{name: value for name, value in line.items() if name not in TIMED} for line in lines]
+
+
+def wait_until(condition, process):
+    """Waits until something is so; the process must not have ended before."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def end(process, number):
+    process.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, err
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("resume") / "undisturbed"
+    directory.mkdir()
+    command = Command(directory)
+    command.complete()
+    assert [line["step"] for line in command.record()] == list(range(1, 151))
+    return command
+
+
+@pytest.fixture
+def command(undisturbed, tmp_path_factory):
+    """The same run in another directory, with the same data and the same compiled functions at hand."""
+    directory = undisturbed.files.path.parents[1] / tmp_path_factory.mktemp("run").name
+    directory.mkdir()
+    command = Command(directory)
+    (directory / "text.txt").unlink()
+    (directory / "text.txt").symlink_to(undisturbed.files.path.parent / "text.txt")
+    return command
+
+
+def assert_same_outcome(command, undisturbed):
+    assert command.record() == undisturbed.record()
+    found, wanted = (flatten(load_run(c.files.path).theta) for c in (command, undisturbed))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_killed_run_goes_on_exactly(command, undisturbed):
+    process = command.begin()
+    wait_until(lambda: len(read_metrics(command.files.metrics)) > 30, process)
+    assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
+    assert not command.files.parameters.exists()
+    assert "going on after step" in command.complete()
+    assert_same_outcome(command, undisturbed)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_it_compiles_or_trains_saves_and_ends(command, undisturbed, number, status):
+    process = command.begin(JAX_COMPILATION_CACHE_DIR="")
+    wait_until(command.files.config.exists, process)
+    returncode, err = end(process, number)
+    assert returncode == status, err
+    assert err == "interrupted; the same command goes on from the last checkpoint\n"
+    saved = [int(path.name) for path in command.files.checkpoints.iterdir()]
+    assert saved
+    assert max(saved) - len(command.record()) in (0, 1)  # 1 where an evaluation is still to be done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_ended_at_ten_random_moments_goes_on_exactly(command, undisturbed, number):
+    rng = random.Random(number)
+    begun = time.monotonic()
+    process = command.begin()
+    wait_until(lambda: len(command.record()) > 3, process)
+    start_up = time.monotonic() - begun
+    end(process, number)
+    for _ in range(9):
+        process = command.begin()
+        moment = time.monotonic() + rng.uniform(0.3, 1.5) * start_up
+        while time.monotonic() < moment and process.poll() is None:
+            time.sleep(0.001)
+        end(process, number)
+    command.complete()
+    assert_same_outcome(command, undisturbed)

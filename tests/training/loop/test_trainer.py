@@ -1,0 +1,268 @@
+"""The training loop: it learns, goes on exactly where it was, stops where it must, and keeps what it should."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from algorithms import d_training
+from tests.training_cases import data_for, make_trainer, settings_for
+from training.loop.diagnosis import TrainingError
+from training.runs.checkpoints import read_checkpoint
+from training.runs.directory import load_run
+from training.runs.interrupts import Interrupted
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+from training.tasks.models import init_model, model_shapes
+
+TIMED = ("tokens_per_second", "peak_share", "memory_bytes")
+SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 1, "keep": 2, "learning_rate": 0.01}
+PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip": 0.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_once(tmp_path_factory):
+    """JAX's 32-bit mode, and a cache of what is compiled: most runs here are the same one."""
+    cache = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in cache}
+    for name, value in cache.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    with jax.enable_x64(False):
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def lines(directory):
+    """metrics.jsonl without what depends on the clock."""
+    record = read_metrics(directory / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if name not in TIMED} for line in record]
+
+
+def assert_same_run(directory, expected):
+    assert lines(directory) == lines(expected)
+    found, wanted = (flatten(load_run(d).theta) for d in (directory, expected))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def checkpoint_steps(directory):
+    return sorted(int(path.name) for path in (directory / "checkpoints").iterdir())
+
+
+def initial(settings, config):
+    """The parameters that a run begins with."""
+    key = jax.random.fold_in(jax.random.key(settings.seed), 0)
+    return jax.jit(lambda key: init_model(key, settings.task, config, scheme=settings.init))(key)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, _compile_once):
+    """A run with everything that has a state: dropout, an average, Adam's moments."""
+    directory = tmp_path_factory.mktemp("runs") / "undisturbed"
+    settings = settings_for("d", **SHORT, dropout=0.2, average=0.9)
+    trainer, witness = make_trainer(directory, settings)
+    results = trainer.train()
+    return directory, settings, results, witness
+
+
+def test_every_step_and_every_evaluation_is_in_the_record(undisturbed):
+    directory, _, results, witness = undisturbed
+    record = read_metrics(directory / "metrics.jsonl")
+    assert [line["step"] for line in record] == list(range(1, 9))
+    assert [line["step"] for line in record if "validation_loss" in line] == [3, 6, 8]
+    assert [line["loss"] for line in record] == list(witness.losses.values())
+    assert {f"validation_{name}": value for name, value in results.items()}.items() <= record[-1].items()
+    assert json.loads((directory / "results.json").read_text()) == {"step": 8, **results}
+    for line in record:
+        assert line["perplexity"] == pytest.approx(np.exp(line["loss"]))
+        assert {"learning_rate", "gradient_norm", *TIMED} <= line.keys()
+    assert checkpoint_steps(directory) == [7, 8]
+    assert (directory / "loss.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
+    _, settings, results, _ = undisturbed
+    data = data_for(settings)
+    store = data.validation.store
+    predicted = store.n_tokens - len(store)
+    assert results["bits_per_byte"] == pytest.approx(results["loss"] * predicted / np.log(2) / store.n_bytes)
+
+
+@pytest.mark.parametrize("stop", [{"stop_after": 1}, {"stop_after": 5}, {"stop_at_evaluation": 6}, {"stop_after": 8}])
+def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
+    expected, settings, _, _ = undisturbed
+    trainer, _ = make_trainer(tmp_path / "run", settings, **stop)
+    with pytest.raises(Interrupted) as interrupted:
+        trainer.train()
+    assert interrupted.value.status == 143
+    trainer, witness = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    assert not witness.warnings
+    assert_same_run(tmp_path / "run", expected)
+
+
+def test_a_run_without_its_last_checkpoint_repeats_what_it_held(undisturbed, tmp_path):
+    expected, settings, _, _ = undisturbed
+    trainer, _ = make_trainer(tmp_path / "run", settings, stop_after=6)
+    with pytest.raises(Interrupted):
+        trainer.train()
+    steps = checkpoint_steps(tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / str(steps[-1])
+    largest = max((p for p in last.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[::-1])
+    trainer, witness = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    assert f"the checkpoint of step {steps[-1]} is damaged" in witness.warnings[0]
+    assert min(witness.losses) == steps[-2] + 1
+    assert_same_run(tmp_path / "run", expected)
+
+
+def test_a_complete_run_is_not_trained_again(undisturbed):
+    directory, settings, results, _ = undisturbed
+    before = (directory / "metrics.jsonl").read_bytes()
+    trainer, witness = make_trainer(directory, settings)
+    assert trainer.train() == results
+    assert not witness.losses
+    assert (directory / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeypatch):
+    expected, settings, _, _ = undisturbed
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.runs.metrics._finite", full)
+        with pytest.raises(TrainingError, match=r"cannot write to .*: No space left on device; give the same"):
+            trainer.train()
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    assert_same_run(tmp_path / "run", expected)
+
+
+def test_lost_lines_of_the_record_are_told(undisturbed, tmp_path):
+    _, settings, _, _ = undisturbed
+    trainer, _ = make_trainer(tmp_path / "run", settings, stop_after=5)
+    with pytest.raises(Interrupted):
+        trainer.train()
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"")
+    trainer, witness = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    assert "a part of the record is lost" in witness.warnings[0]
+
+
+@pytest.mark.slow
+def test_it_is_the_papers_gradient_descent(tmp_path):
+    settings = settings_for("d", rows="windows", batch_size=1, steps=2, learning_rate=0.05, **PLAIN)
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    run = load_run(tmp_path / "run")
+    theta = initial(settings, run.config)
+    for step in range(2):
+        x = data_for(settings).train.batch(step)["x"]  # windows are full, but for the last one
+        theta = d_training(jnp.asarray(x), theta, N_epochs=1, eta=0.05 / (settings.l_max - 1))
+    for name, array in flatten(theta).items():
+        np.testing.assert_allclose(flatten(run.theta)[name], array, rtol=1e-4, atol=1e-6)
+
+
+def test_the_average_forgets_by_its_decay(undisturbed):
+    directory, _, _, _ = undisturbed
+    template = model_shapes("d", load_run(directory).config)
+    items = {"params": template, "average": template}
+    before, after = (read_checkpoint(directory / "checkpoints", step, items) for step in (7, 8))
+    decay = min(0.9, (1 + 7) / (10 + 7))
+    expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, before.trees["average"], after.trees["params"])
+    final = flatten(load_run(directory).theta)
+    for name, array in flatten(expected).items():
+        np.testing.assert_allclose(final[name], array, rtol=1e-5, atol=1e-7)
+
+
+def test_training_stops_early_and_keeps_the_best(tmp_path):
+    settings = settings_for(
+        "d",
+        rows="chunks",
+        steps=60,
+        eval_every=5,
+        patience=2,
+        learning_rate=0.05,
+        schedule="constant",
+        optimizer="adam",
+        weight_decay=0.0,
+    )
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+    results = trainer.train()
+    record = [line for line in lines(tmp_path / "run") if "validation_loss" in line]
+    losses = [line["validation_loss"] for line in record]
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 3
+    assert results["loss"] == pytest.approx(losses[best])
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["step"] == record[best]["step"]
+    again, witness = make_trainer(tmp_path / "run", settings)
+    assert again.train() == results
+    assert not witness.losses
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+    settings = settings_for(
+        "d",
+        rows="chunks",
+        steps=9,
+        optimizer="sgd",
+        schedule="constant",
+        learning_rate=1e30,
+        weight_decay=0.0,
+        clip=0.0,
+        checkpoint_every=1,
+        eval_every=100,
+        explosion=1e30,
+    )
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+    with pytest.raises(TrainingError) as error:
+        trainer.train()
+    message = str(error.value)
+    assert message.startswith("step 2: the loss is ")
+    assert "not finite are the gradients of W_e" in message
+    assert "the last good checkpoint is of step 1" in message
+    assert checkpoint_steps(tmp_path / "run") == [1]
+    assert len(lines(tmp_path / "run")) == 1
+
+
+def test_a_loss_that_explodes_stops_the_run(tmp_path):
+    settings = settings_for(
+        "d",
+        rows="chunks",
+        steps=9,
+        optimizer="sgd",
+        schedule="constant",
+        learning_rate=1e4,
+        weight_decay=0.0,
+        clip=0.0,
+        explosion=2.0,
+    )
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+    with pytest.raises(TrainingError, match=r"step \d: the loss is .* more than 5.666 .*there is no checkpoint yet"):
+        trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["e", "ed", "classify"])
+def test_every_objective_learns(task, tmp_path):
+    settings = settings_for(task, steps=60, learning_rate=0.02, eval_every=60, batch_size=8)
+    trainer, witness = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    losses = [witness.losses[step] for step in sorted(witness.losses)]
+    assert np.mean(losses[-5:]) < (0.9 if task == "e" else 0.75) * np.mean(losses[:5])
+    run = load_run(tmp_path / "run")
+    assert (run.task, run.tokenizer.N_V) == (task, run.config.N_V)

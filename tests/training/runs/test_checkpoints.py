@@ -1,0 +1,166 @@
+"""Checkpoints: what is saved comes back, and whatever is done to the files is noticed."""
+
+import resource
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from training.runs.checkpoints import CheckpointError, Checkpoints, read_checkpoint, saved_steps
+from training.runs.named_arrays import checksums, flatten, unflatten
+
+
+class Pair(NamedTuple):
+    W: np.ndarray
+    b: np.ndarray | None
+
+
+def trees(seed=0, n=50):
+    rng = np.random.default_rng(seed)
+    params = Pair(rng.standard_normal((n, 31)).astype(np.float32), None)
+    state = (Pair(np.array(True), np.int32(7)), {"count": np.arange(3)})
+    return {"params": params, "state": state}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Three checkpoints, of which two are kept."""
+    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, trees(step), {"step": step, "x": 0.1})
+    checkpoints.wait()
+    yield checkpoints
+    checkpoints.close()
+
+
+def assert_restored(restored, step):
+    assert restored.step == step
+    assert restored.meta == {"step": step, "x": 0.1}
+    expected = flatten(trees(step))
+    found = flatten(restored.trees)
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == np.asarray(array).dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def save_and_wait(checkpoints, step, trees):
+    checkpoints.save(step, trees, {})
+    checkpoints.wait()
+
+
+def largest_file(checkpoints, step, item):
+    files = [path for path in (checkpoints._directory / str(step) / item).rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_the_newest_are_kept_and_come_back(saved):
+    assert saved.steps() == [3, 2]
+    assert_restored(saved.restore_latest(trees(), pytest.fail), 3)
+    assert_restored(read_checkpoint(saved._directory, 2, trees()), 2)
+    only = read_checkpoint(saved._directory, 3, {"params": trees()["params"]})
+    np.testing.assert_array_equal(only.trees["params"].W, trees(3)["params"].W)
+    assert only.trees["params"].b is None
+
+
+def test_arrays_are_copied_before_they_change(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c", keep=1)
+    W = np.zeros((1000, 1000), np.float32)
+    checkpoints.save(1, {"params": {"W": W}}, {})
+    W += 1
+    checkpoints.wait()
+    restored = checkpoints.restore_latest({"params": {"W": W}}, pytest.fail)
+    assert restored is not None
+    assert not restored.trees["params"]["W"].any()
+    checkpoints.close()
+
+
+def test_nothing_saved_is_nothing_restored(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c", keep=1)
+    assert checkpoints.restore_latest(trees(), pytest.fail) is None
+    checkpoints.close()
+
+
+def flip_a_bit(checkpoints):
+    path = largest_file(checkpoints, 3, "params")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(checkpoints):
+    path = largest_file(checkpoints, 3, "state")
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(checkpoints):
+    largest_file(checkpoints, 3, "params").write_bytes(b"")
+
+
+def lose_a_file(checkpoints):
+    largest_file(checkpoints, 3, "params").unlink()
+
+
+def change_the_description(checkpoints):
+    path = largest_file(checkpoints, 3, "meta")
+    path.write_text(path.read_text().replace("0.1", "0.2"))
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty, lose_a_file, change_the_description])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_restored(saved, damage):
+    damage(saved)
+    warnings = []
+    assert_restored(saved.restore_latest(trees(), warnings.append), 2)
+    assert len(warnings) == 1
+    assert "the checkpoint of step 3 is damaged" in warnings[0]
+    assert (saved._directory.parent / "c-damaged" / "3-1").is_dir()
+    assert saved.steps() == [2]
+    saved.save(3, trees(3), {"step": 3, "x": 0.1})  # training gets there again
+    saved.wait()
+    assert_restored(saved.restore_latest(trees(), pytest.fail), 3)
+
+
+def test_no_sound_checkpoint_is_an_error(saved):
+    flip_a_bit(saved)
+    largest_file(saved, 2, "params").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is sound"):
+        saved.restore_latest(trees(), lambda _: None)
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(saved):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # as if the disk were full after 64 KiB
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*; the last good one is of step 3"):
+            save_and_wait(saved, 4, trees(4, n=20_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = Checkpoints(saved._directory, keep=2)
+    assert_restored(again.restore_latest(trees(), pytest.fail), 3)
+    again.close()
+
+
+def test_a_reader_changes_nothing(saved):
+    unfinished = saved._directory / "4.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    assert saved_steps(saved._directory) == [3, 2]
+    assert_restored(read_checkpoint(saved._directory, 3, trees()), 3)
+    assert unfinished.is_dir()
+
+
+def test_trees_have_names_and_come_back():
+    tree = trees()
+    leaves = flatten(tree)
+    assert sorted(leaves) == ["params.W", "state.0.W", "state.0.b", "state.1.count"]
+    again = flatten(unflatten(tree, leaves))
+    assert all(again[name] is leaf for name, leaf in leaves.items())
+    with pytest.raises(KeyError):
+        unflatten(tree, {})
+
+
+def test_checksums_see_values_shapes_and_dtypes():
+    a = np.arange(6, dtype=np.float32)
+    arrays = [a, a.reshape(2, 3), a.reshape(3, 2), a.view(np.int32), a[::-1], np.zeros(0)]
+    sums = checksums({str(i): array for i, array in enumerate(arrays)})
+    assert len(set(sums.values())) == len(arrays)
+    assert checksums({"F": np.asfortranarray(a.reshape(2, 3))})["F"] == sums["1"]

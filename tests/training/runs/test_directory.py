@@ -1,0 +1,166 @@
+"""Run directories: what is written is read back, and what is not as it was is said."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import cases
+from tests.training_cases import N_V, data_for, settings_for
+from training.data.tokenizers import ByteTokenizer
+from training.runs.checkpoints import Checkpoints
+from training.runs.directory import Description, RunDirectory, RunError, load_run
+from training.runs.named_arrays import flatten
+from training.settings import TASKS, SettingsError, default_of, settings_from, settings_of
+from training.tasks.models import model_config, model_shapes
+
+
+def begin(directory, task="d", **values):
+    settings = settings_for(task, **values)
+    data = data_for(settings)
+    description = Description(settings, model_config(settings, N_V), data.labels, data.fingerprints)
+    files = RunDirectory(directory)
+    files.begin(description, data.tokenizer)
+    template = model_shapes(task, description.config, N_C=len(data.labels))
+    return files, description, cases.random_like(template, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_complete_run_is_read_back(tmp_path, task):
+    files, description, theta = begin(tmp_path / "run", task, variant="BERT" if task == "e" else "PAPER", dropout=0.25)
+    files.save_parameters(theta)
+    run = load_run(tmp_path / "run")
+    assert (run.task, run.config) == (task, description.config)
+    assert run.config.variant.dropout == 0.25
+    assert run.tokenizer.encode("abc") == [0, 1, 2]
+    assert jax.tree.structure(run.theta) == jax.tree.structure(theta)
+    for name, array in flatten(theta).items():
+        np.testing.assert_array_equal(flatten(run.theta)[name], array)
+    assert files.description() == description
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, average):
+    files, _, theta = begin(tmp_path / "run", average=average)
+    with Checkpoints(files.checkpoints, keep=3) as checkpoints:
+        for step in (1, 2):
+            params = jax.tree.map(lambda a, step=step: a * step, theta)
+            checkpoints.save(step, {"params": params, "average": jax.tree.map(jnp.negative, params)}, {})
+    sign = -1 if average else 1
+    np.testing.assert_array_equal(load_run(files.path).theta.W_e, 2 * sign * theta.W_e)
+    item = files.checkpoints / "2" / ("average" if average else "params")
+    largest = max((p for p in item.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="the checkpoint of step 2 is damaged"):
+        run = load_run(files.path)
+    np.testing.assert_array_equal(run.theta.W_e, sign * theta.W_e)
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(RunError, match="there is no run directory"):
+        load_run(tmp_path / "none")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"is no run: cannot read .*config.json"):
+        load_run(tmp_path / "other")
+    with pytest.raises(RunError, match=r"not empty, and there is no config\.json in it"):
+        RunDirectory(tmp_path / "other").exists()
+    with pytest.raises(RunError, match="is a file; a run needs a directory"):
+        RunDirectory(tmp_path / "other" / "notes.txt").exists()
+    files, _, _ = begin(tmp_path / "begun")
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        load_run(files.path)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 16
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-7])])
+def test_damaged_parameters_are_not_used(tmp_path, damage):
+    files, _, theta = begin(tmp_path / "run")
+    files.save_parameters(theta)
+    damage(files.parameters)
+    with pytest.raises(RunError, match=r"parameters\.safetensors is damaged"):
+        load_run(files.path)
+
+
+def test_a_damaged_description_is_said(tmp_path):
+    files, _, _ = begin(tmp_path / "run")
+    text = files.config.read_text()
+    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 1", "run 9"), "[]"):
+        files.config.write_text(wrong)
+        with pytest.raises(RunError, match=r"config.json can not be read: "):
+            load_run(files.path)
+
+
+def test_another_tokenizer_is_said(tmp_path):
+    files, _, theta = begin(tmp_path / "run")
+    files.save_parameters(theta)
+    ByteTokenizer().save(files.tokenizer)
+    with pytest.raises(RunError, match="is another tokenizer than the run began with"):
+        load_run(files.path)
+
+
+def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
+    files, description, _ = begin(tmp_path / "run")
+    files.check_continues(description)
+    harmless = dataclasses.replace(description.settings, keep=7, checkpoint_every=3)
+    files.check_continues(description._replace(settings=harmless))
+    other = dataclasses.replace(description.settings, learning_rate=0.5, batch_size=8)
+    message = r"began with other settings \(batch_size: 4, now 8; learning_rate: 0.004, now 0.5\)"
+    with pytest.raises(RunError, match=message):
+        files.check_continues(description._replace(settings=other))
+    for what in description.fingerprints:
+        changed = description.fingerprints | {what: "other"}
+        with pytest.raises(RunError, match=f"began with another {what}"):
+            files.check_continues(description._replace(fingerprints=changed))
+    with pytest.raises(RunError, match="task: d, now e"):
+        files.check_continues(description._replace(settings=settings_for("e")))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_settings_are_read_back_from_json(task):
+    settings = settings_for(task, seed=3)
+    assert settings_from(json.loads(json.dumps(settings.to_json())), task=task) == settings
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_defaults_fit_together(task):
+    settings = settings_from({}, task=task)
+    assert model_config(settings, 300).d_e == settings.d_e
+    assert {name: default_of(name, task) for name in settings_of(task)} == {
+        name: getattr(settings, name) for name in settings_of(task)
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"layers": 3}, "d has no setting 'layers'; it has data, "),
+        ({"p_mask": 0.1}, "d has no setting 'p_mask'"),
+        ({"L": 1.5}, "L is 1.5, expected an integer"),
+        ({"L": True}, "L is True, expected an integer"),
+        ({"tied": 1}, "tied is 1, expected true or false"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast', expected a number"),
+        ({"data": "docs"}, "data is 'docs', expected a list of strings"),
+        ({"rows": "random"}, "rows is 'random'; choose one of chunks, windows, packed"),
+        ({"dropout": 1.0}, "dropout is 1.0, expected at least 0 and less than 1"),
+        ({"learning_rate": 0}, "learning_rate is 0.0, expected a positive number"),
+        ({"batch_size": 6, "accumulate": 4}, "batch_size is 6, no multiple of accumulate, 4"),
+    ],
+)
+def test_settings_that_can_not_be_are_said(values, message):
+    with pytest.raises(SettingsError) as error:
+        settings_from(values, task="d")
+    assert message in str(error.value)
+
+
+def test_an_unknown_task_is_said():
+    with pytest.raises(SettingsError, match="there is no task 'f'"):
+        settings_from({}, task="f")

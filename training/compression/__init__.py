@@ -1,0 +1,190 @@
+"""Compression with a trained decoder: the text's tokens, arithmetically coded with the model's probabilities.
+
+Prediction is compression: a text of probability p takes −log2 p bits. Coder and decoder read the tokens with the same
+compiled step, one after another, so they form the same probabilities to the last bit, on one machine. The text is cut
+into streams that are coded side by side, since a step for several of them takes hardly longer than for one.
+
+    compressed = compress(text, generator, tokenizer)
+    text = decompress(compressed, generator, tokenizer)
+
+A file is a line of JSON, which says what it takes to read it, and the bits of the streams.
+"""
+
+import functools
+import itertools
+import json
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import bos_token, mask_token
+from training.compression.arithmetic_coding import Decoder, Encoder, counts
+from training.data.tokenizers import Tokenizer
+from training.generation import Generator, decoding
+from training.runs.named_arrays import checksums, flatten
+
+__all__ = ["CompressionError", "compress", "decompress"]
+
+FORMAT = "formal-algorithms compressed 1"
+STREAM_TOKENS = 4096
+
+
+class CompressionError(ValueError):
+    """A text can not be compressed, or a file not be decompressed; the message is one sentence."""
+
+
+def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
+    """Compresses a text.
+
+    Args:
+        text: what to compress.
+        generator: the model.
+        tokenizer: its tokenizer, which must give the text back.
+
+    Raises:
+        CompressionError: the tokenizer does not give the text back.
+        DataError: the text has something that the tokenizer does not know.
+    """
+    tokens = np.array(tokenizer.encode(text), np.int32)
+    if tokenizer.decode(tokens.tolist()) != text:
+        raise CompressionError("this run's tokenizer does not give the text back exactly; train one on bytes or bpe")
+    streams = _streams(len(tokens))
+    lengths = _lengths(len(tokens), streams)
+    rows = np.zeros((streams, max(lengths, default=0)), np.int32)
+    for row, part in zip(rows, np.split(tokens, np.cumsum(lengths)[:-1]), strict=True):
+        row[: len(part)] = part
+    predictor = _Predictor(generator, streams)
+    encoders = [Encoder() for _ in range(streams)]
+    for t in range(rows.shape[1]):
+        P = predictor.probabilities()
+        for encoder, p, row, length in zip(encoders, P, rows, lengths, strict=True):
+            if t < length:
+                encoder.encode(counts(p), int(row[t]))
+        predictor.append(rows[:, t])
+    codes = [encoder.finish() for encoder in encoders]
+    header = {
+        "format": FORMAT,
+        "tokens": len(tokens),
+        "bytes": [len(code) for code in codes],
+        "checksum": zlib.crc32(text.encode()),
+        "model": model_checksum(generator),
+    }
+    return (json.dumps(header) + "\n").encode() + b"".join(codes)
+
+
+def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
+    """Gives a compressed text back.
+
+    Args:
+        compressed: what `compress` returned.
+        generator: the model that it was compressed with.
+        tokenizer: its tokenizer.
+
+    Raises:
+        CompressionError: it is no compressed text, or damaged, or of another model or machine.
+    """
+    header, codes = _read(compressed)
+    if header["model"] != model_checksum(generator):
+        raise CompressionError("the text was compressed with another model; name the run that it was compressed with")
+    lengths = _lengths(header["tokens"], len(codes))
+    predictor = _Predictor(generator, len(codes))
+    decoders = [Decoder(code) for code in codes]
+    rows = np.zeros((len(codes), max(lengths, default=0)), np.int32)
+    for t in range(rows.shape[1]):
+        P = predictor.probabilities()
+        for decoder, p, row, length in zip(decoders, P, rows, lengths, strict=True):
+            if t < length:
+                row[t] = decoder.decode(counts(p))
+        predictor.append(rows[:, t])
+    tokens = [token for row, length in zip(rows, lengths, strict=True) for token in row[:length].tolist()]
+    text = tokenizer.decode(tokens)
+    if zlib.crc32(text.encode(errors="replace")) != header["checksum"]:
+        raise CompressionError(
+            "what was decompressed is not what was compressed: the file is damaged, or was made on another machine"
+        )
+    return text
+
+
+def model_checksum(generator: Generator) -> int:
+    """Returns a number that tells models apart."""
+    leaves = {name: np.asarray(leaf) for name, leaf in flatten(generator.theta).items()}
+    return zlib.crc32(json.dumps([checksums(leaves), repr(generator.config)], sort_keys=True).encode())
+
+
+def _read(compressed: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    line, newline, rest = compressed.partition(b"\n")
+    try:
+        header = json.loads(line)
+        if not newline or header["format"] != FORMAT:
+            raise ValueError
+        ends = np.cumsum([0, *header["bytes"]]).tolist()
+        if not all(isinstance(header[name], int) for name in ("tokens", "checksum", "model")):
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise CompressionError("this is no text that was compressed with compress.py") from None
+    if ends[-1] != len(rest):
+        raise CompressionError(f"the file is damaged: expected {ends[-1]} bytes of code, got {len(rest)}")
+    return header, [rest[first:last] for first, last in itertools.pairwise(ends)]
+
+
+def _streams(n: int) -> int:
+    """Returns in how many streams n tokens are coded: 1, 2, 4, 8 or 16."""
+    streams = 1
+    while streams < 16 and n > 2 * streams * STREAM_TOKENS:
+        streams *= 2
+    return streams
+
+
+def _lengths(n: int, streams: int) -> list[int]:
+    return [n * (i + 1) // streams - n * i // streams for i in range(streams)]
+
+
+class _Predictor:
+    """The distribution of each stream's next token, given between l_max/2 and l_max of those before it."""
+
+    def __init__(self, generator: Generator, streams: int) -> None:
+        self._generator = generator
+        self._texts = np.full((streams, 1), bos_token(generator.config.N_V), np.int32)
+        self._begin(self._texts)
+
+    def _begin(self, texts: np.ndarray) -> None:
+        self._state = self._generator.read(texts, np.full(len(texts), texts.shape[1], np.int32))
+        self._read = texts.shape[1] - 1
+
+    def probabilities(self) -> np.ndarray:
+        """Returns the probabilities of the next token of each stream, ``[streams, N_V]``; a special one never comes."""
+        generator = self._generator
+        P, self._state = _advance(generator.weights, self._state, variant=generator.config.variant)
+        self._read += 1
+        P = np.array(P.T, np.float64)
+        P[:, mask_token(generator.config.N_V) :] = 0
+        return P
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Tells the next token of each stream."""
+        l_max = self._generator.config.l_max
+        self._texts = np.concatenate([self._texts, tokens[:, None]], axis=1)[:, -l_max:]
+        if self._read == l_max:
+            self._begin(self._texts[:, -max(1, l_max // 2) :])
+            return
+        C = self._state.tokens.shape[1]
+        if int(self._state.slot) + 1 >= C:
+            self._state = decoding.grow(self._state, C=2 * C)
+        self._state = _append(self._state, jnp.asarray(tokens))
+
+
+@functools.partial(jax.jit, static_argnames=("variant",), donate_argnames=("state",))
+def _advance(weights, state, *, variant):
+    P, caches = decoding.step(weights, None, state, variant=variant)
+    return P, state._replace(caches=caches)
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def _append(state, tokens):
+    slot = state.slot + 1
+    return state._replace(
+        tokens=jax.lax.dynamic_update_slice_in_dim(state.tokens, tokens[:, None], slot, axis=1), slot=slot
+    )

@@ -1,0 +1,1 @@
+"""Data: files and named corpora, tokenised, stored, and read in batches."""

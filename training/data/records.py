@@ -1,0 +1,238 @@
+"""Records of a data set, the one error of the data layer, and the split into training, validation and test.
+
+Three kinds of data, three record types, each with `where` (file and line, or the entry's name) for messages:
+
+* text: `Document(text, where)`;
+* pairs: `Pair(source, target, where)`;
+* labelled text: `Labelled(label, text, where)`.
+
+A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files,
+so a user iterates over them and never asks for their length.
+
+    corpus = training.data.corpora.load_corpus("docs")            # a named data set
+    corpus = training.data.files.read_corpus(["a.txt"], "text")     # the user's files
+    splits = training.data.store.tokenize_text(corpus, tokenizer)   # on disk, memory-mapped
+
+The split depends on the records' contents alone: a record's key (its text, or a pair's source, white space
+normalised) is hashed, and the records with the smallest hashes are held out. Records with the same key are
+on the same side, whatever the order of the files.
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+Kind = Literal["text", "pairs", "labelled"]
+
+
+class DataError(ValueError):
+    """Something is wrong with the data; the message is one sentence with file and line where there is one."""
+
+
+class Document(NamedTuple):
+    """One text of a text corpus."""
+
+    text: str
+    where: str = ""
+
+
+class Pair(NamedTuple):
+    """One source text and its target text."""
+
+    source: str
+    target: str
+    where: str = ""
+
+
+class Labelled(NamedTuple):
+    """One text and its class."""
+
+    label: str
+    text: str
+    where: str = ""
+
+
+R = TypeVar("R", Document, Pair, Labelled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus(Generic[R]):
+    """A data set, split.
+
+    Attributes:
+      name: what the user called it.
+      kind: "text", "pairs" or "labelled".
+      source: where it comes from.
+      licence: under which terms.
+      fingerprint: hash of the contents and of the split.
+      train, validation, test: re-iterable collections of records; test may be empty.
+    """
+
+    name: str
+    kind: Kind
+    source: str
+    licence: str
+    fingerprint: str
+    train: Iterable[R]
+    validation: Iterable[R]
+    test: Iterable[R]
+
+    def parts(self) -> dict[str, Iterable[R]]:
+        """Returns the three collections by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+def normalised(text: str) -> str:
+    """Returns `text` with every run of white space as one space, and none at the ends."""
+    return " ".join(text.split())
+
+
+def record_key(record: Document | Pair | Labelled) -> str:
+    """Returns what decides the side of a record: its text, or a pair's source, with white space
+    normalised.
+    """
+    return normalised(record.source if isinstance(record, Pair) else record.text)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Returns the paragraphs of `text`, the non-blank parts between blank lines, each without white space
+    at its ends.
+    """
+    return [p for p in (part.strip() for part in re.split(r"\n\s*\n", text)) if p]
+
+
+def hash64(text: str) -> int:
+    """Returns a 64-bit hash of `text` that is the same on every machine and in every run."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def fingerprint(*parts: object) -> str:
+    """Returns a hexadecimal SHA-256 of the parts' `str`, in order, each length-prefixed."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = str(part).encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
+
+
+def records_fingerprint(records: Iterable[Any]) -> str:
+    """Returns a fingerprint of the records' contents, in order."""
+    digest = hashlib.sha256()
+    for record in records:
+        for part in record[:-1]:  # the last field is `where`
+            data = part.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Selected(Generic[R]):
+    """The records whose key's hash lies in [low, high), read anew at each iteration."""
+
+    records: Iterable[R]
+    key: Callable[[R], str]
+    low: int
+    high: int
+
+    def __iter__(self) -> Iterator[R]:
+        return (r for r in self.records if self.low <= hash64(self.key(r)) < self.high)
+
+
+@dataclass
+class Deduplicated:
+    """Documents without the paragraphs whose hashes are in `seen`; a document left empty disappears.
+
+    Attributes:
+      documents: what is filtered.
+      seen: hashes of normalised paragraphs.
+      dropped: how many paragraphs the last complete iteration left out.
+    """
+
+    documents: Iterable[Document]
+    seen: frozenset[int]
+    dropped: int = field(default=0, init=False)
+
+    def __iter__(self) -> Iterator[Document]:
+        dropped = 0
+        for document in self.documents:
+            parts = paragraphs(document.text)
+            kept = [p for p in parts if hash64(normalised(p)) not in self.seen]
+            dropped += len(parts) - len(kept)
+            if len(kept) == len(parts):
+                yield document
+            elif kept:
+                yield document._replace(text="\n\n".join(kept))
+        self.dropped = dropped
+
+
+def _thresholds(records: Iterable[R], key: Callable[[R], str], fractions: tuple[float, float], name: str) -> list[int]:
+    """Returns 0, the ends of test and of validation, and 2⁶⁴ on the line of hashes; see `hold_out`."""
+    hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
+    validation, test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)
+    if validation + test >= len(hashes):
+        raise DataError(
+            f"{name} has {len(hashes)} distinct records, too few to hold some out for validation; "
+            "give more data or a validation file"
+        )
+    ends = [int(hashes[n]) for n in (test, test + validation)]
+    return [0, *ends, 1 << 64]
+
+
+def hold_out(
+    records: Iterable[R],
+    fractions: tuple[float, float],
+    *,
+    name: str,
+    key: Callable[[R], str] = record_key,
+) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
+    """Splits records by the hash of their keys.
+
+    Args:
+      records: re-iterable; a list gives lists, anything else gives streams.
+      fractions: the shares of distinct keys held out for validation and for test; a positive share gets at
+        least one.
+      name: of the data set, for the message.
+      key: what decides; records with equal keys are on one side.
+
+    Returns:
+      train, validation and test.
+
+    Raises:
+      DataError: nothing would be left for training.
+    """
+    ends = _thresholds(records, key, fractions, name)
+    test, validation, train = (_Selected(records, key, low, high) for low, high in itertools.pairwise(ends))
+    if isinstance(records, Sequence):
+        return list(train), list(validation), list(test)
+    return train, validation, test
+
+
+def without_shared_paragraphs(
+    train: Iterable[Document], validation: Iterable[Document], test: Iterable[Document]
+) -> tuple[Iterable[Document], Iterable[Document], Iterable[Document]]:
+    """Takes the test's paragraphs out of validation, and those of both out of training.
+
+    Args:
+      train: documents, re-iterable; may be a stream.
+      validation: documents held out; their paragraphs' hashes are kept in memory.
+      test: likewise.
+
+    Returns:
+      train, validation and test, with no paragraph on two sides.
+    """
+    in_test = frozenset(hash64(normalised(p)) for d in test for p in paragraphs(d.text))
+    distinct_validation = list(Deduplicated(validation, in_test))
+    held_out = in_test | {hash64(normalised(p)) for d in distinct_validation for p in paragraphs(d.text)}
+    return Deduplicated(train, held_out), distinct_validation, test
+
+
+def joined_bytes(documents: Iterable[Document]) -> bytes:
+    """Returns the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte are
+    counted over.
+    """
+    return "\n\n".join(d.text for d in documents).encode()

@@ -1,0 +1,349 @@
+"""Tokenised data on disk, memory-mapped: text is tokenised once, however large it is, and then read at
+random.
+
+    splits = tokenize_text(corpus, tokenizer)          # Splits(train, validation, test) of TokenStore
+    splits = tokenize_pairs(corpus, tokenizer)         # ... of PairStore(source, target)
+    splits = tokenize_labelled(corpus, tokenizer)      # ... of LabelledStore(text, labels, names)
+
+Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store lies under the cache
+directory in a folder named by the fingerprint of data and tokenizer, and is renamed into place when it is
+complete, so that a run that is killed leaves no half a store. All of the data are read here, before the
+first step: what is wrong with them is said here, with file and line.
+"""
+
+import array
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import Int, Int32, UInt
+
+from training.data.records import Corpus, DataError, Document, Labelled, Pair, fingerprint
+from training.data.tokenizers import Tokenizer
+
+FORMAT = "token store 1"
+BATCH_CHARACTERS = 1 << 22
+
+
+def default_cache_dir() -> Path:
+    """Returns `$XDG_CACHE_HOME/formal-algorithms`, or `~/.cache/formal-algorithms` where that is not set."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "formal-algorithms"
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """Sequences of tokens, one after another in one array.
+
+    Attributes:
+      tokens: [n_tokens], uint16 or uint32, usually memory-mapped.
+      offsets: [n + 1]; sequence i is tokens[offsets[i] : offsets[i + 1]].
+      N_V: vocabulary size.
+      n_bytes: UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos
+        for it).
+      fingerprint: of the data, the tokenizer and the part.
+      part: "train", "validation" or "test".
+      dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
+    """
+
+    tokens: UInt[np.ndarray, " n_tokens"]
+    offsets: Int[np.ndarray, " n+1"]
+    N_V: int
+    n_bytes: int
+    fingerprint: str
+    part: str = "train"
+    dropped_paragraphs: int = 0
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> UInt[np.ndarray, " length"]:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " n"]:
+        """The number of tokens of each sequence, bos and eos included: [n]."""
+        return np.diff(self.offsets)
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens of all sequences, bos and eos included."""
+        return len(self.tokens)
+
+    @classmethod
+    def from_sequences(
+        cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
+    ) -> "TokenStore":
+        """Returns a store in memory of sequences that already have their bos and eos.
+
+        Raises:
+          DataError: a token ID is outside [0, N_V).
+        """
+        flat = np.array([token for s in sequences for token in s], np.int64)
+        if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
+            raise DataError(f"token IDs from {flat.min()} to {flat.max()} came, expected [0, {N_V})")
+        offsets = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
+        tokens = flat.astype(token_dtype(N_V))
+        return cls(tokens, offsets, N_V, n_bytes, fingerprint(N_V, flat.tolist(), offsets.tolist()), part)
+
+
+@dataclass(frozen=True)
+class PairStore:
+    """Two stores whose i-th sequences belong together."""
+
+    source: TokenStore
+    target: TokenStore
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class LabelledStore:
+    """A store and the class of each sequence.
+
+    Attributes:
+      text: the sequences.
+      labels: [n], int32, indices into `names`.
+      names: the classes of the training data, sorted.
+    """
+
+    text: TokenStore
+    labels: Int32[np.ndarray, " n"]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+S = TypeVar("S", TokenStore, PairStore, LabelledStore)
+
+
+class Splits(NamedTuple, Generic[S]):
+    """The stores of a corpus."""
+
+    train: S
+    validation: S
+    test: S
+
+
+def token_dtype(N_V: int) -> type[np.unsignedinteger]:
+    """Returns the smallest dtype of tokens below N_V: uint16 or uint32."""
+    return np.uint16 if N_V <= 1 << 16 else np.uint32
+
+
+class _ColumnWriter:
+    """Appends framed sequences to an open file of tokens, and keeps their lengths."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO) -> None:
+        self._directory = directory
+        self._tokenizer = tokenizer
+        self._dtype = token_dtype(tokenizer.N_V)
+        self._file = file
+        self._lengths = array.array("q")
+        self._bytes = 0
+
+    def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
+        """Tokenises texts, frames them with bos and eos, and writes them; `where` is for messages."""
+        for ids in _encode(self._tokenizer, texts, where):
+            framed = [self._tokenizer.bos_token, *ids, self._tokenizer.eos_token]
+            self._file.write(np.array(framed, self._dtype).tobytes())
+            self._lengths.append(len(framed))
+        self._bytes += sum(len(text.encode()) for text in texts)
+
+    def describe(self, dropped_paragraphs: int) -> None:
+        """Writes the offsets and the description."""
+        offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))]).astype(np.int64)
+        np.save(self._directory / "offsets.npy", offsets)
+        meta = {
+            "format": FORMAT,
+            "N_V": self._tokenizer.N_V,
+            "n_tokens": int(offsets[-1]),
+            "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
+            "dropped_paragraphs": dropped_paragraphs,
+        }
+        (self._directory / "meta.json").write_text(json.dumps(meta))
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
+    """Tokenises a batch; an error says which text it was."""
+    try:
+        return tokenizer.encode_batch(texts)
+    except DataError:
+        for text, place in zip(texts, where, strict=True):
+            try:
+                tokenizer.encode(text)
+            except DataError as error:
+                raise DataError(f"{place}: {error}" if place else str(error)) from None
+        raise
+
+
+def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
+    """Groups records to about a megabyte of text, so that a tokenizer may work in parallel."""
+    batch, size = [], 0
+    for record in records:
+        batch.append(record)
+        size += sum(map(len, record))
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write_part(
+    directory: Path, records: Iterable[Any], tokenizer: Tokenizer, columns: Sequence[Callable[[Any], str]]
+) -> None:
+    """Writes one store for each column of texts, in the folders 0, 1, … of `directory`."""
+    folders = [directory / str(i) for i in range(len(columns))]
+    with contextlib.ExitStack() as files:
+        writers = []
+        for folder in folders:
+            folder.mkdir(parents=True)
+            file = files.enter_context((folder / "tokens.bin").open("wb"))
+            writers.append(_ColumnWriter(folder, tokenizer, file))
+        for batch in _batches(records):
+            where = [record.where for record in batch]
+            for writer, column in zip(writers, columns, strict=True):
+                writer.append([column(record) for record in batch], where)
+    for writer in writers:
+        writer.describe(getattr(records, "dropped", 0))
+
+
+def _open(directory: Path, identity: str, part: str) -> TokenStore:
+    """Opens a store; its sizes must agree with its description."""
+    try:
+        meta = json.loads((directory / "meta.json").read_text())
+        offsets = np.load(directory / "offsets.npy")
+        dtype = np.dtype(token_dtype(meta["N_V"]))
+        size = (directory / "tokens.bin").stat().st_size
+        if size != meta["n_tokens"] * dtype.itemsize or offsets[-1] != meta["n_tokens"]:
+            raise ValueError(f"{size} bytes of tokens, expected {meta['n_tokens'] * dtype.itemsize}")
+        tokens = np.asarray(np.memmap(directory / "tokens.bin", dtype, "r")) if size else np.empty(0, dtype)
+    except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
+        raise DataError(f"the token cache {directory} is damaged ({error}); delete that folder") from None
+    return TokenStore(
+        tokens,
+        offsets,
+        meta["N_V"],
+        meta["n_bytes"],
+        fingerprint(identity, part),
+        part,
+        meta["dropped_paragraphs"],
+    )
+
+
+def _cached(directory: Path, write: Callable[[Path], None]) -> None:
+    """Calls `write` with a temporary folder that becomes `directory`, unless that exists."""
+    if directory.is_dir():
+        return
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory.parent))
+        try:
+            write(temporary)
+            if not directory.is_dir():  # else another process was faster, with the same contents
+                temporary.rename(directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the token cache {directory}: {error.strerror}; name another cache directory"
+        ) from None
+
+
+def _tokenize(
+    corpus: Corpus[Any],
+    tokenizer: Tokenizer,
+    cache_dir: Path | None,
+    columns: Sequence[Callable[[Any], str]],
+    write_more: Callable[[Path], None] | None = None,
+) -> tuple[Path, dict[str, list[TokenStore]]]:
+    """Returns where the corpus lies tokenised, now if not before, and the columns of each part."""
+    identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
+    directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
+
+    def write(path: Path) -> None:
+        if write_more:
+            write_more(path)
+        for part, records in corpus.parts().items():
+            _write_part(path / part, records, tokenizer, columns)
+
+    _cached(directory, write)
+    stores = {
+        part: [_open(directory / part / str(i), identity, part) for i in range(len(columns))] for part in corpus.parts()
+    }
+    for part in ("train", "validation"):
+        if len(stores[part][0]) == 0:
+            raise DataError(f"{corpus.name} has no records for {part}")
+    return directory, stores
+
+
+def tokenize_text(
+    corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None
+) -> Splits[TokenStore]:
+    """Tokenises a text corpus into memory-mapped stores.
+
+    Args:
+      corpus: of kind "text".
+      tokenizer: what makes tokens of text.
+      cache_dir: where the stores lie, `default_cache_dir()` if None.
+
+    Returns:
+      the stores of train, validation and test.
+
+    Raises:
+      DataError: a text can not be tokenised, a part is empty, or the cache can not be written or is damaged.
+    """
+    _, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text])
+    return Splits(*(columns[0] for columns in stores.values()))
+
+
+def tokenize_pairs(corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None) -> Splits[PairStore]:
+    """Tokenises a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
+    columns = [lambda record: record.source, lambda record: record.target]
+    _, stores = _tokenize(corpus, tokenizer, cache_dir, columns)
+    return Splits(*(PairStore(source, target) for source, target in stores.values()))
+
+
+def tokenize_labelled(
+    corpus: Corpus[Labelled], tokenizer: Tokenizer, *, cache_dir: Path | None = None
+) -> Splits[LabelledStore]:
+    """Tokenises a corpus of labelled texts; see `tokenize_text`.
+
+    Raises:
+      DataError: also if there is only one class, or a held-out text has a class that no training text has.
+    """
+
+    def write_labels(path: Path) -> None:
+        names = sorted({record.label for record in corpus.train})
+        if len(names) < 2:
+            raise DataError(f"{corpus.name} has {len(names)} label in its training data, expected 2 or more")
+        index = {name: i for i, name in enumerate(names)}
+        for part, records in corpus.parts().items():
+            np.save(path / f"{part}.npy", _labels(records, index))
+        (path / "names.json").write_text(json.dumps(names))
+
+    directory, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text], write_labels)
+    names = tuple(json.loads((directory / "names.json").read_text()))
+    return Splits(
+        *(LabelledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())
+    )
+
+
+def _labels(records: Iterable[Labelled], index: dict[str, int]) -> np.ndarray:
+    labels = array.array("i")
+    for record in records:
+        if record.label not in index:
+            raise DataError(
+                f"{record.where}: label {record.label!r} does not occur in the training data, "
+                f"whose labels are {', '.join(map(repr, index))}"
+            )
+        labels.append(index[record.label])
+    return np.array(labels, np.int32)

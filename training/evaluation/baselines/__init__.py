@@ -1,0 +1,1 @@
+"""Simpler methods, to hold a trained model against."""

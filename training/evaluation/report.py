@@ -1,0 +1,243 @@
+"""How good a trained run is on held-out data, beside what simpler methods make of the same.
+
+    comparison = compare(run, description, data, "test", limit=1000)
+    comparison.rows["this model"]["F1"], comparison.rows["TF-IDF and logistic regression"]["F1"]
+    summary(settings, data, results)        # lines for the end of a training; `sample` adds a text
+
+| task | figures | beside |
+|---|---|---|
+| `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model (needs nltk) |
+| `e` | loss, perplexity, accuracy at the masked tokens | the most frequent token |
+| `ed` | exact match, BLEU (needs sacrebleu) | |
+| `classify` | accuracy, precision, recall, F1 | TF-IDF and logistic regression (needs scikit-learn) |
+"""
+
+import dataclasses
+import functools
+import importlib
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import d_inference
+from training.data.batches import Dataset, MaskedTokens
+from training.data.loading import RunData, make_dataset, tokens_per_byte
+from training.data.records import DataError, Labelled, Pair, joined_bytes
+from training.evaluation.baselines.compressors import compressed_bits_per_byte
+from training.evaluation.held_out import evaluate
+from training.generation.scoring import classify
+from training.generation.text import Options, answerer_for
+from training.runs.directory import Description, Run, load_run
+from training.settings import Settings
+from training.tasks.objectives import OBJECTIVES, make_totals
+
+PARTS = ("validation", "test")
+THIS = "this model"
+SHOWN = 8
+AT_ONCE = 64
+SAMPLED = 60  # tokens
+
+Figures = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        rows: figures by method, this model first.
+        samples: lines that show what the model does.
+        missing: packages that would have added a method.
+    """
+
+    rows: dict[str, Figures]
+    samples: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+
+    def baseline(self, module: str, package: str) -> ModuleType | None:
+        """Returns a module of baselines, or notes that it needs a package that is not installed."""
+        try:
+            return importlib.import_module(f"training.evaluation.{module}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] not in package.replace("-", "_").split():
+                raise
+            self.missing.append(package.split(maxsplit=1)[0])
+            return None
+
+
+def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
+    """Measures a run on a held-out part of its data.
+
+    Args:
+        run: the trained model.
+        description: of the run.
+        data: of the run.
+        part: one of `PARTS`.
+        limit: examples to translate or to classify; 0 for all.
+
+    Raises:
+        DataError: the part is empty.
+    """
+    if part not in PARTS:
+        raise DataError(f"there is no part {part!r}; choose one of {', '.join(PARTS)}")
+    store = getattr(data.stores, part)
+    records = getattr(data.corpus, part)
+    if not len(store):
+        raise DataError(f"{data.corpus.name} has no {part} part; choose another of {', '.join(PARTS)}")
+    if run.task == "d":
+        return _decoder(run, description, data, store, records)
+    if run.task == "e":
+        return _encoder(run, description, data, store)
+    chosen = list(itertools.islice(records, limit or None))
+    return _translator(run, chosen) if run.task == "ed" else _classifier(run, description, data, chosen)
+
+
+def _evaluation(run: Run, description: Description, data: Dataset) -> Figures:
+    totals = jax.jit(make_totals(OBJECTIVES[run.task], description.settings, run.config.variant))
+    return evaluate(totals, run.theta, data.evaluation_batches(), tokens_per_byte=tokens_per_byte(data))
+
+
+def _decoder(run: Run, description: Description, data: RunData, store, records) -> Comparison:
+    found = Comparison({THIS: _evaluation(run, description, make_dataset(description.settings, store))})
+    ngram = found.baseline("baselines.ngram", "nltk")
+    if ngram:
+        score = ngram.ngram_score(data.stores.train, store)
+        found.rows["3-gram, Witten-Bell"] = score._asdict()
+    for name, bits in compressed_bits_per_byte(joined_bytes(records)).items():
+        found.rows[name] = {"bits_per_byte": bits}
+    return found
+
+
+def _encoder(run: Run, description: Description, data: RunData, store) -> Comparison:
+    held_out = make_dataset(description.settings, store)
+    found = Comparison({THIS: _evaluation(run, description, held_out)})
+    assert isinstance(held_out, MaskedTokens)
+    counts = np.bincount(data.stores.train.tokens, minlength=store.N_V) + 1.0
+    nats = -np.log(counts / counts.sum())
+    masked = np.concatenate([batch["x"][batch["loss_mask"]] for batch in held_out.evaluation_batches()])
+    loss = float(nats[masked].mean())
+    accuracy = float(np.mean(masked == counts.argmax()))
+    found.rows["token frequencies"] = {"loss": loss, "perplexity": math.exp(loss), "accuracy": accuracy}
+    return found
+
+
+def _translator(run: Run, records: list[Pair]) -> Comparison:
+    room = run.config.l_max - 2  # bos and eos
+    fitting = [pair for pair in records if len(run.tokenizer.encode(pair.source)) <= room]
+    answerer = answerer_for(run, Options())
+    outputs: list[str] = []
+    for i in range(0, len(fitting), AT_ONCE):
+        sources = [pair.source for pair in fitting[i : i + AT_ONCE]]
+        outputs += [answers[0]["text"] for answers in answerer.answers(sources, first=i + 1)]
+    targets = [pair.target for pair in fitting]
+    exact = float(np.mean([a == b for a, b in zip(outputs, targets, strict=True)]))
+    found = Comparison({THIS: {"pairs": len(fitting), "exact_match": exact}})
+    bleu = found.baseline("bleu", "sacrebleu")
+    if bleu:
+        found.rows[THIS] |= bleu.bleu(outputs, targets)
+    for pair, output in itertools.islice(zip(fitting, outputs, strict=True), SHOWN):
+        found.samples.append(f"{pair.source} → {output}" + ("" if output == pair.target else f"   (not {pair.target})"))
+    return found
+
+
+def _classifier(run: Run, description: Description, data: RunData, records: list[Labelled]) -> Comparison:
+    labels = description.labels
+    store = data.stores.train
+    rarest = int(np.bincount(store.labels, minlength=len(labels)).argmin())
+    truth = np.array([labels.index(record.label) for record in records])
+    predicted = np.concatenate([_classes(run, records[i : i + AT_ONCE]) for i in range(0, len(records), AT_ONCE)])
+    measure = functools.partial(classification_figures, truth, positive=rarest, classes=len(labels))
+    found = Comparison({THIS: measure(predicted)})
+    tfidf = found.baseline("baselines.tfidf", "scikit-learn sklearn")
+    if tfidf:
+        train = list(data.corpus.train)
+        guesses = tfidf.predict([(r.text, r.label) for r in train], [record.text for record in records])
+        found.rows["TF-IDF and logistic regression"] = measure(np.array([labels.index(guess) for guess in guesses]))
+    for record, guess in itertools.islice(zip(records, predicted, strict=True), SHOWN):
+        found.samples.append(
+            f"{labels[guess]}: {record.text[:80]}" + ("" if labels[guess] == record.label else "   (wrong)")
+        )
+    return found
+
+
+def _classes(run: Run, records: list[Labelled]) -> np.ndarray:
+    """The likeliest class of each text; what is longer than l_max is cut as in training."""
+    tokenizer, l_max = run.tokenizer, run.config.l_max
+    rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
+    x = np.full((len(rows), l_max), tokenizer.eos_token, np.int64)
+    for i, row in enumerate(rows):
+        x[i, : len(row)] = row
+    config: Any = run.config
+    return np.asarray(classify(run.theta, x, lengths=np.array([*map(len, rows)]), config=config)).argmax(axis=1)
+
+
+def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
+    """Returns accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
+
+    Args:
+        truth: the classes, by number.
+        predicted: likewise.
+        positive: the class that is looked for, where there are two.
+        classes: how many there are.
+
+    Example:
+        >>> figures = classification_figures(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]), positive=1, classes=2)
+        >>> {name: round(value, 2) for name, value in figures.items()}
+        {'accuracy': 0.75, 'precision': 1.0, 'recall': 0.5, 'F1': 0.67}
+    """
+    scores = [_of_class(truth == c, predicted == c) for c in ([positive] if classes == 2 else range(classes))]
+    precision, recall, f1 = np.mean(scores, axis=0)
+    accuracy = np.mean(truth == predicted)
+    return {"accuracy": float(accuracy), "precision": float(precision), "recall": float(recall), "F1": float(f1)}
+
+
+def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
+    hits = float(np.sum(truth & predicted))
+    found, there = max(float(predicted.sum()), 1), max(float(truth.sum()), 1)
+    return hits / found, hits / there, 2 * hits / max(float(predicted.sum() + truth.sum()), 1)
+
+
+def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
+    """Yields lines on what the trained parameters make of the held-out data.
+
+    Args:
+        settings: of the run.
+        data: of the run.
+        results: of the evaluation on all held-out data.
+    """
+    yield (
+        f"held-out data: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
+        f"accuracy {100 * results['accuracy']:.2f} %"
+    )
+    if "bits_per_byte" in results:
+        held_out = joined_bytes(data.corpus.validation)
+        others = {f"{name}": bits for name, bits in compressed_bits_per_byte(held_out).items()}
+        yield f"bits per byte of the {len(held_out)} held-out bytes:"
+        for name, bits in {"this model": results["bits_per_byte"], **others}.items():
+            yield f"    {name:<12}{bits:.3f}"
+
+
+def sample(directory: Path) -> str:
+    """Returns a text that a decoder's run makes up with Algorithm 14, or nothing for another task.
+
+    Args:
+        directory: of the run.
+    """
+    run: Any = load_run(directory)
+    if run.task != "d":
+        return ""
+    bos = jnp.array([run.tokenizer.bos_token])
+    if run.config.variant.name != "PAPER":
+        return ""
+    l_gen = min(SAMPLED, run.config.l_max)
+    tokens = d_inference(bos, run.theta, l_gen=l_gen, tau=0.7, key=jax.random.key(0)).tolist()
+    eos = run.tokenizer.eos_token
+    ended = tokens.index(eos) if eos in tokens else len(tokens)
+    return f"a sample (Algorithm 14, temperature 0.7):\n{run.tokenizer.decode(tokens[:ended])}"

@@ -1,0 +1,99 @@
+"""Beam search with an encoder-decoder, after Wu et al. 2016."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from algorithms import Variant, eos_token
+from training.generation import decoding
+from training.generation.cache import capacity
+from training.generation.decoding import Context, State, Weights
+
+__all__ = ["beam_search"]
+
+
+def beam_search(
+    weights: Weights, context: Context, *, l_max: int, beam_size: int, length_penalty: float, variant: Variant
+) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
+    """Searches the likeliest translations; the arguments and the result are those of `training.generation.translate`.
+
+    Every step extends each translation that has not ended by every token, and keeps the best ``beam_size`` of these and
+    of those that have ended. So one beam is the greedy translation, and as many as there are translations find the
+    best of all.
+    """
+    B, K, eos = context.permitted.shape[0], beam_size, eos_token(weights.W_e.shape[1])
+    wide = _repeated(context, K)
+    state = decoding.empty_state(weights, B=B * K, C=capacity(2))
+    only_one = jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(state.scores.dtype)
+    state = state._replace(scores=jnp.tile(only_one, B))
+    counts = jnp.ones(B * K, jnp.int32)
+    alpha = jnp.asarray(length_penalty, state.scores.dtype)
+    while True:
+        C = state.tokens.shape[1]
+        here = min(l_max, C) - 1
+        stop = jnp.asarray(here, jnp.int32)
+        state, counts = _search(weights, wide, state, counts, stop, alpha, K=K, variant=variant)
+        if here == l_max - 1 or int(state.slot) < here:
+            break
+        state = decoding.grow(state, C=2 * C)
+    return _best(state, counts, alpha, int(state.slot) + 1, eos, K, l_max)
+
+
+@functools.partial(jax.jit, static_argnames=("K",))
+def _repeated(context: Context, K: int) -> Context:
+    B = context.permitted.shape[0]
+    rows = jnp.repeat(jnp.arange(B), K)
+    return Context(tuple(cache.of_sequences(rows, B) for cache in context.caches), context.permitted[rows])
+
+
+@functools.partial(jax.jit, static_argnames=("K", "variant"), donate_argnames=("state", "counts"))
+def _search(
+    weights: Weights, context: Context, state: State, counts: Int[Array, "BK"], stop, alpha, *, K: int, variant: Variant
+) -> tuple[State, Int[Array, "BK"]]:
+    """Searches up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, with bos_token."""
+    BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
+    eos = eos_token(N_V)
+    # A translation that has ended is extended in one way only, which costs nothing: by eos.
+    only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(state.scores.dtype)
+
+    def ended(state):
+        y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
+        return (y == eos) & (state.slot > 0)
+
+    def unfinished(searched):
+        state, _ = searched
+        return (state.slot < stop) & ~jnp.all(ended(state) | jnp.isneginf(state.scores))
+
+    def extend(searched):
+        state, counts = searched
+        P, caches = decoding.step(weights, context, state, variant=variant)
+        done = ended(state)
+        log_p = jnp.where(done[:, None], only_eos[None], jnp.log(P.T))
+        scores = state.scores[:, None] + log_p
+        lengths = jnp.where(done, counts, counts + 1)
+        ranked = (scores / _penalty(lengths, alpha)[:, None]).reshape(-1, K * N_V)
+        _, chosen = jax.lax.top_k(ranked, K)
+        parents = (jnp.arange(BK // K)[:, None] * K + chosen // N_V).reshape(-1)
+        y = (chosen % N_V).reshape(-1).astype(jnp.int32)
+        tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens[parents], y[:, None], state.slot + 1, axis=1)
+        caches = tuple(cache.of_sequences(parents, BK) for cache in caches)
+        state = State(caches, tokens, scores[parents, y], state.slot + 1, state.first, state.lengths)
+        return state, lengths[parents]
+
+    return jax.lax.while_loop(unfinished, extend, (state, counts))
+
+
+def _penalty(counts: Int[Array, "*beams"], alpha: Float[Array, ""]) -> Float[Array, "*beams"]:
+    """``((5 + |Y|)/6)^α``, where |Y| leaves bos_token out."""
+    return ((5 + counts.astype(alpha.dtype) - 1) / 6) ** alpha
+
+
+@functools.partial(jax.jit, static_argnames=("written", "eos", "K", "l_max"))
+def _best(state: State, counts, alpha, written: int, eos: int, K: int, l_max: int):
+    ranked = (state.scores / _penalty(counts, alpha)).reshape(-1, K)
+    best = jnp.arange(ranked.shape[0]) * K + jnp.argmax(ranked, axis=1)
+    tokens = state.tokens[best, :written]
+    return jnp.pad(tokens, ((0, 0), (0, l_max - written)), constant_values=eos), counts[best], state.scores[best]

@@ -1,0 +1,302 @@
+"""One step of Algorithms 10 and 8 from a cache, and the compiled loop of Algorithms 14 and 15 around it.
+
+A `State` holds, slot by slot, the tokens of B sequences and their keys and values. Prompts of different lengths are
+padded on the right to ``first + 1`` slots; the last token of each prompt stands once more in slot ``first``, from where
+all sequences go on side by side, whatever the lengths of their prompts::
+
+    slot         0   1   2   3   first   first+1  …
+    sequence 0   a   b   c   ·     c     generated        lengths[0] = 3: slots 0 and 1, and from `first` on
+    sequence 1   d   ·   ·   ·     d     generated        lengths[1] = 1: from `first` on
+
+So a step writes one slot for all of them, and which slots a sequence may attend follows from its length.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from algorithms import (
+    UNIDIRECTIONAL,
+    DTransformerParams,
+    EDDecoderLayerParams,
+    EDTransformerParams,
+    LayerNormParams,
+    TransformerLayerParams,
+    Variant,
+    bos_token,
+    ed_encoding,
+    sinusoidal_positional_embedding,
+)
+from algorithms.registry import lines
+from algorithms.sublayers import Sublayers, without_padding
+from algorithms.unembedding import unembedding_columns
+from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
+from training.generation.sampling import draw
+
+__all__ = ["Context", "State", "Weights", "decode", "empty_state", "encode", "grow", "prefill", "step", "unstacked"]
+
+
+class Layer(NamedTuple):
+    """A layer of Algorithm 10, or of the decoder of Algorithm 8.
+
+    Attributes:
+        attention: how the tokens attend each other.
+        cross_attention: how they attend the context; None for Algorithm 10.
+        rest: its other parameters.
+    """
+
+    attention: Projections
+    cross_attention: Projections | None
+    rest: TransformerLayerParams | EDDecoderLayerParams
+
+
+class Weights(NamedTuple):
+    """Parameters laid out for reading them one column at a time.
+
+    A slice of stacked layers, and a transposed matrix, would be copied for every token.
+
+    Attributes:
+        W_e: token embedding.
+        W_p: positional embedding, learned or not.
+        layers: the layers of the decoder, one by one.
+        norm: the final norm of Algorithm 10; None for Algorithm 8.
+        W_u: the unembedding, tied or not.
+    """
+
+    W_e: Float[Array, "d_e N_V"]
+    W_p: Float[Array, "d_e l_max"]
+    layers: tuple[Layer, ...]
+    norm: LayerNormParams | None
+    W_u: Float[Array, "N_V d_e"]
+
+
+class Context(NamedTuple):
+    """What the decoder of Algorithm 8 attends: keys and values of the encoded context, for each of its layers."""
+
+    caches: tuple[KeyValues, ...]
+    permitted: Bool[Array, "B l_z"]
+
+
+class State(NamedTuple):
+    """B sequences, as far as they have come; see the module's docstring.
+
+    Attributes:
+        caches: for each layer, keys and values of the slots before `slot`.
+        tokens: the token in each slot, up to and with `slot`.
+        scores: sum of the log-probabilities of the generated tokens.
+        slot: the last slot that has a token, which is to be read next.
+        first: the slot of the last token of the prompts.
+        lengths: tokens of each prompt.
+    """
+
+    caches: tuple[KeyValues, ...]
+    tokens: Int[Array, "B C"]
+    scores: Float[Array, "B"]
+    slot: Int[Array, ""]
+    first: Int[Array, ""]
+    lengths: Int[Array, "B"]
+
+
+@functools.partial(jax.jit, static_argnames=("l_max",))
+def unstacked(theta: DTransformerParams | EDTransformerParams, *, l_max: int) -> Weights:
+    """Returns the parameters of Algorithm 10, or of the decoder of Algorithm 8, as `Weights`."""
+    stacked = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
+    L = jax.tree.leaves(stacked)[0].shape[0]
+    W_p = theta.W_p
+    if W_p is None:
+        W_p = sinusoidal_positional_embedding(theta.W_e.shape[0], l_max, base=10000, dtype=theta.W_e.dtype)
+    return Weights(
+        W_e=theta.W_e,
+        W_p=W_p,
+        layers=tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L)),
+        norm=theta.norm if isinstance(theta, DTransformerParams) else None,
+        W_u=theta.W_e.T if theta.W_u is None else theta.W_u,
+    )
+
+
+def _layer(params: TransformerLayerParams | EDDecoderLayerParams) -> Layer:
+    if isinstance(params, TransformerLayerParams):
+        return Layer(Projections.of(params.attention, context=False), None, params._replace(attention=None))
+    return Layer(
+        Projections.of(params.self_attention, context=False),
+        Projections.of(params.cross_attention, context=True),
+        params._replace(self_attention=None, cross_attention=None),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "C"))
+def prefill(
+    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant, C: int
+) -> State:
+    """Reads prompts with Algorithm 10, all columns at once.
+
+    Args:
+        theta: the parameters.
+        x: the prompts, padded on the right.
+        lengths: tokens of each that are not padding.
+        variant: what differs from the pseudocode.
+        C: slots of the cache, more than P.
+    """
+    B, P = x.shape
+    f = Sublayers(variant, "auto", "gelu")
+    x = without_padding(x, lengths)
+    X = f.embed(x, jnp.arange(P), theta.W_e, theta.W_p)
+
+    def layer(X, params):
+        X_tilde = f.norm(X, params.norm1)
+        cache = keys_and_values(X_tilde, params.attention.heads, f.implementation)
+        Y = f.mh_attention(X_tilde, X_tilde, params.attention, UNIDIRECTIONAL, None)
+        return _after_attention(X, Y, params, f), cache
+
+    _, stacked = jax.lax.scan(layer, X, theta.layers)
+    L = stacked.K.shape[0]
+    last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
+    return State(
+        caches=tuple(KeyValues(stacked.K[l], stacked.V[l]).grown(C) for l in range(L)),
+        tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
+        scores=jnp.zeros(B, X.dtype),
+        slot=jnp.asarray(P, jnp.int32),
+        first=jnp.asarray(P, jnp.int32),
+        lengths=lengths,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def encode(
+    theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"], *, variant: Variant
+) -> Context:
+    """Encodes contexts with lines 1-9 of Algorithm 8, and forms the keys and values that its line 16 attends."""
+    Z = lines(ed_encoding)(z, theta, variant=variant, z_length=z_lengths)
+
+    def of_layer(heads):
+        return keys_and_values(Z, heads, "auto")
+
+    stacked = jax.lax.map(of_layer, theta.decoder.cross_attention.heads)
+    caches = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
+    return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])
+
+
+@functools.partial(jax.jit, static_argnames=("B", "C"))
+def empty_state(weights: Weights, *, B: int, C: int) -> State:
+    """Returns B sequences that have their first token only, bos_token."""
+    dtype, N_V = weights.W_e.dtype, weights.W_e.shape[1]
+
+    def empty(layer):
+        _, b_k, b_v = layer.attention.b
+        (H, d_attn), d_mid = b_k.shape, b_v.shape[1]
+        return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
+
+    zero = jnp.asarray(0, jnp.int32)
+    tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos_token(N_V))
+    caches = tuple(empty(layer) for layer in weights.layers)
+    return State(caches, tokens, jnp.zeros(B, dtype), zero, zero + 0, jnp.ones(B, jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnames=("C",))
+def grow(state: State, *, C: int) -> State:
+    """Returns the state with room for C slots."""
+    tokens = jnp.pad(state.tokens, ((0, 0), (0, C - state.tokens.shape[1])))
+    return state._replace(caches=tuple(cache.grown(C) for cache in state.caches), tokens=tokens)
+
+
+def step(
+    weights: Weights, context: Context | None, state: State, *, variant: Variant
+) -> tuple[Float[Array, "N_V B"], tuple[KeyValues, ...]]:
+    """Reads the token in the last slot of every sequence.
+
+    Returns:
+        the distribution of each next token, and the caches with the token that was read.
+    """
+    y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
+    t = state.lengths - 1 + state.slot - state.first
+    s = jnp.arange(state.tokens.shape[1])[None]
+    permitted = (s < state.lengths[:, None] - 1) | ((state.first <= s) & (s <= state.slot))
+    f = Sublayers(variant, "paper", "gelu" if context is None else "relu")
+    X = f.embed(y, t, weights.W_e, weights.W_p)
+    caches = []
+    for l, layer in enumerate(weights.layers):
+        params = layer.rest
+        if isinstance(params, TransformerLayerParams):
+            X_tilde = f.norm(X, params.norm1)
+            Y, cache = mh_attention_cached(X_tilde, layer.attention, state.caches[l], permitted, state.slot)
+            X = _after_attention(X, Y, params, f)
+        else:
+            assert context is not None
+            assert layer.cross_attention is not None
+            Y, cache = mh_attention_cached(X, layer.attention, state.caches[l], permitted, state.slot)
+            X = f.norm(X + Y, params.norm3)  # lines 14-15 of Algorithm 8
+            Y, _ = mh_attention_cached(X, layer.cross_attention, context.caches[l], context.permitted, None)
+            X = _after_cross_attention(X, Y, params, f)
+        caches.append(cache)
+    if weights.norm is not None:
+        X = f.norm(X, weights.norm)
+    return unembedding_columns(X, weights.W_u), tuple(caches)
+
+
+def _after_attention(X, Y, params: TransformerLayerParams, f: Sublayers):
+    """A layer of Algorithm 10 from line 6 on, where Y is what the attention found."""
+    X = X + Y  # line 6
+    X_tilde = f.norm(X, params.norm2)  # line 7
+    return X + f.mlp(X_tilde, params.mlp, None)  # line 8
+
+
+def _after_cross_attention(X, Y, params: EDDecoderLayerParams, f: Sublayers):
+    """A decoder layer of Algorithm 8 from line 16 on, where Y is what the attention to the context found."""
+    X = f.norm(X + Y, params.norm4)  # lines 16-17
+    return f.norm(X + f.mlp(X, params.mlp, None), params.norm5)  # lines 18-19
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "top_k"), donate_argnames=("state",))
+def decode(
+    weights: Weights,
+    context: Context | None,
+    state: State,
+    keys: Key[Array, "B"],
+    *,
+    stop: Int[Array, ""],
+    tau: float | Float[Array, ""],
+    top_p: float | Float[Array, ""] | None,
+    eos: Int[Array, ""],
+    variant: Variant,
+    top_k: int | None,
+) -> State:
+    """Generates tokens up to slot `stop`, or until every sequence has ended.
+
+    Args:
+        weights: the parameters.
+        context: what an encoder-decoder translates; None for a decoder.
+        state: the sequences; its memory is used again.
+        keys: one for each sequence, whose token i is drawn with ``fold_in(key, i)``.
+        stop: the last slot that gets a token.
+        tau: temperature.
+        top_p: share of the nucleus, or None.
+        eos: the token that ends a sequence; −1 for none. What follows it is eos again, of score 0.
+        variant: what differs from the pseudocode.
+        top_k: how many of the likeliest tokens to choose from, or None.
+    """
+
+    def unfinished(state):
+        return (state.slot < stop) & ~jnp.all(_ended(state, eos))
+
+    def generate(state):
+        P, caches = step(weights, context, state, variant=variant)
+        i = state.slot - state.first
+        y = draw(P, keys, i, tau=tau, top_k=top_k, top_p=top_p)
+        ended = _ended(state, eos)
+        log_p = jnp.log(jnp.take_along_axis(P, y[None], axis=0)[0])
+        tokens = jax.lax.dynamic_update_slice_in_dim(
+            state.tokens, jnp.where(ended, eos, y)[:, None], state.slot + 1, axis=1
+        )
+        scores = state.scores + jnp.where(ended, 0, log_p)
+        return State(caches, tokens, scores, state.slot + 1, state.first, state.lengths)
+
+    return jax.lax.while_loop(unfinished, generate, state)
+
+
+def _ended(state: State, eos) -> Bool[Array, "B"]:
+    y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
+    return (y == eos) & (state.slot > state.first)

@@ -1,0 +1,269 @@
+"""What a trained model thinks of given sequences: their probabilities, their classes, and what their masks hide.
+
+Batches of sequences are padded on the right, as in `training.generation`, and checked in the same way. Whatever their
+lengths, those of one bucket share what is compiled.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from algorithms import (
+    DTransformerConfig,
+    DTransformerParams,
+    EDTransformerConfig,
+    EDTransformerParams,
+    ETransformerConfig,
+    ETransformerParams,
+    Variant,
+    bos_token,
+    d_hidden_state,
+    e_transformer,
+    ed_hidden_state,
+    mask_token,
+)
+from algorithms.loss import token_losses
+from training.generation import inputs
+from training.generation.cache import bucket
+from training.tasks.classification import ClassifierParams, class_probabilities
+
+__all__ = ["bits_per_byte", "classify", "fill_masks", "log_probabilities", "log_probability", "perplexity"]
+
+
+def log_probability(
+    theta: DTransformerParams | EDTransformerParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: DTransformerConfig | EDTransformerConfig,
+    z: Int[Array, "B l_z"] | np.ndarray | None = None,
+    z_lengths: Int[Array, "B"] | np.ndarray | None = None,
+) -> Float[np.ndarray, "B"]:
+    """The log-probability of each sequence, given its first token: ``Σ_t log P[x[t+1], t]``, in nats.
+
+    Args:
+        theta: parameters of a decoder, or of an encoder-decoder.
+        x: the sequences, padded on the right.
+        lengths: tokens of each that are not padding.
+        config: sizes and variant of the model.
+        z: the contexts of an encoder-decoder, padded on the right.
+        z_lengths: tokens of each context that are not padding.
+
+    Raises:
+        TypeError: for tokens that are no integers, or parameters of another architecture.
+        ValueError: for a sequence that is empty, longer than l_max, or has an unknown token; or for contexts that are
+            missing, or that a decoder can not have.
+    """
+    return log_probabilities(theta, x, lengths=lengths, config=config, z=z, z_lengths=z_lengths).sum(axis=1)
+
+
+def log_probabilities(
+    theta: DTransformerParams | EDTransformerParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: DTransformerConfig | EDTransformerConfig,
+    z: Int[Array, "B l_z"] | np.ndarray | None = None,
+    z_lengths: Int[Array, "B"] | np.ndarray | None = None,
+) -> Float[np.ndarray, "B m"]:
+    """The log-probability of each token after the first of each sequence, 0 behind its last; see `log_probability`.
+
+    Returns:
+        ``log P[x[t+1], t]`` for t from 0 to m − 1, where m + 1 is the longest sequence's length.
+    """
+    is_decoder = isinstance(config, DTransformerConfig)
+    kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
+    inputs.check_model(theta, config, *kinds)
+    x, lengths = inputs.checked("x", x, lengths, config)
+    wide = _padded(x, config)
+    if is_decoder:
+        if z is not None or z_lengths is not None:
+            raise ValueError("z: a decoder has no context, so expected None")
+        losses = _d_losses(theta, wide, lengths, variant=config.variant)
+    else:
+        if z is None or z_lengths is None:
+            raise ValueError("z: an encoder-decoder needs contexts and their lengths, z and z_lengths, got None")
+        z, z_lengths = inputs.checked("z", z, z_lengths, config)
+        inputs.check_rows(z, x)
+        losses = _ed_losses(theta, _padded(z, config), z_lengths, wide, lengths, variant=config.variant)
+    return -np.asarray(losses)[:, : x.shape[1] - 1]
+
+
+def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -> float:
+    """``exp(−Σ log p / n)`` of all n tokens that `log_probabilities` predicted.
+
+    Raises:
+        ValueError: if there are none.
+
+    Example:
+        >>> round(perplexity(np.log([[0.5, 0.125]]), np.array([3])), 9)
+        4.0
+    """
+    n = int(np.sum(np.asarray(lengths) - 1))
+    if n < 1:
+        raise ValueError("lengths: expected a sequence of at least two tokens, the second of which is predicted")
+    mean = -float(np.sum(log_p)) / n
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def bits_per_byte(
+    theta: DTransformerParams,
+    tokens: Int[np.ndarray, "n"],
+    n_bytes: int,
+    *,
+    config: DTransformerConfig,
+    stride: int | None = None,
+    batch_size: int = 8,
+) -> float:
+    """How many bits a decoder needs for each byte of a text, every token of which is predicted once.
+
+    A window of l_max tokens slides over the text by ``stride``, and what is new in it is predicted from all that
+    stands before it in the window. The first one begins with bos_token.
+
+    Args:
+        theta: trained parameters.
+        tokens: the text, without bos_token.
+        n_bytes: how many bytes it has.
+        config: sizes and variant of the model.
+        stride: by how many tokens the window moves, half of l_max unless given; fewer see more and take longer.
+        batch_size: windows that are read side by side.
+
+    Raises:
+        ValueError: for a text without tokens or bytes, an unknown token, or a stride outside [1, l_max − 1].
+    """
+    l_max = config.l_max
+    stride = max(1, l_max // 2) if stride is None else stride
+    inputs.check_count("stride", stride, l_max - 1, ", one less than l_max")
+    inputs.check_count("n_bytes", n_bytes)
+    if not len(tokens):
+        raise ValueError("tokens: expected a text of at least one token, got none")
+    text = np.concatenate([[bos_token(config.N_V)], tokens])
+    starts = [0, *range(stride, len(text) - l_max + stride, stride)]
+    nats = 0.0
+    for i in range(0, len(starts), batch_size):
+        windows = [text[start : start + l_max] for start in starts[i : i + batch_size]]
+        lengths = np.array([len(window) for window in windows] + [1] * (batch_size - len(windows)))
+        x = np.zeros((batch_size, l_max), np.int64)
+        for row, window in zip(x, windows, strict=False):
+            row[: len(window)] = window
+        log_p = log_probabilities(theta, x, lengths=lengths, config=config)
+        for start, of_window in zip(starts[i : i + batch_size], log_p, strict=False):
+            nats -= float(of_window[0 if start == 0 else l_max - stride - 1 :].sum(dtype=np.float64))
+    return nats / math.log(2) / n_bytes
+
+
+def classify(
+    params: ClassifierParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: ETransformerConfig,
+) -> Float[Array, "B N_C"]:
+    """The probabilities of the classes of each text.
+
+    Args:
+        params: trained parameters.
+        x: the texts, from bos_token to eos_token, padded on the right.
+        lengths: tokens of each that are not padding.
+        config: sizes and variant of the encoder.
+
+    Raises:
+        TypeError: for tokens that are no integers, or parameters of another kind.
+        ValueError: for a text that is empty, longer than l_max, or has an unknown token.
+    """
+    if not isinstance(params, ClassifierParams):
+        raise TypeError(f"params: expected ClassifierParams, got {type(params).__name__}")
+    inputs.check_model(params.encoder, config, ETransformerParams, ETransformerConfig)
+    x, lengths = inputs.checked("x", x, lengths, config)
+    return _classes(params, _padded(x, config), lengths, variant=config.variant)
+
+
+def fill_masks(
+    theta: ETransformerParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: ETransformerConfig,
+    n: int = 1,
+) -> list[list[list[tuple[int, float]]]]:
+    """The n likeliest tokens of each masked place, and their probabilities, with Algorithm 9.
+
+    Args:
+        theta: trained parameters.
+        x: sequences with mask_token where a token is to be found, padded on the right.
+        lengths: tokens of each that are not padding.
+        config: sizes and variant of the model.
+        n: how many tokens.
+
+    Returns:
+        for each sequence, for each of its masks from left to right, pairs of token and probability, the likeliest
+        first.
+
+    Raises:
+        TypeError: for tokens that are no integers, or parameters of another kind.
+        ValueError: for a sequence that is empty, longer than l_max, or has an unknown token or no mask; or an
+            impossible n.
+    """
+    inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
+    inputs.check_count("n", n, config.N_V, ", the size of the vocabulary")
+    x, lengths = inputs.checked("x", x, lengths, config)
+    masks = [np.flatnonzero(row[:length] == mask_token(config.N_V)) for row, length in zip(x, lengths, strict=True)]
+    for r, places in enumerate(masks):
+        if not len(places):
+            raise ValueError(f"x: sequence {r} has no mask_token ({mask_token(config.N_V)}) to be filled")
+    P = np.asarray(_masked(theta, _padded(x, config), lengths, variant=config.variant))
+    filled = []
+    for r, places in enumerate(masks):
+        likeliest = [np.argsort(-P[r, :, t], kind="stable")[:n] for t in places]
+        filled.append([[(int(v), float(P[r, v, t])) for v in vs] for t, vs in zip(places, likeliest, strict=True)])
+    return filled
+
+
+def _padded(x: np.ndarray, config: Any) -> np.ndarray:
+    l = min(bucket(x.shape[1]), config.l_max)
+    return np.pad(x, ((0, 0), (0, l - x.shape[1])))
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _d_losses(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
+    t = jnp.arange(x.shape[1])[None]
+    x = jnp.where(t < lengths[:, None], x, 0)
+
+    def of_sequence(x):
+        X = d_hidden_state(x, theta, variant=variant)
+        return token_losses(X, _unembedding(theta), jnp.roll(x, -1), None, 0.0, "paper")
+
+    return jnp.where(t < lengths[:, None] - 1, jax.lax.map(of_sequence, x), 0)
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _ed_losses(theta: EDTransformerParams, z, z_lengths, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
+    t = jnp.arange(x.shape[1])[None]
+    x = jnp.where(t < lengths[:, None], x, 0)
+
+    def of_pair(pair):
+        z, z_length, x = pair
+        X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_length)
+        return token_losses(X, _unembedding(theta), jnp.roll(x, -1), None, 0.0, "paper")
+
+    return jnp.where(t < lengths[:, None] - 1, jax.lax.map(of_pair, (z, z_lengths, x)), 0)
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _classes(params: ClassifierParams, x, lengths, *, variant: Variant) -> Float[Array, "B N_C"]:
+    return jax.vmap(lambda x, length: class_probabilities(x, params, variant=variant, length=length))(x, lengths)
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _masked(theta: ETransformerParams, x, lengths, *, variant: Variant) -> Float[Array, "B N_V l"]:
+    return jax.vmap(lambda x, length: e_transformer(x, theta, variant=variant, length=length))(x, lengths)
+
+
+def _unembedding(theta) -> Float[Array, "N_V d_e"]:
+    return theta.W_e.T if theta.W_u is None else theta.W_u

@@ -1,0 +1,341 @@
+"""What a trained run makes of texts: a decoder continues them, an encoder fills their masks, and so on.
+
+answerer = answerer_for(load_run(directory), Options(n=2), labels)
+answerer.answers(["once upon", "a time"])     # for each text its n answers
+for piece in answerer.stream("once upon"): …   # the one answer to one text, as it comes
+"""
+
+import abc
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from algorithms import DTransformerConfig, EDTransformerConfig, ETransformerConfig
+from training.data.tokenizers import Tokenizer
+from training.generation import LENGTH_PENALTY, Generator, Translator
+from training.generation.scoring import classify, fill_masks
+from training.runs.directory import Run
+
+__all__ = ["Answer", "Answerer", "AnswerError", "OPTIONS", "Options", "answerer_for"]
+
+L_GEN, TAU = 200, 0.8
+MASK = "[MASK]"
+REPLACEMENT = "\ufffd"
+
+Answer = dict[str, Any]
+"""An answer as JSON: its "text", and what is known besides."""
+
+
+class AnswerError(ValueError):
+    """A text can not be answered, or an option not be heeded; the message is one sentence."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to answer; None is the run's default.
+
+    Attributes:
+        n: answers to each text; the likeliest tokens of a mask.
+        l_gen: most tokens of a continuation.
+        l_max: most tokens of a translation.
+        tau: temperature.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the nucleus only.
+        beam: translations to keep in a beam search.
+        length_penalty: of a beam search.
+        seed: of what is drawn.
+        stop: texts before which an answer ends.
+    """
+
+    n: int | None = None
+    l_gen: int | None = None
+    l_max: int | None = None
+    tau: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    beam: int | None = None
+    length_penalty: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+
+
+OPTIONS = {
+    "d": ("n", "l_gen", "tau", "top_k", "top_p", "seed", "stop"),
+    "ed": ("n", "l_max", "tau", "beam", "length_penalty", "seed"),
+    "e": ("n",),
+    "classify": (),
+}
+"""The options that the runs of a task heed."""
+KINDS = {"d": "a decoder", "ed": "an encoder-decoder", "e": "an encoder", "classify": "a classifier"}
+
+
+def answerer_for(run: Run, options: Options, labels: Sequence[str] = ()) -> "Answerer":
+    """Returns what answers with a run.
+
+    Args:
+        run: the trained model.
+        options: how to answer.
+        labels: the names of a classifier's classes.
+
+    Raises:
+        AnswerError: an option is given that runs of this kind do not have.
+    """
+    for field in dataclasses.fields(options):
+        if getattr(options, field.name) is not None and field.name not in OPTIONS[run.task]:
+            heeded = ", ".join(f"--{name.replace('_', '-')}" for name in OPTIONS[run.task]) or "none"
+            name = field.name.replace("_", "-")
+            raise AnswerError(f"--{name} does nothing here: the run is {KINDS[run.task]}, whose options are {heeded}")
+    if run.task == "classify":
+        return _Classifier(run, options, labels)
+    return {"d": _Continuer, "ed": _Translator, "e": _MaskFiller}[run.task](run, options)
+
+
+class Answerer(abc.ABC):
+    """Answers texts.
+
+    Attributes:
+        takes_lines: whether each text is a line; a decoder continues any text.
+        streams: whether an answer comes piece by piece.
+        verb: what is done to a text.
+    """
+
+    takes_lines = True
+    streams = False
+    verb = "answer"
+
+    def __init__(self, run: Run, options: Options) -> None:
+        self.config: Any = run.config
+        self.tokenizer: Tokenizer = run.tokenizer
+        self.options = options
+        if options.n is not None and options.n < 1:
+            raise AnswerError(f"n: expected at least 1, got {options.n}")
+        self.n = options.n or 1
+
+    @abc.abstractmethod
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        """Returns the answers to each text.
+
+        Args:
+            texts: what to answer.
+            first: the number of the first of them, for messages.
+
+        Raises:
+            ValueError: a text is empty or too long, or has something that the tokenizer does not know; or an option is
+                impossible.
+        """
+
+    def stream(self, text: str) -> Iterator[str]:
+        """Yields the pieces of the one answer to a text, as they come."""
+        yield self.answers([text])[0][0]["text"]
+
+    def _sequences(self, texts: Sequence[str], first: int, *, eos: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens of texts, framed by bos and perhaps eos, and their lengths."""
+        rows = []
+        for number, text in enumerate(texts, first):
+            tokens = self._encoded(text)
+            if not tokens:
+                raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
+            row = [self.tokenizer.bos_token, *tokens, *([self.tokenizer.eos_token] if eos else [])]
+            if len(row) > self.config.l_max:
+                raise AnswerError(
+                    f"text {number} has {len(row)} tokens with those at its ends, but the model reads at most "
+                    f"l_max = {self.config.l_max}: shorten it"
+                )
+            rows.append(row)
+        lengths = np.array([len(row) for row in rows])
+        x = np.zeros((len(rows), lengths.max()), np.int64)
+        for i, row in enumerate(rows):
+            x[i, : len(row)] = row
+        return x, lengths
+
+    def _encoded(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def _key(self) -> jax.Array:
+        return jax.random.key(self.options.seed or 0)
+
+
+class _Continuer(Answerer):
+    """Algorithm 14."""
+
+    takes_lines = False
+    streams = True
+    verb = "continue"
+
+    def __init__(self, run: Run, options: Options) -> None:
+        super().__init__(run, options)
+        assert isinstance(run.config, DTransformerConfig)
+        self._generator = Generator(run.theta, run.config)
+
+    def _requests(self, lengths: np.ndarray) -> dict[str, Any]:
+        o = self.options
+        room = int(self.config.l_max - lengths.max() + 1)
+        return {
+            "lengths": lengths,
+            "l_gen": min(L_GEN, room) if o.l_gen is None else o.l_gen,
+            "tau": TAU if o.tau is None else o.tau,
+            "top_k": o.top_k,
+            "top_p": o.top_p,
+            "eos": self.tokenizer.eos_token,
+            "key": self._key(),
+        }
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        x, lengths = self._sequences(texts, first, eos=False)
+        rows = np.repeat(np.arange(len(x)), self.n)
+        generated = np.asarray(self._generator.generate(x[rows], **self._requests(lengths[rows])))
+        answers = [self._answer(row.tolist()) for row in generated]
+        return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
+
+    def _answer(self, tokens: list[int]) -> Answer:
+        eos = self.tokenizer.eos_token
+        ended = eos in tokens
+        tokens = tokens[: tokens.index(eos)] if ended else tokens
+        text, stopped = _before(self.tokenizer.decode(tokens), self.options.stop or ())
+        reason = "stop" if stopped else "eos" if ended else "length"
+        return {"text": text, "tokens": len(tokens), "ended_by": reason}
+
+    def stream(self, text: str) -> Iterator[str]:
+        x, lengths = self._sequences([text], 1, eos=False)
+        columns = self._generator.stream(x, **self._requests(lengths))
+        return _pieces(columns, self.tokenizer, self.options.stop or ())
+
+
+class _Translator(Answerer):
+    """Algorithm 15."""
+
+    streams = True
+    verb = "translate"
+
+    def __init__(self, run: Run, options: Options) -> None:
+        super().__init__(run, options)
+        assert isinstance(run.config, EDTransformerConfig)
+        self._translator = Translator(run.theta, run.config)
+
+    def stream(self, text: str) -> Iterator[str]:
+        o = self.options
+        if o.beam is not None and o.beam > 1:
+            return super().stream(text)  # no beam is known to be the best before the end
+        z, lengths = self._sequences([text], 1, eos=True)
+        columns = self._translator.stream(z, lengths=lengths, l_max=self._l_max(), tau=o.tau or 0.0, key=self._key())
+        return _pieces(columns, self.tokenizer, ())
+
+    def _l_max(self) -> int:
+        return self.config.l_max if self.options.l_max is None else self.options.l_max
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        o = self.options
+        z, lengths = self._sequences(texts, first, eos=True)
+        if self.n > 1 and not o.tau:
+            raise AnswerError(f"{self.n} answers that are not drawn would be the same: give --tau, or leave --n out")
+        rows = np.repeat(np.arange(len(z)), self.n)
+        tokens, counts, scores = self._translator.translate(
+            z[rows],
+            lengths=lengths[rows],
+            l_max=self._l_max(),
+            beam_size=1 if o.beam is None else o.beam,
+            length_penalty=LENGTH_PENALTY if o.length_penalty is None else o.length_penalty,
+            tau=o.tau or 0.0,
+            key=self._key(),
+        )
+        answers = [
+            {"text": self.tokenizer.decode(row[:count]), "tokens": int(count) - 1, "log_probability": float(score)}
+            for row, count, score in zip(np.asarray(tokens), np.asarray(counts), np.asarray(scores), strict=True)
+        ]
+        return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
+
+
+class _MaskFiller(Answerer):
+    """Algorithm 9."""
+
+    verb = "fill"
+
+    def __init__(self, run: Run, options: Options) -> None:
+        super().__init__(run, options)
+        assert isinstance(run.config, ETransformerConfig)
+        self._theta = run.theta
+
+    def _encoded(self, text: str) -> list[int]:
+        parts = [self.tokenizer.encode(part) for part in text.split(MASK)]
+        if len(parts) == 1:
+            raise AnswerError(f"there is no {MASK} to be filled in the text {text[:60]!r}")
+        return [token for part in parts for token in [*part, self.tokenizer.mask_token]][:-1]
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        x, lengths = self._sequences(texts, first, eos=True)
+        filled = fill_masks(self._theta, x, lengths=lengths, config=self.config, n=self.n)
+        answers = []
+        for row, length, masks in zip(x, lengths, filled, strict=True):
+            tokens = row[:length].copy()
+            tokens[tokens == self.tokenizer.mask_token] = [candidates[0][0] for candidates in masks]
+            fillings = [[{"text": self._text(v), "probability": p} for v, p in candidates] for candidates in masks]
+            answers.append([{"text": self.tokenizer.decode(tokens), "masks": fillings}])
+        return answers
+
+    def _text(self, token: int) -> str:
+        special = {
+            self.tokenizer.mask_token: MASK,
+            self.tokenizer.bos_token: "[BOS]",
+            self.tokenizer.eos_token: "[EOS]",
+        }
+        return special.get(token) or self.tokenizer.decode([token])
+
+
+class _Classifier(Answerer):
+    """sources/003, §12.7."""
+
+    verb = "classify"
+
+    def __init__(self, run: Run, options: Options, labels: Sequence[str]) -> None:
+        super().__init__(run, options)
+        self._params, self._labels = run.theta, labels
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        x, lengths = self._sequences(texts, first, eos=True)
+        P = np.asarray(classify(self._params, x, lengths=lengths, config=self.config))
+        return [
+            [
+                {
+                    "text": self._labels[int(p.argmax())],
+                    "probabilities": {label: float(q) for label, q in zip(self._labels, p, strict=True)},
+                }
+            ]
+            for p in P
+        ]
+
+
+def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str]) -> Iterator[str]:
+    """Yields the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it."""
+    tokens: list[int] = []
+    shown = ""
+    for column in columns:
+        if column[0] == tokenizer.eos_token:
+            break
+        tokens.append(int(column[0]))
+        text, stopped = _before(tokenizer.decode(tokens), stops)
+        certain = text if stopped else _certain(text, stops)
+        yield certain[len(shown) :]
+        shown = certain if len(certain) > len(shown) else shown
+        if stopped:
+            return
+    yield _before(tokenizer.decode(tokens), stops)[0][len(shown) :]
+
+
+def _before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Returns the text before the first of the stops, and whether there is one."""
+    places = [place for place in map(text.find, stops) if place >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def _certain(text: str, stops: Sequence[str]) -> str:
+    """Returns the text without what may still become a stop, or another character when more bytes come."""
+    end = len(text.rstrip(REPLACEMENT))
+    for stop in stops:
+        for k in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:k]):
+                end = min(end, len(text) - k)
+                break
+    return text[:end]

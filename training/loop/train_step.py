@@ -1,0 +1,158 @@
+"""One update of the parameters: loss and gradient of a batch, in parts if need be, and the optimizer."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from algorithms import Variant
+from training.loop.optimizers import make_optimizer, make_schedule
+from training.settings import Settings
+from training.tasks.objectives import Batch, Objective, cast
+
+
+class TrainState(NamedTuple):
+    """What an update changes.
+
+    Attributes:
+        params: the parameters, float32.
+        opt_state: the optimizer's.
+        healthy: false from the first update on whose loss or gradient is not finite; nothing changes any more then.
+        average: exponential average of the parameters, or None.
+    """
+
+    params: Any
+    opt_state: Any
+    healthy: Bool[Array, ""]
+    average: Any
+
+
+class StepMetrics(NamedTuple):
+    """What an update reports: nats for each predicted token, their number, the gradient's norm, and the rate."""
+
+    loss: Float[Array, ""]
+    tokens: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    healthy: Bool[Array, ""]
+
+
+Step = Callable[[TrainState, Batch, Int[Array, ""], Key[Array, ""]], tuple[TrainState, StepMetrics]]
+
+
+def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """Returns the learning rate and the optimizer of a run.
+
+    Args:
+        settings: of the run.
+
+    Raises:
+        ValueError: they do not fit together.
+    """
+    schedule = make_schedule(
+        settings.schedule,
+        settings.learning_rate,
+        steps=settings.steps,
+        warmup=settings.warmup,
+        final_fraction=settings.final_fraction,
+        d_e=settings.d_e,
+    )
+    optimizer = make_optimizer(
+        settings.optimizer,
+        schedule,
+        weight_decay=settings.weight_decay,
+        clip=settings.clip,
+        beta2=settings.beta2,
+    )
+    return schedule, optimizer
+
+
+def init_state(params: Any, optimizer: optax.GradientTransformation, *, average: float = 0.0) -> TrainState:
+    """Returns the state before the first update.
+
+    Args:
+        params: the parameters.
+        optimizer: what updates them.
+        average: decay of their exponential average; 0 for none.
+    """
+    copy = jax.tree.map(jnp.copy, params) if average else None  # a buffer may be donated only once
+    return TrainState(params, optimizer.init(params), jnp.asarray(True), copy)
+
+
+def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Callable[..., Any]:
+    """Returns the function (params, batch, step, key) → (loss per token, gradient, tokens) of a whole batch.
+
+    Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
+    whole batch, so that loss and gradient do not depend on the number of parts.
+    """
+
+    def part_loss(params, part, keys, weight):
+        options = {"variant": variant, "label_smoothing": settings.label_smoothing, "remat": settings.remat}
+        return objective.loss(cast(params, settings.dtype), part, keys, **options) / weight
+
+    def whole(params, batch, step, key):
+        tokens = objective.weights(batch).sum()
+        weight = jnp.maximum(tokens, 1)
+        keys = None
+        if variant.dropout:
+            key = jax.random.fold_in(key, step)
+            keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
+        if settings.accumulate == 1:
+            return *jax.value_and_grad(part_loss)(params, batch, keys, weight), tokens
+        parts = jax.tree.map(lambda a: _parts(a, settings.accumulate), (dict(batch), keys))
+
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight)), None
+
+        first = jax.tree.map(lambda a: a[0], parts)
+        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        total, _ = jax.lax.scan(add, zero, parts)
+        return *total, tokens
+
+    return whole
+
+
+def _parts(array: Array, n: int) -> Array:
+    """An array of sequences in n parts; part i has the sequences i, i + n, …, so that each device keeps its own."""
+    return jnp.moveaxis(array.reshape(-1, n, *array.shape[1:]), 1, 0)
+
+
+def make_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    settings: Settings,
+    variant: Variant,
+) -> Step:
+    """Returns the update (state, batch, step, key) → (state, metrics), to be compiled.
+
+    Args:
+        objective: what is minimised.
+        optimizer: what makes updates of gradients.
+        schedule: the learning rate, for the metrics.
+        settings: of the run.
+        variant: what differs from the pseudocode.
+    """
+    loss_and_gradient = batch_loss(objective, settings, variant)
+
+    def step(state, batch, step, key):
+        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key)
+        norm = optax.tree.norm(gradient)
+        healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        average = state.average
+        if average is not None:  # at first over few steps, so that the start is soon forgotten
+            decay = jnp.minimum(settings.average, (1 + step) / (10 + step)).astype(jnp.float32)
+            average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
+        new = TrainState(params, opt_state, healthy, average)
+        new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), new, state)
+        new = new._replace(healthy=healthy)
+        return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy)
+
+    return step

@@ -1,0 +1,289 @@
+"""The training loop: updates, metrics, evaluations and checkpoints, so that a run which is ended goes on exactly.
+
+Everything that decides the next update is in the checkpoint or follows from the number of the step: the batch of step s
+depends on (seed, s) alone, and its randomness is ``fold_in(key, s)``. So a run that is killed at any moment and begun
+again by the same command gives bit for bit the losses and the parameters of an undisturbed one.
+"""
+
+import collections
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from training.data.loading import RunData
+from training.evaluation.held_out import evaluate, perplexity
+from training.loop.diagnosis import TrainingError, explosion, loss_limit, not_finite
+from training.loop.flops import matmul_peak, memory_in_use, step_flops
+from training.loop.progress import Progress, Rates
+from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step, optimizer_from
+from training.mesh.sharding import Sharding
+from training.runs.checkpoints import Checkpoints, read_checkpoint
+from training.runs.directory import Description, RunDirectory
+from training.runs.interrupts import Interrupted, Interrupts
+from training.runs.metrics import MetricsLog, cut, plot_losses, read_metrics, tensorboard_writer
+from training.tasks.models import init_model
+from training.tasks.objectives import OBJECTIVES, make_totals
+
+IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
+PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
+
+
+class Observer(Protocol):
+    """Who is told how a training goes."""
+
+    def began(self, step: int) -> None:
+        """The training begins, or goes on after `step` updates."""
+
+    def updated(self, step: int, line: dict[str, Any]) -> None:
+        """An update is done; `line` has what it reports."""
+
+    def evaluated(self, step: int, results: dict[str, float]) -> None:
+        """An evaluation is done."""
+
+    def warned(self, message: str) -> None:
+        """Something is not as it should be; the training goes on."""
+
+
+class Trainer:
+    """Trains the model of a run; `train` does it all."""
+
+    def __init__(
+        self,
+        description: Description,
+        data: RunData,
+        files: RunDirectory,
+        *,
+        interrupts: Interrupts,
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        """Makes a trainer.
+
+        Args:
+            description: settings and model of the run.
+            data: its batches.
+            files: where everything is written.
+            interrupts: the signals that end the training.
+            observer: who is told how it goes.
+            clock: seconds, for the rates in the metrics.
+
+        Raises:
+            ValueError: the settings of the optimizer do not fit together.
+        """
+        self._description, self._settings, self._data, self._files = description, description.settings, data, files
+        self._interrupts, self._observer, self._clock = interrupts, observer, clock
+        self._sharding = Sharding(self._settings.sharding, self._settings.batch_size)
+        self._schedule, self._optimizer = optimizer_from(self._settings)
+        self._variant = description.config.variant
+        self._objective = OBJECTIVES[self._settings.task]
+        seed = jax.random.key(self._settings.seed)
+        self._init_key, self._key = jax.random.fold_in(seed, 0), jax.random.fold_in(seed, 1)
+        self._limit = loss_limit(self._settings.explosion, len(description.labels) or description.config.N_V)
+        self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
+        self._progress = Progress()
+
+    def train(self) -> dict[str, float]:
+        """Trains from the last checkpoint, or from the start, to the end.
+
+        Returns:
+            what the trained parameters make of all held-out data.
+
+        Raises:
+            Interrupted: a signal came; a checkpoint is saved.
+            TrainingError: loss or gradient are not finite, or the loss exploded, or a file can not be written.
+            CheckpointError: a checkpoint can not be written, or none can be read.
+        """
+        try:
+            with contextlib.ExitStack() as opened:
+                return self._train(opened)
+        except OSError as error:
+            raise TrainingError(
+                f"cannot write to {self._files.path}: {error.strerror}; give the same command again to go on from the "
+                "last checkpoint"
+            ) from error
+
+    def _train(self, opened: contextlib.ExitStack) -> dict[str, float]:
+        settings, files = self._settings, self._files
+        self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, keep=settings.keep))
+        self._best = opened.enter_context(Checkpoints(files.best, keep=1)) if settings.patience else None
+        self._restore_or_begin()
+        events = tensorboard_writer(files.tensorboard, self._progress.step) if settings.tensorboard else None
+        self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, events)))
+        try:
+            self._compile()
+            self._observer.began(self._progress.step)
+            self._loop()
+            return self._finish()
+        except Interrupted:
+            self._settle(most=0)
+            self._save()
+            raise
+
+    def _restore_or_begin(self) -> None:
+        def begin(key):
+            c = self._description
+            params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
+            return init_state(params, self._optimizer, average=c.settings.average)
+
+        template = jax.eval_shape(begin, self._init_key)
+        self._state_sharding = self._sharding.of(template)
+        restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
+        if restored is None:
+            cut(self._files.metrics, 0)
+            self._state: TrainState = jax.jit(begin, out_shardings=self._state_sharding)(self._init_key)
+            return
+        trees = self._sharding.place(restored.trees)
+        opt_state, healthy = trees["state"]
+        self._state = TrainState(trees["params"], opt_state, healthy, trees.get("average"))
+        self._progress = Progress.from_json(restored.meta["progress"])
+        if not cut(self._files.metrics, restored.meta["metrics_bytes"]):
+            self._observer.warned(f"{self._files.metrics} is shorter than it was: a part of the record is lost")
+
+    def _compile(self) -> None:
+        settings = self._settings
+        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant)
+        totals = make_totals(self._objective, settings, self._variant)
+
+        def compile_all():
+            batch = self._data.train.batch(0)
+            held_out = next(iter(self._data.validation.evaluation_batches()))
+            state, by_row = self._state_sharding, self._sharding.batch
+            shardings: dict[str, Any] = {}
+            if by_row is not None:
+                shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
+            update = jax.jit(step, donate_argnums=0, **shardings)
+            compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
+            compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
+            peak = settings.peak or matmul_peak(self._clock, settings.dtype)
+            return compiled_step, compiled_totals, peak
+
+        self._step, self._totals, peak = self._interrupts.run(compile_all)
+        flops = step_flops(settings.task, self._description.config, batch_size=settings.batch_size, l=settings.l_max)
+        self._rates = Rates(self._clock, flops=flops, peak=peak)
+
+    def _loop(self) -> None:
+        if self._progress.pending:
+            self._evaluate()
+        first = self._progress.step
+        batches = self._data.train.batches(first)
+        self._rates.skip()
+        while self._progress.step < self._settings.steps and not self._progress.stopped:
+            self._interrupts.check()
+            if self._settings.profile and self._progress.step == first + PROFILE_AFTER:
+                jax.profiler.start_trace(str(self._files.profile))
+            done = np.int32(self._progress.step)
+            self._state, metrics = self._step(self._state, next(batches), done, self._key)
+            self._progress.step += 1
+            self._in_flight.append((self._progress.step, metrics))
+            if self._settings.profile and self._progress.step == first + PROFILE_AFTER + PROFILED:
+                self._settle(most=0)
+                jax.profiler.stop_trace()
+            self._after_update(self._progress.step)
+
+    def _after_update(self, step: int) -> None:
+        evaluates = self._evaluates(step)
+        saves = step % self._settings.checkpoint_every == 0 or step == self._settings.steps
+        self._settle(most=0 if evaluates or saves else IN_FLIGHT)
+        if evaluates:
+            self._evaluate()
+        if saves or self._progress.stopped:
+            self._save()
+        if evaluates or saves:
+            self._rates.skip()
+
+    def _evaluates(self, step: int) -> bool:
+        return step % self._settings.eval_every == 0 or step == self._settings.steps
+
+    def _settle(self, *, most: int) -> None:
+        """Reads the results of updates, until at most so many are in flight."""
+        while len(self._in_flight) > most:
+            step, metrics = self._in_flight.popleft()
+            loss, tokens, norm, rate = (float(value) for value in metrics[:4])
+            self._rates.add(tokens)
+            if not metrics.healthy:
+                raise self._diagnosis(step, loss, rate)
+            if loss > self._limit:
+                raise explosion(step, loss, self._limit, self._last_checkpoint())
+            line = {
+                "step": step,
+                "loss": loss,
+                "perplexity": perplexity(loss),
+                "learning_rate": rate,
+                "gradient_norm": norm,
+            }
+            evaluates = self._evaluates(step)
+            if evaluates or step == 1 or step % self._settings.log_every == 0:
+                line |= self._rates.read() | {"memory_bytes": memory_in_use()}
+                if evaluates:
+                    self._progress.pending = line
+                else:
+                    self._log.append(line)
+            self._observer.updated(step, line)
+
+    def _evaluate(self) -> None:
+        """Evaluates after the last update, and writes the line that waits for it."""
+        step = self._progress.step
+        results = self._evaluation(0 if step == self._settings.steps else self._settings.eval_batches)
+        self._log.append((self._progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
+        self._progress.pending = None
+        if self._progress.note(results, self._settings.patience) and self._best:
+            self._best.save(step, {"params": self._evaluated_params()}, {})
+        self._observer.evaluated(step, results)
+
+    def _evaluation(self, limit: int) -> dict[str, float]:
+        return evaluate(
+            self._totals,
+            self._evaluated_params(),
+            self._data.validation.evaluation_batches(),
+            limit=limit,
+            tokens_per_byte=self._data.tokens_per_byte,
+            check=self._interrupts.check,
+        )
+
+    def _evaluated_params(self) -> Any:
+        return self._state.params if self._state.average is None else self._state.average
+
+    def _save(self) -> None:
+        meta = {
+            "progress": self._progress.to_json(),
+            "metrics_bytes": self._log.size(),
+            "key": np.asarray(jax.random.key_data(self._key)).tolist(),
+            "run": self._description.to_json(),
+            "tokenizer": self._data.tokenizer.to_json(),
+        }
+        self._checkpoints.save(self._progress.step, _items(self._state), meta)
+
+    def _last_checkpoint(self) -> int | None:
+        self._checkpoints.wait()
+        return next(iter(self._checkpoints.steps()), None)
+
+    def _diagnosis(self, step: int, loss: float, rate: float) -> TrainingError:
+        """Computes the gradient of a bad update again; the state is still that before it."""
+        gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant))
+        _, gradients, _ = gradient(self._state.params, self._data.train.batch(step - 1), np.int32(step - 1), self._key)
+        return not_finite(step, loss, rate, gradients, self._last_checkpoint())
+
+    def _finish(self) -> dict[str, float]:
+        """Writes what is left when the last update is done: parameters, results and the picture."""
+        results = self._progress.results
+        if self._best:
+            self._best.wait()
+            template = jax.eval_shape(self._evaluated_params)
+            restored = read_checkpoint(self._files.best, self._progress.best_step, {"params": template})
+            params = self._sharding.place(restored.trees["params"])
+            self._state = self._state._replace(params=params, average=None)
+            results = self._evaluation(0)
+        self._checkpoints.wait()
+        self._files.save_parameters(self._evaluated_params())
+        self._files.save_results({"step": self._progress.best_step if self._best else self._progress.step, **results})
+        plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
+        return results
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds; the parameters can be read without the rest."""
+    items: dict[str, Any] = {"params": state.params, "state": (state.opt_state, state.healthy)}
+    return items if state.average is None else {**items, "average": state.average}

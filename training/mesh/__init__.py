@@ -1,0 +1,1 @@
+"""Several devices: how arrays lie on them."""

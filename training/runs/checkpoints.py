@@ -1,0 +1,209 @@
+"""Checkpoints, with orbax: written in the background, complete or not there at all, verified when they are read.
+
+orbax writes a step into a temporary folder and renames it when it is complete, so a process that is killed leaves
+no half a checkpoint. It does not notice bits that flip on the disk, so every array's CRC-32 is kept beside it. A
+checkpoint that can not be read, or reads back as something else, is set aside, and the one before it is restored.
+
+    checkpoints = Checkpoints(directory, keep=2)
+    checkpoints.save(step, {"params": params, "state": state}, {"anything": "JSON"})
+    step, trees, meta = checkpoints.restore_latest({"params": shapes, "state": shapes}, warn)
+    checkpoints.close()
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from training.runs.interrupts import Interrupted
+from training.runs.named_arrays import checksums, flatten, unflatten
+
+DAMAGED = "damaged"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint can not be written or read; the message says what to do."""
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was read and verified.
+
+    Attributes:
+        step: updates that were done.
+        trees: its pytrees of NumPy arrays, by name.
+        meta: what else was saved with it.
+    """
+
+    step: int
+    trees: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """Returns the steps that have a complete checkpoint, the newest first."""
+    return sorted((int(path.name) for path in directory.glob("*") if path.name.isdigit()), reverse=True)
+
+
+def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
+    """Reads one checkpoint and verifies it.
+
+    Args:
+        directory: of the checkpoints.
+        step: which.
+        templates: pytrees of what has shape and dtype, by name: the items to read.
+
+    Raises:
+        CheckpointError: it can not be read, or is not what was saved.
+    """
+    names = {item: flatten(template) for item, template in templates.items()}
+    items: dict[str, Any] = {
+        item: ocp.args.StandardRestore({k: np.empty(v.shape, v.dtype) for k, v in leaves.items()})
+        for item, leaves in names.items()
+    }
+    arguments = ocp.args.Composite(meta=ocp.args.JsonRestore(), **items)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+            read = reader.restore(directory.absolute() / str(step), args=arguments)
+        record = read["meta"]["record"]
+        if _checksum(record) != read["meta"]["checksum"]:
+            raise ValueError("its description is not what was saved")
+        record = json.loads(record)
+    except Exception as error:  # whatever a damaged file makes of the storage library
+        raise CheckpointError(_first_line(error)) from error
+    for item in names:
+        saved, found = record["checksums"][item], checksums(read[item])
+        wrong = [name for name in saved if saved[name] != found.get(name)]
+        if wrong:
+            raise CheckpointError(f"{item}.{wrong[0]} is not what was saved")
+    trees = {item: unflatten(template, read[item]) for item, template in templates.items()}
+    return Restored(step, trees, record["meta"])
+
+
+class Checkpoints:
+    """The checkpoints in a directory, of which the newest `keep` stay."""
+
+    def __init__(self, directory: Path, *, keep: int) -> None:
+        self._directory = directory.absolute()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        try:
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
+        except OSError as error:
+            raise CheckpointError(f"cannot make {directory}: {error.strerror}") from None
+
+    def steps(self) -> list[int]:
+        """Returns the steps that have a complete checkpoint, the newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Copies the arrays, and writes them in the background.
+
+        Args:
+            step: updates that are done.
+            trees: pytrees of arrays by name; each can be read by itself.
+            meta: anything that JSON can hold.
+
+        Raises:
+            CheckpointError: this checkpoint or the one before it can not be written.
+        """
+        self.wait()
+        if step in self._manager.all_steps():
+            return
+        arrays = {item: {k: np.array(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
+        record = {"meta": dict(meta), "checksums": {item: checksums(leaves) for item, leaves in arrays.items()}}
+        items: dict[str, Any] = {item: ocp.args.StandardSave(leaves) for item, leaves in arrays.items()}
+        items["meta"] = ocp.args.JsonSave({"record": json.dumps(record), "checksum": _checksum(json.dumps(record))})
+        try:
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._not_written(error) from error
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is complete.
+
+        Raises:
+            CheckpointError: it can not be written.
+        """
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:  # whatever the storage library raises in its threads
+            raise self._not_written(error) from error
+
+    def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
+        """Reads the newest checkpoint that is sound; those that are not are set aside.
+
+        Args:
+            templates: pytrees of what has shape and dtype, by name: the items to read.
+            warn: told of every checkpoint that is set aside.
+
+        Returns:
+            the checkpoint, or None if there has never been one.
+
+        Raises:
+            CheckpointError: there were checkpoints, but none is sound.
+        """
+        steps = self.steps()
+        for step in steps:
+            try:
+                return read_checkpoint(self._directory, step, templates)
+            except CheckpointError as error:
+                aside = self._set_aside(step)
+                warn(f"the checkpoint of step {step} is damaged ({error}); it is set aside in {aside}")
+        if steps:
+            raise CheckpointError(
+                f"none of the checkpoints in {self._directory} is sound; to begin anew, name another directory"
+            )
+        return None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            if error is None or isinstance(error, Interrupted):
+                raise
+
+    def close(self) -> None:
+        """Waits for the last checkpoint and ends orbax's threads.
+
+        Raises:
+            CheckpointError: it can not be written.
+        """
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def _set_aside(self, step: int) -> Path:
+        aside = self._directory.parent / f"{self._directory.name}-{DAMAGED}"
+        aside.mkdir(exist_ok=True)
+        number = 1 + max((int(p.name.rpartition("-")[2]) for p in aside.glob(f"{step}-*")), default=0)
+        target = aside / f"{step}-{number}"
+        (self._directory / str(step)).rename(target)
+        self._manager.reload()
+        return target
+
+    def _not_written(self, error: Exception) -> CheckpointError:
+        steps = [step for step in self.steps() if (self._directory / str(step)).is_dir()]
+        last = f"the last good one is of step {steps[0]}" if steps else "there is no earlier one"
+        return CheckpointError(
+            f"cannot write a checkpoint to {self._directory}: {_first_line(error)}; {last}. "
+            "Make room, and give the same command again to go on from there"
+        )
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,248 @@
+"""A run is a directory; here is what lies in it, and how a trained model is read from it.
+
+| file | holds |
+|---|---|
+| config.json | task, settings, the model's configuration, the classes, and hashes of tokenizer and data |
+| tokenizer.json | the tokenizer |
+| metrics.jsonl | one JSON object for each logged step |
+| loss.png, tensorboard/, profile/ | pictures of them |
+| checkpoints/STEP/ | what training goes on from |
+| best/STEP/ | the best parameters, where training stops early |
+| parameters.safetensors | the trained parameters, when the run is complete |
+| results.json | what they make of the held-out data |
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from training.data.tokenizers import Tokenizer, load_tokenizer
+from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
+from training.runs.named_arrays import checksums, flatten, unflatten
+from training.settings import Settings, differences, settings_from
+from training.tasks.models import ModelConfig, config_from_json, config_to_json, model_shapes
+
+FORMAT = "formal-algorithms run 1"
+
+
+class RunError(ValueError):
+    """A directory is no run, or the run in it is another one; the message is one sentence."""
+
+
+class Run(NamedTuple):
+    """A trained model.
+
+    Attributes:
+        theta: its parameters.
+        config: its sizes and variant.
+        tokenizer: what makes its tokens.
+        task: d, e, ed or classify.
+    """
+
+    theta: Any
+    config: ModelConfig
+    tokenizer: Tokenizer
+    task: str
+
+
+class Description(NamedTuple):
+    """What config.json says.
+
+    Attributes:
+        settings: of the training.
+        config: the model's.
+        labels: the classes, by number.
+        fingerprints: of tokenizer and data.
+    """
+
+    settings: Settings
+    config: ModelConfig
+    labels: tuple[str, ...]
+    fingerprints: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the contents of config.json."""
+        return {
+            "format": FORMAT,
+            "task": self.settings.task,
+            "settings": self.settings.to_json(),
+            "model": config_to_json(self.config),
+            "labels": list(self.labels),
+            "fingerprints": self.fingerprints,
+        }
+
+
+class RunDirectory:
+    """The files of a run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.picture = self.path / "loss.png"
+        self.tensorboard = self.path / "tensorboard"
+        self.profile = self.path / "profile"
+        self.checkpoints = self.path / "checkpoints"
+        self.best = self.path / "best"
+        self.parameters = self.path / "parameters.safetensors"
+        self.results = self.path / "results.json"
+
+    def exists(self) -> bool:
+        """Returns whether a run began here.
+
+        Raises:
+            RunError: there is something else.
+        """
+        if self.config.is_file():
+            return True
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; a run needs a directory")
+        if self.path.is_dir() and any(p for p in self.path.iterdir() if not p.name.endswith(".unfinished")):
+            if self.tokenizer.is_file():
+                return False  # a run that was ended before its first step
+            raise RunError(
+                f"{self.path} is not empty, and there is no config.json in it, so it is no run: name another directory"
+            )
+        return False
+
+    def description(self) -> Description:
+        """Returns what config.json says.
+
+        Raises:
+            RunError: it is missing or damaged.
+        """
+        try:
+            state = json.loads(self.config.read_text(encoding="utf-8"))
+            if state.get("format") != FORMAT:
+                raise ValueError(f"its format is {state.get('format')!r}, expected {FORMAT!r}")
+            settings = settings_from(state["settings"], task=state["task"])
+            config = config_from_json(state["task"], state["model"])
+            return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
+        except OSError as error:
+            raise RunError(f"{self.path} is no run: cannot read {self.config}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{self.config} can not be read: {error}") from None
+
+    def begin(self, description: Description, tokenizer: Tokenizer) -> None:
+        """Writes tokenizer.json and, last, config.json.
+
+        Raises:
+            RunError: they can not be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.tokenizer, tokenizer.save)
+            text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
+            write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def check_continues(self, description: Description) -> None:
+        """Checks that the run which began here is the one described.
+
+        Raises:
+            RunError: names what differs.
+        """
+        began = self.description()
+        changed = differences(began.settings, description.settings)
+        if changed:
+            raise RunError(
+                f"the run in {self.path} began with other settings ({'; '.join(changed)}): "
+                "give the same ones to go on, or name another directory"
+            )
+        for what, old in began.fingerprints.items():
+            if description.fingerprints.get(what) != old:
+                raise RunError(
+                    f"the run in {self.path} began with another {what}: "
+                    "give the same to go on, or name another directory"
+                )
+
+    def save_parameters(self, theta: Any) -> None:
+        """Writes the trained parameters, with their checksums."""
+        leaves = {name: np.ascontiguousarray(array) for name, array in flatten(theta).items()}
+        metadata = {"checksums": json.dumps(checksums(leaves))}
+        write_atomically(self.parameters, lambda path: safetensors.numpy.save_file(leaves, path, metadata))
+
+    def save_results(self, results: dict[str, Any]) -> None:
+        """Writes what the trained parameters make of the held-out data."""
+        write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Lets `write` make a file beside `path`, and renames it when it is on the disk.
+
+    Args:
+        path: of the file.
+        write: takes the path to write to.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    write(unfinished)
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def load_run(directory: str | Path) -> Run:
+    """Reads the model of a run: the final parameters, or those of the last sound checkpoint of an unfinished run.
+
+    Args:
+        directory: of the run.
+
+    Returns:
+        parameters, configuration, tokenizer and task.
+
+    Raises:
+        RunError: there is no run, or nothing was trained yet, or it is damaged.
+    """
+    files = RunDirectory(directory)
+    if not files.path.is_dir():
+        raise RunError(f"there is no run directory {files.path}")
+    description = files.description()
+    tokenizer = load_tokenizer(files.tokenizer)
+    if tokenizer.fingerprint() != description.fingerprints["tokenizer"]:
+        raise RunError(f"{files.tokenizer} is another tokenizer than the run began with")
+    task = description.settings.task
+    template = model_shapes(task, description.config, N_C=len(description.labels))
+    if files.parameters.is_file():
+        theta = _read_parameters(files.parameters, template)
+    else:
+        theta = _from_checkpoint(files, template, averaged=description.settings.average > 0)
+    return Run(theta, description.config, tokenizer, task)
+
+
+def _read_parameters(path: Path, template: Any) -> Any:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            expected = json.loads(file.metadata()["checksums"])
+            names = file.keys()
+            leaves = {name: file.get_tensor(name) for name in names}
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
+    if checksums(leaves) != expected:
+        raise RunError(f"{path} is damaged: it is not what was saved; delete it to use the last checkpoint")
+    return unflatten(template, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
+
+
+def _from_checkpoint(files: RunDirectory, template: Any, *, averaged: bool) -> Any:
+    item = "average" if averaged else "params"
+    if not files.checkpoints.is_dir():
+        raise RunError(f"the run in {files.path} has no checkpoint yet")
+    for step in saved_steps(files.checkpoints):
+        try:
+            restored = read_checkpoint(files.checkpoints, step, {item: template})
+        except CheckpointError as error:
+            warnings.warn(
+                f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3
+            )
+            continue
+        return unflatten(template, {k: jnp.asarray(v) for k, v in flatten(restored.trees[item]).items()})
+    raise RunError(f"the run in {files.path} has no sound checkpoint")

@@ -1,0 +1,109 @@
+"""The record of a run: metrics.jsonl, one JSON object a line; the same numbers for TensorBoard, and as a picture."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from matplotlib.figure import Figure
+from tensorboardX import SummaryWriter
+
+
+class Writer(Protocol):
+    """Where scalars go besides metrics.jsonl."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
+        """Writes a number."""
+
+    def close(self) -> None:
+        """Writes what is left."""
+
+
+class MetricsLog:
+    """Appends lines to metrics.jsonl. Floats are printed so that they read back exactly.
+
+    A checkpoint remembers how long the file was; the run that goes on from it cuts off what came later, so that the
+    file becomes what an undisturbed run would have written.
+    """
+
+    def __init__(self, path: Path, writer: Writer | None = None) -> None:
+        self._path = path
+        self._file = path.open("ab")
+        self._writer = writer
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Writes one line, which begins with its step.
+
+        Raises:
+            OSError: it can not be written.
+        """
+        self._file.write(json.dumps(_finite(line)).encode() + b"\n")
+        self._file.flush()
+        if self._writer:
+            for name, value in line.items():
+                if name != "step" and isinstance(value, int | float):
+                    self._writer.add_scalar(name, value, line["step"])
+
+    def size(self) -> int:
+        """Returns the file's length in bytes, once that is on the disk."""
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._file.close()
+        if self._writer:
+            self._writer.close()
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: they are written as strings, which float() reads."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+
+
+def cut(path: Path, size: int) -> bool:
+    """Cuts metrics.jsonl to the length that it had at a checkpoint.
+
+    Args:
+        path: the file; it need not exist.
+        size: bytes.
+
+    Returns:
+        whether the file was at least so long. If not, a part of the record is lost.
+    """
+    length = path.stat().st_size if path.exists() else 0
+    if length > size:
+        os.truncate(path, size)
+    return length >= size
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def tensorboard_writer(directory: Path, step: int) -> Writer:
+    """Returns a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
+    return SummaryWriter(str(directory), purge_step=step)
+
+
+def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:
+    """Draws the training and the validation loss over the steps.
+
+    Args:
+        lines: of metrics.jsonl.
+        path: of the picture, .png.
+        title: above it.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, label, style in (("loss", "training", "-"), ("validation_loss", "validation", "o-")):
+        points = [(line["step"], float(line[name])) for line in lines if name in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=3)
+            axes.legend()
+    axes.set(xlabel="step", ylabel="nats per predicted token", title=title)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)

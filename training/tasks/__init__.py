@@ -1,0 +1,1 @@
+"""The four tasks: what is minimised, and the model of each."""

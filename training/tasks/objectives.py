@@ -1,0 +1,212 @@
+"""What is minimised: the four objectives over batches, as sums over tokens with weights.
+
+| objective | predicts | batch |
+|---|---|---|
+| `d` | every next token (Algorithm 13) | x, and length or segment_ids, positions, loss_mask |
+| `e` | the tokens that were masked (Algorithm 12) | x, x_masked, loss_mask, length |
+| `ed` | every next token of the target, given the source (Algorithm 11) | z, z_length, x, x_length |
+| `classify` | the class, from the first token's encoding (sources/003, §12.7) | x, length, label |
+
+A loss is ``Σ w_t · nats_t`` over all tokens of a batch, and the trainer divides by ``Σ w_t``: padding, columns across
+the border of two documents and the empty rows of an evaluation have weight 0. So a batch in k parts gives the same
+loss and gradient as in one, whatever number of tokens each part has.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from algorithms import Variant, d_hidden_state, e_encoding, e_hidden_state, ed_hidden_state, log_loss
+from training.settings import Settings
+from training.tasks.classification import ClassifierParams
+
+Batch = Mapping[str, Array]
+
+
+class Columns(NamedTuple):
+    """The columns of a batch that are predicted.
+
+    Attributes:
+        X: hidden states, one matrix a sequence.
+        W_u: the matrix that makes logits of them.
+        b_u: the logits' bias, or None.
+        targets: IDs to predict.
+        weights: of each column, 0 where nothing is predicted.
+    """
+
+    X: Float[Array, "B d l"]
+    W_u: Float[Array, "N d"]
+    b_u: Float[Array, "N"] | None
+    targets: Int[Array, "B l"]
+    weights: Float[Array, "B l"]
+
+
+class Totals(NamedTuple):
+    """Sums over a batch: nats, predicted tokens, and how many of them were the likeliest."""
+
+    nats: Float[Array, ""]
+    weight: Float[Array, ""]
+    correct: Float[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """One of the four objectives.
+
+    Attributes:
+        task: its name on the command line.
+        columns: from parameters, batch, keys of the sequences (None: no dropout) and the arguments of the hidden-state
+            functions to the columns that are predicted.
+        weights: from a batch to the weights of its columns.
+    """
+
+    task: str
+    columns: Callable[..., Columns]
+    weights: Callable[[Batch], Array]
+
+    def loss(
+        self,
+        params: Any,
+        batch: Batch,
+        keys: Key[Array, "B"] | None,
+        *,
+        variant: Variant,
+        implementation: str = "auto",
+        label_smoothing: float = 0.0,
+        remat: bool = False,
+    ) -> Float[Array, ""]:
+        """Returns ``Σ w_t · nats_t`` over the batch.
+
+        Args:
+            params: the parameters.
+            batch: arrays by name, as the data sets of `training.data.batches` make them.
+            keys: one for each sequence, for dropout; None for none.
+            variant: what differs from the pseudocode.
+            implementation: how attention and the backward passes are computed.
+            label_smoothing: share of the target that is spread over all tokens.
+            remat: compute the activations of each layer again in the backward pass, instead of keeping them.
+        """
+        c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
+
+        def of_sequence(X, targets, weights):
+            return log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u, label_smoothing=label_smoothing)
+
+        return jax.vmap(of_sequence)(c.X, c.targets, c.weights).sum()
+
+    def totals(self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto") -> Totals:
+        """Returns loss, weight and correct predictions of a batch, without dropout and label smoothing."""
+        c = self.columns(params, batch, None, variant=variant, implementation=implementation)
+
+        def of_sequence(X_targets_weights):
+            X, targets, weights = X_targets_weights
+            nats = log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u)
+            logits = c.W_u @ X if c.b_u is None else c.W_u @ X + c.b_u[:, None]
+            return nats, jnp.sum(weights * (jnp.argmax(logits, axis=0) == targets))
+
+        # one sequence after another: the logits of all of them are the largest array there would be
+        nats, correct = jax.lax.map(of_sequence, (c.X, c.targets, c.weights))
+        return Totals(nats.sum(), c.weights.sum(), correct.sum())
+
+
+def _d_weights(batch: Batch) -> Array:
+    if "loss_mask" in batch:
+        return batch["loss_mask"].astype(jnp.float32)
+    return _has_next(batch["x"], batch["length"])
+
+
+def _has_next(x: Array, length: Array) -> Array:
+    return (jnp.arange(1, x.shape[1] + 1)[None] < length[:, None]).astype(jnp.float32)
+
+
+def _next(x: Array) -> Array:
+    """x[t + 1] in column t; the last column has weight 0."""
+    return jnp.roll(x, -1, axis=1)
+
+
+def _d_columns(params, batch: Batch, keys, **options) -> Columns:
+    own = {
+        name: batch[field]
+        for name, field in (("positions", "positions"), ("segments", "segment_ids"))
+        if field in batch
+    }
+
+    def hidden_state(x, key, own):
+        return d_hidden_state(x, params, key=key, **own, **options)
+
+    X = jax.vmap(hidden_state, in_axes=(0, None if keys is None else 0, 0))(batch["x"], keys, own)
+    return Columns(X, unembedding_matrix(params), None, _next(batch["x"]), _d_weights(batch))
+
+
+def _e_columns(params, batch: Batch, keys, **options) -> Columns:
+    def hidden_state(x, key, length):
+        return e_hidden_state(x, params, key=key, length=length, **options)
+
+    in_axes = (0, None if keys is None else 0, 0)
+    X = jax.vmap(hidden_state, in_axes=in_axes)(batch["x_masked"], keys, batch["length"])
+    return Columns(X, unembedding_matrix(params), params.b_u, batch["x"], _e_weights(batch))
+
+
+def _e_weights(batch: Batch) -> Array:
+    return batch["loss_mask"].astype(jnp.float32)
+
+
+def _ed_columns(params, batch: Batch, keys, **options) -> Columns:
+    def hidden_state(z, x, key, z_length):
+        return ed_hidden_state(z, x, params, key=key, z_length=z_length, **options)
+
+    in_axes = (0, 0, None if keys is None else 0, 0)
+    X = jax.vmap(hidden_state, in_axes=in_axes)(batch["z"], batch["x"], keys, batch["z_length"])
+    return Columns(X, unembedding_matrix(params), None, _next(batch["x"]), _ed_weights(batch))
+
+
+def _ed_weights(batch: Batch) -> Array:
+    return _has_next(batch["x"], batch["x_length"])
+
+
+def _classify_columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns:
+    def encoding(x, key, length):
+        return e_encoding(x, params.encoder, key=key, length=length, **options)[:, :1]
+
+    in_axes = (0, None if keys is None else 0, 0)
+    X = jax.vmap(encoding, in_axes=in_axes)(batch["x"], keys, batch["length"])
+    weights = _classify_weights(batch)
+    return Columns(X, params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None], weights)
+
+
+def _classify_weights(batch: Batch) -> Array:
+    return (batch["label"] >= 0).astype(jnp.float32)[:, None]
+
+
+def unembedding_matrix(params: Any) -> Float[Array, "N_V d_e"]:
+    """Returns W_u, or W_eᵀ where it is tied."""
+    return params.W_e.T if params.W_u is None else params.W_u
+
+
+OBJECTIVES = {
+    objective.task: objective
+    for objective in (
+        Objective(task="d", columns=_d_columns, weights=_d_weights),
+        Objective(task="e", columns=_e_columns, weights=_e_weights),
+        Objective(task="ed", columns=_ed_columns, weights=_ed_weights),
+        Objective(task="classify", columns=_classify_columns, weights=_classify_weights),
+    )
+}
+
+
+def cast(params: Any, dtype: str) -> Any:
+    """Returns the parameters in the dtype of the computation; gradients come back in float32."""
+    return jax.tree.map(lambda array: array.astype(dtype), params)
+
+
+def make_totals(objective: Objective, settings: Settings, variant: Variant) -> Callable[[Any, Batch], Totals]:
+    """Returns the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
+
+    def totals(params, batch):
+        return objective.totals(cast(params, settings.dtype), batch, variant=variant)
+
+    return totals
