@@ -98,7 +98,7 @@ def _as_printed(
     Mask: Bool[Array, "l_z l_x"],
     drop=lambda A: A,
 ) -> Float[Array, "d_mid l_x"]:
-    """Lines 4 to the end of Algorithm 4 as printed, of one head; what ``attend`` may choose instead computes the same."""
+    """Lines 4 to the end of Algorithm 4 as printed, of one head. What may be chosen instead computes the same."""
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
     S = jnp.where(Mask, S, -jnp.inf)  # line 5
     A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return

@@ -3,7 +3,7 @@
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms.layers import Steps, for_each_layer
+from algorithms.layers import Keys, Steps, for_each_layer
 from algorithms.masks import UNIDIRECTIONAL, Mask, documents
 from algorithms.model.parameters import DTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
@@ -71,7 +71,7 @@ def d_layer(
     theta_l: TransformerLayerParams,
     mask: Mask,
     f: Steps,
-    keys: list[Key[Array, "*batch"] | None],
+    keys: Keys,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 5-8 of Algorithm 10: one layer."""
     W, norm1, mlp, norm2 = theta_l

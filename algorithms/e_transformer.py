@@ -5,7 +5,7 @@ from typing import Annotated
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms.layers import Steps, for_each_layer, without_padding
+from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import UpTo
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.parameters import ETransformerParams, TransformerLayerParams
@@ -97,7 +97,7 @@ def e_layer(
     theta_l: TransformerLayerParams,
     mask: Mask,
     f: Steps,
-    keys: list[Key[Array, "*batch"] | None],
+    keys: Keys,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 5-8 of Algorithm 9: one layer."""
     W, norm1, mlp, norm2 = theta_l

@@ -1,11 +1,11 @@
 """Algorithm 8, the encoder-decoder transformer: from a context and a sequence to each next token's distribution."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms.layers import Steps, for_each_layer, without_padding
+from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
 from algorithms.model.parameters import EDDecoderLayerParams, EDTransformerParams, TransformerLayerParams
@@ -105,7 +105,7 @@ def encoder_layer(
     theta_l: TransformerLayerParams,
     mask: Mask,
     f: Steps,
-    keys: list[Key[Array, "*batch"] | None],
+    keys: Keys,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 5-8 of Algorithm 8: one layer of the encoder."""
     W_enc, norm1, mlp, norm2 = theta_l
@@ -138,12 +138,12 @@ def ed_decoding(
 def decoder_layer(
     X: Float[Array, "d_e *batch l_x"],
     theta_l: EDDecoderLayerParams,
-    Z: Float[Array, "d_e *#batch l_z"],
-    mask: Mask,
+    Z: Any,
+    mask: Any,
     f: Steps,
-    keys: list[Key[Array, "*batch"] | None],
+    keys: Keys,
 ) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 14-19 of Algorithm 8: one layer of the decoder."""
+    """Lines 14-19 of Algorithm 8: one layer of the decoder; Z and its mask are what the attention in ``f`` reads."""
     W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
     X = X + f.mh_attention(X, X, W_dec, UNIDIRECTIONAL, keys[0])  # line 14
     X = f.layer_norm(X, *norm3)  # line 15

@@ -87,7 +87,9 @@ def sinusoidal_positional_embedding(
     return jnp.asarray(W_p, dtype)
 
 
-def sinusoid(t, d_e: int, *, base: float, first: int = 0, dtype: DTypeLike = np.float64):
+def sinusoid(
+    t: np.ndarray | Array, d_e: int, *, base: float, first: int = 0, dtype: DTypeLike = np.float64
+) -> np.ndarray | Array:
     """``sin(t/base^{2i/d_e})`` and ``cos(…)`` by turns, for i = first, first + 1, …: a column for each position t.
 
     Args:

@@ -152,7 +152,9 @@ def _longest(theta: Any, l_max: int | None) -> int:
 def sample(
     p: Float[Array, "N_V *batch"], tau: float | Float[Array, ""], key: Key[Array, "*batch"]
 ) -> Int[Array, "*batch"]:
-    """Draw a token from ``q ∝ p^{1/τ}``, in float32 at least: the likeliest (the first of several) at τ = 0, any at τ = ∞.
+    """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any at τ = ∞.
+
+    The draw is made in float32 at least.
 
     Args:
         p: probabilities.

@@ -1,12 +1,13 @@
 """The steps that the layers of Algorithms 8, 9 and 10 are made of, and the loop over the layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import is_constant_dim
 from jaxtyping import Float, Int, Key
 
 from algorithms.attention import mh_attention
@@ -16,14 +17,15 @@ from algorithms.machinery.hand_derived import varying_alike
 from algorithms.masks import Mask
 from algorithms.model.parameters import MHAttentionParams
 from algorithms.model.variants import Variant
-from algorithms.notation import accumulation_dtype
+from algorithms.notation import Implementation, accumulation_dtype
 from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
 
-__all__ = ["Steps", "for_each_layer", "without_padding"]
+__all__ = ["Keys", "Steps", "for_each_layer", "without_padding"]
 
 Attend = Callable[..., Float[Array, "d_e *batch l_x"]]
+Keys = Sequence[Key[Array, "*batch"] | None]
 
 
 class Steps(NamedTuple):
@@ -37,7 +39,7 @@ class Steps(NamedTuple):
     """
 
     variant: Variant
-    implementation: str
+    implementation: Implementation
     activation: str
     attend: Attend | None = None
 
@@ -132,5 +134,5 @@ def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*#batch"] | i
 def _positions_in(x: Int[Array, "*batch l"]) -> Any:
     """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
     l = x.shape[-1]
-    t = np.arange(l) if jax.core.is_constant_dim(l) else jnp.arange(l)
+    t = np.arange(l) if is_constant_dim(l) else jnp.arange(l)
     return t.reshape(*(1,) * (x.ndim - 1), l)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Bool, Int
 
 __all__ = [
@@ -51,9 +52,9 @@ class StructuralMask:
     unidirectional: bool = False
     width: int | None = None
     # Any: JAX also builds pytrees of specifications, whose leaves are no arrays.
-    length: Annotated[Any, Int[Array, "*#batch"] | int | None] = None
-    documents_z: Annotated[Any, Int[Array, "*#batch l_z"] | None] = None
-    documents_x: Annotated[Any, Int[Array, "*#batch l_x"] | None] = None
+    length: Annotated[Any, Int[Array, "*#batch"], int, None] = None
+    documents_z: Annotated[Any, Int[Array, "*#batch l_z"], None] = None
+    documents_x: Annotated[Any, Int[Array, "*#batch l_x"], None] = None
 
     def permits(self, t_z: Int[Array, "*#shape"], t_x: Int[Array, "*#shape"]) -> Bool[Array, "*shape"]:
         """Whether token t_x of a sequence may attend to t_z, for indices that broadcast against each other."""
@@ -107,7 +108,7 @@ _RANKS = {"length": 0, "documents_z": 1, "documents_x": 1}
 """Rank of each array of a structural mask, for one sequence."""
 
 
-def batch_axes(mask: Mask) -> Mask:
+def batch_axes(mask: Mask) -> Any:
     """How many batch axes each array of a mask has, in its place."""
     if not isinstance(mask, StructuralMask):
         return jnp.ndim(mask) - 2
@@ -183,7 +184,7 @@ def padding(length: Int[Array, "*batch"] | int) -> StructuralMask:
     """
     if isinstance(length, bool) or not jnp.issubdtype(jnp.result_type(length), jnp.integer):
         raise TypeError(f"padding: expected an integer length, or one for each sequence, got {length!r}")
-    if not isinstance(length, jax.core.Tracer) and np.any(np.asarray(length) < 0):
+    if not isinstance(length, Tracer) and np.any(np.asarray(length) < 0):
         raise ValueError(f"padding: expected a length >= 0, got {length}")
     return StructuralMask(length=length)
 

@@ -1,4 +1,4 @@
-"""The paper's notation: the legend of every axis and of the arguments that many functions share, and the special tokens.
+"""The paper's notation: the legend of axes and of arguments that functions share, and the special tokens.
 
 Tokens are **columns** and weights are ``[d_out, d_in]``, so that ``W X + b 1ᵀ`` reads as printed. Token IDs start at 0.
 

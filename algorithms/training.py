@@ -15,7 +15,6 @@ from algorithms.d_transformer import d_hidden_state
 from algorithms.e_transformer import e_hidden_state
 from algorithms.ed_transformer import ed_hidden_state
 from algorithms.machinery.contract import Range, UpTo
-from algorithms.machinery.hand_derived import varying_alike
 from algorithms.model.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.model.variants import NO_DROPOUT, PAPER, Variant
 from algorithms.notation import Implementation, as_ids, mask_token

@@ -1,1 +1,1 @@
-"""What turns plain functions into public ones: their signature checked, the function compiled, its backward pass set."""
+"""What turns plain functions into public ones: the signature checked, compiled, the backward pass registered."""

@@ -11,11 +11,12 @@ an annotation                        says
 ``Literal["auto", "paper"]``         a choice
 ``Annotated[float, Range(…)]``       values that are allowed, checked where the value is at hand
 ``Annotated[int, UpTo("l")]``        a number of tokens, or several, of a sequence with the axis l
+``Annotated[Any, A, B]``             A or B, where a type checker must not ask
 ``Annotated[T, Relation(…)]``        a function of all arguments that raises where they do not go together
 no array anywhere                    a static argument
 ===================================  ===========================================================================
 
-A class may have ``__expected__``, the words for it in a message, and ``__relation__``, a `Relation` of every argument of
+A class may have ``__expected__``, the words for it in a message, and ``__relation__``, a `Relation` of each argument of
 that class. All but values of arrays is checked when a function is traced, so it costs nothing afterwards.
 """
 
@@ -117,11 +118,13 @@ def _bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     if typing.get_origin(annotation) is not Annotated:
         return annotation, ()
     inner, notes = annotation.__origin__, annotation.__metadata__
-    return (notes[0], notes[1:]) if inner is Any else (inner, notes)
+    return (notes, ()) if inner is Any else (inner, notes)
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    if isinstance(annotation, tuple):
+        return annotation
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
@@ -231,7 +234,8 @@ class _Sizes:
             return
         for kind in map(_bare, kinds):
             if _fields(kind[0]) and isinstance(value, kind[0]):
-                return self._check_fields(name, value, kind[0], [n for n in (*notes, *kind[1]) if isinstance(n, str)])
+                self._check_fields(name, value, kind[0], [n for n in (*notes, *kind[1]) if isinstance(n, str)])
+                return
         arrays = [kind for kind in kinds if _is_array(kind)]
         if arrays:
             if not _is_plain_number(value, kinds):
@@ -282,8 +286,9 @@ class _Sizes:
                 return None
             found = {} if left_out else {"*batch": batch}
         for axis, size in zip(named, shape, strict=True):
-            factors = [{**self.size, **found}.get(factor) for factor in axis.split("*")]
-            if None not in factors and math.prod(factors) != size:
+            known = {**self.size, **found}
+            factors = axis.split("*")
+            if all(f in known for f in factors) and math.prod(known[f] for f in factors) != size:
                 return None
             if "*" not in axis:
                 found[axis] = size

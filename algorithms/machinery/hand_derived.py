@@ -1,7 +1,7 @@
 """Backward passes derived by hand, registered with ``jax.custom_vjp``.
 
 Inside ``jax.shard_map`` a value either varies between the devices or is the same on all of them. Where the inputs of a
-rule differ in that, those that are the same everywhere are cast first, so that JAX sums their gradients over the devices.
+rule differ in that, those that are the same are cast first, so that JAX sums their gradients over the devices.
 """
 
 import functools
@@ -27,7 +27,7 @@ def hand_derived(
     Args:
         function: computes the value.
         forward: returns the value and the residuals.
-        backward: takes the static arguments, the residuals and the cotangent, and returns the gradient by each argument.
+        backward: takes the static arguments, the residuals and the cotangent; returns the gradient by each argument.
         static: positions of the arguments that are no arrays.
     """
     rule = jax.custom_vjp(function, nondiff_argnums=static)

@@ -10,7 +10,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import check_key
-from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 from algorithms.model.parameters import (
     AttentionParams,
     DTransformerParams,
@@ -22,6 +21,7 @@ from algorithms.model.parameters import (
     MLPParams,
     TransformerLayerParams,
 )
+from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 
 __all__ = ["count_params", "init_d_transformer", "init_e_transformer", "init_ed_transformer"]
 
@@ -37,7 +37,7 @@ def init_ed_transformer(
 ) -> EDTransformerParams:
     """θ of Algorithm 8.
 
-    ``"glorot"``: every matrix is uniform in ±√(6/(rows + columns)), biases are 0, γ = 1, β = 0 (Glorot and Bengio 2010).
+    ``"glorot"``: every matrix is uniform in ±√(6/(rows + columns)), biases and β are 0, γ is 1 (Glorot and Bengio).
     ``"gpt2"``: matrices are normal with deviation 0.02 (W_p: 0.01), and those that write to the residual stream, W_o
     and W_mlp2, are divided by the square root of how many do.
 

@@ -25,8 +25,8 @@ def _check_goes_with(arguments: Mapping[str, Any]) -> None:
     variant, theta = arguments["variant"], arguments["theta"]
     if variant.dropout and arguments.get("key") is None:
         raise ValueError(
-            f"key: variant {variant.name} drops activations with probability {variant.dropout}, which needs a key; give "
-            "key=jax.random.key(seed), or dataclasses.replace(variant, dropout=0.0) to drop none"
+            f"key: variant {variant.name} drops activations with probability {variant.dropout}, which needs a key; "
+            "give key=jax.random.key(seed), or variant=variant.without_dropout()"
         )
     if theta.W_p is None and variant.positions == "learned":
         raise ValueError(
@@ -62,7 +62,7 @@ def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
     if variant.dropout:
         raise ValueError(
             f"variant: {variant.name} drops activations with probability {variant.dropout}, for which the paper's "
-            "training and inference have no key; give dataclasses.replace(variant, dropout=0.0)"
+            "training and inference have no key; give variant=variant.without_dropout()"
         )
 
 
@@ -115,6 +115,10 @@ class Variant:
             raise ValueError(f"Variant.dropout: expected a probability in [0, 1), got {self.dropout}")
         if not self.epsilon >= 0.0:
             raise ValueError(f"Variant.epsilon: expected a number >= 0, got {self.epsilon}")
+
+    def without_dropout(self) -> "Variant":
+        """The same, dropping nothing: what a trained model is used with."""
+        return dataclasses.replace(self, dropout=0.0)
 
 
 PAPER = Variant(name="PAPER")

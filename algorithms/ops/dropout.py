@@ -3,6 +3,8 @@
 Source: Radu 2026, §12.9: rate 0.1 after the attention weights and after the activations of the MLP.
 """
 
+from typing import Any, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -10,12 +12,14 @@ from jaxtyping import Bool, Float, Int, Key, UInt32
 
 __all__ = ["dropout", "fold_in", "kept", "seed_of"]
 
+K = TypeVar("K", bound=Array | None)
 
-def fold_in(key: Key[Array, "*batch"] | None, data: int | Int[Array, ""]) -> Key[Array, "*batch"] | None:
+
+def fold_in(key: K, data: int | Int[Array, ""]) -> K:
     """``jax.random.fold_in`` of every key of a batch; None stays None."""
     if key is None:
-        return None
-    fold = jax.random.fold_in
+        return key
+    fold: Any = jax.random.fold_in
     for _ in range(key.ndim):
         fold = jax.vmap(fold, in_axes=(0, None))
     return fold(key, data)

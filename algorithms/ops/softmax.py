@@ -20,7 +20,7 @@ def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
 
 
 def softmax_backward(A: Float[Array, "rows columns"], g: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
-    """``𝒜 ⊗ g``: with 𝒜 the softmax and g the gradient by it, of every column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``.
+    """``𝒜 ⊗ g``, of each column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``: from the gradient by the softmax A.
 
     Source: incml 2023.
     """

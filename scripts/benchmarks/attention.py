@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import UNIDIRECTIONAL, scaled_dot_product_attention
+from algorithms.notation import Implementation
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
 __all__ = ["memory", "run"]
@@ -39,7 +40,9 @@ def run(rounds: int) -> str:
     return "\n\n".join(tables)
 
 
-def _table(sizes, implementations: list[str], passes: str, dtype: jnp.dtype, peak: float, rounds: int) -> str:
+def _table(
+    sizes, implementations: list[Implementation], passes: str, dtype: jnp.dtype, peak: float, rounds: int
+) -> str:
     header = ["heads x l x d", *(f"{name} ms" for name in implementations), "PyTorch SDPA ms", "paper / auto"]
     header += ["PyTorch / auto", "GFLOP/s", "share of peak"]
     rows = []
@@ -69,11 +72,11 @@ def memory() -> str:
     return "Temporary memory of one head, d = 64, float32, forward and backward.\n\n" + table(header, rows)
 
 
-def _compiled(implementation: str, passes: str) -> Callable:
+def _compiled(implementation: Implementation, passes: str) -> Callable:
     attend = functools.partial(scaled_dot_product_attention, implementation=implementation)
 
     def forward(Q, K, V, E):
-        return jax.vmap(lambda Q, K, V: attend(Q, K, V, UNIDIRECTIONAL))(Q, K, V)
+        return attend(Q, K, V, UNIDIRECTIONAL)
 
     def objective(Q, K, V, E):
         return (forward(Q, K, V, E) * E).astype(jnp.float32).sum()
@@ -81,14 +84,16 @@ def _compiled(implementation: str, passes: str) -> Callable:
     return jax.jit(forward if passes == "forward" else jax.grad(objective, (0, 1, 2)))
 
 
-def _ours(implementation: str, heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Callable[[], object]:
-    inputs = [jax.random.normal(jax.random.key(i), (heads, d, l), dtype) for i in range(4)]
+def _ours(
+    implementation: Implementation, heads: int, l: int, d: int, dtype: jnp.dtype, passes: str
+) -> Callable[[], object]:
+    inputs = [jax.random.normal(jax.random.key(i), (d, heads, l), dtype) for i in range(4)]
     compiled = _compiled(implementation, passes)
     return lambda: jax.block_until_ready(compiled(*inputs))
 
 
-def _temporary_bytes(implementation: str, l: int) -> int:
-    inputs = [jax.ShapeDtypeStruct((1, 64, l), jnp.float32)] * 4
+def _temporary_bytes(implementation: Implementation, l: int) -> int:
+    inputs = [jax.ShapeDtypeStruct((64, 1, l), jnp.float32)] * 4
     return temporary_bytes(_compiled(implementation, "forward and backward"), *inputs)
 
 

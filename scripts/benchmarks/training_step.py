@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
+from algorithms.notation import Implementation
+from algorithms.unembedding import unembedding_matrix
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
 __all__ = ["compilation", "loss_memory", "run", "training_step"]
@@ -67,7 +69,7 @@ def loss_memory() -> str:
         for shape, dtype in (((768, 1024), jnp.float32), ((50257, 768), jnp.float32), ((1024,), jnp.int32))
     )
 
-    def temporary(how: str) -> int:
+    def temporary(how: Implementation) -> int:
         gradient = jax.jit(jax.grad(lambda X, W_u, x: log_loss(X, W_u, x, implementation=how), (0, 1)))
         return temporary_bytes(gradient, X, W_u, x)
 
@@ -76,18 +78,15 @@ def loss_memory() -> str:
     return "log_loss, forward and backward, N_V = 50257, l = 1024.\n\n" + table(["", "MB", "share"], rows)
 
 
-def training_step(optimizer: optax.GradientTransformation, variant: Variant, implementation: str) -> Any:
+def training_step(optimizer: optax.GradientTransformation, variant: Variant, implementation: Implementation) -> Any:
     """A compiled step of training: parameters, optimizer state and tokens ``[B, l]`` to both anew, and the loss."""
 
     def loss(theta, x):
-        W_u = theta.W_e.T if theta.W_u is None else theta.W_u
-        X = jax.vmap(lambda x: d_hidden_state(x, theta, variant=variant, implementation=implementation))(x)
-        weights = (jnp.arange(x.shape[1]) < x.shape[1] - 1).astype(X.dtype)
-
-        def of_one(X, x):
-            return log_loss(X, W_u, jnp.roll(x, -1), weights=weights, implementation=implementation)
-
-        return jax.vmap(of_one)(X, x).sum() / x.size
+        W_u = unembedding_matrix(theta)
+        X = d_hidden_state(x, theta, variant=variant, implementation=implementation)
+        weights = jnp.broadcast_to(jnp.arange(x.shape[1]) < x.shape[1] - 1, x.shape).astype(X.dtype)
+        targets = jnp.roll(x, -1, axis=1)
+        return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 
     def step(theta, state, x):
         value, gradient = jax.value_and_grad(loss)(theta, x)
@@ -97,7 +96,7 @@ def training_step(optimizer: optax.GradientTransformation, variant: Variant, imp
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def _ours(variant: Variant, implementation: str) -> Callable[[], object]:
+def _ours(variant: Variant, implementation: Implementation) -> Callable[[], object]:
     config = DTransformerConfig(**SIZES, variant=variant)
     optimizer = optax.adamw(1e-3)
     step = training_step(optimizer, variant, implementation)

@@ -4,6 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from algorithms.activations import activate
+from algorithms.dense_attention import attention_layer_backward
+from algorithms.linear import linear
+from algorithms.loss import token_losses
+from algorithms.normalization import layer_norm_columns, rms_norm_columns
 
 from algorithms import (
     BIDIRECTIONAL,
@@ -17,12 +22,7 @@ from algorithms import (
     padding,
     scaled_dot_product_attention,
 )
-from algorithms.activations import activate
-from algorithms.dense_attention import attention_layer_backward
 from algorithms.embedding import lookup
-from algorithms.linear import linear
-from algorithms.loss import token_losses
-from algorithms.normalization import layer_norm_columns, rms_norm_columns
 
 RULES = ("dense", "blockwise")
 F64 = 1e-9

@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from algorithms.blockwise_attention import blockwise_attention
+from algorithms.library_attention import cudnn_refuses, pallas_attention, pallas_refuses
+from algorithms.scores import automatic
 from jax.experimental.pallas import tpu as pltpu
 
 from algorithms import (
@@ -19,9 +22,6 @@ from algorithms import (
     padding,
     scaled_dot_product_attention,
 )
-from algorithms.blockwise_attention import blockwise_attention
-from algorithms.library_attention import cudnn_refuses, pallas_attention, pallas_refuses
-from algorithms.scores import automatic
 
 
 def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None):

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from algorithms.scores import attend
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, tiles
 from algorithms.masks import StructuralMask
-from algorithms.scores import attend
 from tests import cases
 
 H, B, D, L_X, L_Z = 3, 3, 4, 7, 9  # nine tiles: an odd number, so that one is left over

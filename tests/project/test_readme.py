@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from algorithms.registry import lines
 
 from algorithms import REGISTRY
-from algorithms.registry import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

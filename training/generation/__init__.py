@@ -22,7 +22,7 @@ from algorithms import (
     EDTransformerParams,
     eos_token,
 )
-from algorithms.checks import check_key
+from algorithms.machinery.contract import check_key
 from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Context, State
@@ -137,7 +137,7 @@ class Generator:
     def _begun(self, prompts, lengths, l_gen, tau, top_k, top_p, eos, key) -> tuple[State, Array, dict[str, Any]]:
         inputs.check_count("l_gen", l_gen)
         inputs.check_sampling(tau, top_k, top_p, eos, self.config.N_V)
-        check_key(key)
+        check_key("key", key)
         x, lengths = inputs.checked("prompts", prompts, lengths, self.config)
         inputs.check_room(lengths, l_gen, self.config.l_max)
         state = self.read(x, lengths)

@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms.linear import linear, product
+from algorithms import AttentionParams, MHAttentionParams
 from algorithms.notation import accumulation_dtype
-from algorithms.parameters import AttentionParams, MHAttentionParams
-from algorithms.unembedding import softmax
+from algorithms.ops.linear import linear, product
+from algorithms.ops.softmax import softmax
 
 __all__ = [
     "KeyValues",

@@ -12,7 +12,7 @@ So a step writes one slot for all of them, and which slots a sequence may attend
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,27 +31,18 @@ from algorithms import (
     ed_encoding,
     sinusoidal_positional_embedding,
 )
-from algorithms.registry import lines
-from algorithms.sublayers import Sublayers, without_padding
-from algorithms.unembedding import unembedding_columns
+from algorithms.attention import mh_attention
+from algorithms.d_transformer import d_layer
+from algorithms.ed_transformer import decoder_layer
+from algorithms.layers import Steps, without_padding
+from algorithms.unembedding import unembedding, unembedding_matrix
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
 from training.generation.sampling import draw
 
 __all__ = ["Context", "State", "Weights", "decode", "empty_state", "encode", "grow", "prefill", "step", "unstacked"]
 
-
-class Layer(NamedTuple):
-    """A layer of Algorithm 10, or of the decoder of Algorithm 8.
-
-    Attributes:
-        attention: how the tokens attend each other.
-        cross_attention: how they attend the context; None for Algorithm 10.
-        rest: its other parameters.
-    """
-
-    attention: Projections
-    cross_attention: Projections | None
-    rest: TransformerLayerParams | EDDecoderLayerParams
+NO_KEYS = (None, None, None)
+"""What a layer draws its dropout with, where nothing is dropped."""
 
 
 class Weights(NamedTuple):
@@ -62,20 +53,20 @@ class Weights(NamedTuple):
     Attributes:
         W_e: token embedding.
         W_p: positional embedding, learned or not.
-        layers: the layers of the decoder, one by one.
+        layers: the layers of the decoder, one by one, with `Projections` for the parameters of an attention.
         norm: the final norm of Algorithm 10; None for Algorithm 8.
         W_u: the unembedding, tied or not.
     """
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"]
-    layers: tuple[Layer, ...]
+    layers: tuple[Any, ...]
     norm: LayerNormParams | None
     W_u: Float[Array, "N_V d_e"]
 
 
 class Context(NamedTuple):
-    """What the decoder of Algorithm 8 attends: keys and values of the encoded context, for each of its layers."""
+    """What the decoder of Algorithm 8 attends to: keys and values of the encoded context, for each of its layers."""
 
     caches: tuple[KeyValues, ...]
     permitted: Bool[Array, "B l_z"]
@@ -114,17 +105,16 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, l_max: int) ->
         W_p=W_p,
         layers=tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L)),
         norm=theta.norm if isinstance(theta, DTransformerParams) else None,
-        W_u=theta.W_e.T if theta.W_u is None else theta.W_u,
+        W_u=unembedding_matrix(theta),
     )
 
 
-def _layer(params: TransformerLayerParams | EDDecoderLayerParams) -> Layer:
+def _layer(params: TransformerLayerParams | EDDecoderLayerParams):
     if isinstance(params, TransformerLayerParams):
-        return Layer(Projections.of(params.attention, context=False), None, params._replace(attention=None))
-    return Layer(
-        Projections.of(params.self_attention, context=False),
-        Projections.of(params.cross_attention, context=True),
-        params._replace(self_attention=None, cross_attention=None),
+        return params._replace(attention=Projections.of(params.attention, context=False))
+    return params._replace(
+        self_attention=Projections.of(params.self_attention, context=False),
+        cross_attention=Projections.of(params.cross_attention, context=True),
     )
 
 
@@ -142,15 +132,19 @@ def prefill(
         C: slots of the cache, more than P.
     """
     B, P = x.shape
-    f = Sublayers(variant, "auto", "gelu")
+    f = Steps(variant, "auto", "gelu")
     x = without_padding(x, lengths)
-    X = f.embed(x, jnp.arange(P), theta.W_e, theta.W_p)
+    X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)
 
-    def layer(X, params):
-        X_tilde = f.norm(X, params.norm1)
-        cache = keys_and_values(X_tilde, params.attention.heads, f.implementation)
-        Y = f.mh_attention(X_tilde, X_tilde, params.attention, UNIDIRECTIONAL, None)
-        return _after_attention(X, Y, params, f), cache
+    def layer(X, theta_l):
+        caches = []
+
+        def attend(X, Z, W, mask, _):
+            caches.append(keys_and_values(Z, W.heads, f.implementation))
+            return mh_attention(X, Z, W, mask, implementation=f.implementation)
+
+        X = d_layer(X, theta_l, UNIDIRECTIONAL, f._replace(attend=attend), NO_KEYS)
+        return X, caches[0]
 
     _, stacked = jax.lax.scan(layer, X, theta.layers)
     L = stacked.K.shape[0]
@@ -170,7 +164,7 @@ def encode(
     theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"], *, variant: Variant
 ) -> Context:
     """Encodes contexts with lines 1-9 of Algorithm 8, and forms the keys and values that its line 16 attends."""
-    Z = lines(ed_encoding)(z, theta, variant=variant, z_length=z_lengths)
+    Z = ed_encoding(z, theta, variant=variant, z_length=z_lengths)
 
     def of_layer(heads):
         return keys_and_values(Z, heads, "auto")
@@ -186,7 +180,8 @@ def empty_state(weights: Weights, *, B: int, C: int) -> State:
     dtype, N_V = weights.W_e.dtype, weights.W_e.shape[1]
 
     def empty(layer):
-        _, b_k, b_v = layer.attention.b
+        W: Any = layer.attention if isinstance(layer, TransformerLayerParams) else layer.self_attention
+        _, b_k, b_v = W.b
         (H, d_attn), d_mid = b_k.shape, b_v.shape[1]
         return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
 
@@ -215,39 +210,25 @@ def step(
     t = state.lengths - 1 + state.slot - state.first
     s = jnp.arange(state.tokens.shape[1])[None]
     permitted = (s < state.lengths[:, None] - 1) | ((state.first <= s) & (s <= state.slot))
-    f = Sublayers(variant, "paper", "gelu" if context is None else "relu")
-    X = f.embed(y, t, weights.W_e, weights.W_p)
     caches = []
-    for l, layer in enumerate(weights.layers):
-        params = layer.rest
-        if isinstance(params, TransformerLayerParams):
-            X_tilde = f.norm(X, params.norm1)
-            Y, cache = mh_attention_cached(X_tilde, layer.attention, state.caches[l], permitted, state.slot)
-            X = _after_attention(X, Y, params, f)
-        else:
-            assert context is not None
-            assert layer.cross_attention is not None
-            Y, cache = mh_attention_cached(X, layer.attention, state.caches[l], permitted, state.slot)
-            X = f.norm(X + Y, params.norm3)  # lines 14-15 of Algorithm 8
-            Y, _ = mh_attention_cached(X, layer.cross_attention, context.caches[l], context.permitted, None)
-            X = _after_cross_attention(X, Y, params, f)
+
+    def attend(X, Z, W, mask, _):
+        if isinstance(Z, KeyValues):  # the context's
+            return mh_attention_cached(X, W, Z, mask, None)[0]
+        Y, cache = mh_attention_cached(X, W, state.caches[len(caches)], permitted, state.slot)
         caches.append(cache)
+        return Y
+
+    f = Steps(variant, "paper", "gelu" if context is None else "relu", attend)
+    X = f.token_embedding(y, weights) + f.positional_embedding(y, weights, t)
+    for l, theta_l in enumerate(weights.layers):
+        if context is None:
+            X = d_layer(X, theta_l, UNIDIRECTIONAL, f, NO_KEYS)
+        else:
+            X = decoder_layer(X, theta_l, context.caches[l], context.permitted, f, NO_KEYS)
     if weights.norm is not None:
-        X = f.norm(X, weights.norm)
-    return unembedding_columns(X, weights.W_u), tuple(caches)
-
-
-def _after_attention(X, Y, params: TransformerLayerParams, f: Sublayers):
-    """A layer of Algorithm 10 from line 6 on, where Y is what the attention found."""
-    X = X + Y  # line 6
-    X_tilde = f.norm(X, params.norm2)  # line 7
-    return X + f.mlp(X_tilde, params.mlp, None)  # line 8
-
-
-def _after_cross_attention(X, Y, params: EDDecoderLayerParams, f: Sublayers):
-    """A decoder layer of Algorithm 8 from line 16 on, where Y is what the attention to the context found."""
-    X = f.norm(X + Y, params.norm4)  # lines 16-17
-    return f.norm(X + f.mlp(X, params.mlp, None), params.norm5)  # lines 18-19
+        X = f.layer_norm(X, *weights.norm)
+    return unembedding(X, weights.W_u), tuple(caches)
 
 
 @functools.partial(jax.jit, static_argnames=("variant", "top_k"), donate_argnames=("state",))

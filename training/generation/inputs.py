@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.checks import check_key
-from algorithms.configs import TransformerConfig
+from algorithms.machinery.contract import check_key
+from algorithms.model.sizes import TransformerConfig
 
 __all__ = ["check_count", "check_model", "check_room", "check_rows", "check_sampling", "check_translation", "checked"]
 
@@ -153,7 +153,7 @@ def check_translation(
     if not jnp.isfinite(length_penalty) or length_penalty < 0:
         raise ValueError(f"length_penalty: expected a finite number >= 0, got {length_penalty}")
     check_temperature(tau)
-    check_key(key)
+    check_key("key", key)
     if tau > 0 and key is None:
         raise ValueError(f"key: drawing at temperature tau = {tau} needs a key, got None")
     if tau > 0 and beam_size > 1:

@@ -6,7 +6,8 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from algorithms.inference import sample
-from algorithms.unembedding import softmax
+from algorithms.notation import accumulation_dtype
+from algorithms.ops.softmax import softmax
 
 __all__ = ["draw", "restricted"]
 
@@ -37,9 +38,8 @@ def draw(
     def drawn(_):
         of_token = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, i)
         if top_k is None and top_p is None:
-            return jax.vmap(sample, in_axes=(1, None, 0))(P, tau, of_token)
-        Q = restricted(P, tau=tau, top_k=top_k, top_p=top_p)
-        return jax.vmap(sample, in_axes=(1, None, 0))(Q, 1.0, of_token)
+            return sample(P, tau, of_token)
+        return sample(restricted(P, tau=tau, top_k=top_k, top_p=top_p), 1.0, of_token)
 
     return jax.lax.cond(tau == 0, likeliest, drawn, None).astype(jnp.int32)
 
@@ -47,7 +47,7 @@ def draw(
 def restricted(
     P: Float[Array, "N_V *B"], *, tau: float | Float[Array, ""], top_k: int | None, top_p: float | Array | None
 ) -> Float[Array, "N_V *B"]:
-    """``q ∝ p^{1/τ}`` of the tokens that are left, 0 of the others, in every column.
+    """``q ∝ p^{1/τ}`` of the tokens that are left, 0 of the others, in every column, in float32 at least.
 
     First the ``top_k`` likeliest are left; of these then the nucleus, the fewest likeliest tokens which together have
     probability ``top_p`` or more under q. Tokens as likely as the last one that is left stay too.
@@ -63,6 +63,7 @@ def restricted(
         >>> [round(float(q_v), 2) for q_v in q]
         [0.57, 0.0, 0.43]
     """
+    P = P.astype(accumulation_dtype(P.dtype))
     log_P = jnp.log(P)
     if top_k is not None and top_k < P.shape[0]:
         least = jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(P, 0, -1), top_k)[0], -1, 0)[-1:]

@@ -28,7 +28,8 @@ from algorithms import (
     ed_hidden_state,
     mask_token,
 )
-from algorithms.loss import token_losses
+from algorithms.ops.log_loss import token_losses
+from algorithms.unembedding import unembedding_matrix
 from training.generation import inputs
 from training.generation.cache import bucket
 from training.tasks.classification import ClassifierParams, class_probabilities
@@ -81,17 +82,19 @@ def log_probabilities(
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
     inputs.check_model(theta, config, *kinds)
     x, lengths = inputs.checked("x", x, lengths, config)
-    wide = _padded(x, config)
+    wide, variant = _padded(x, config), config.variant.without_dropout()
     if is_decoder:
         if z is not None or z_lengths is not None:
             raise ValueError("z: a decoder has no context, so expected None")
-        losses = _d_losses(theta, wide, lengths, variant=config.variant)
+        losses = _d_losses(theta, wide, lengths, variant=variant)
     else:
         if z is None or z_lengths is None:
             raise ValueError("z: an encoder-decoder needs contexts and their lengths, z and z_lengths, got None")
         z, z_lengths = inputs.checked("z", z, z_lengths, config)
         inputs.check_rows(z, x)
-        losses = _ed_losses(theta, _padded(z, config), z_lengths, wide, lengths, variant=config.variant)
+        losses = _ed_losses(
+            theta, _padded(z, config), z_lengths, wide, lengths, variant=config.variant.without_dropout()
+        )
     return -np.asarray(losses)[:, : x.shape[1] - 1]
 
 
@@ -181,7 +184,7 @@ def classify(
         raise TypeError(f"params: expected ClassifierParams, got {type(params).__name__}")
     inputs.check_model(params.encoder, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
-    return _classes(params, _padded(x, config), lengths, variant=config.variant)
+    return _classes(params, _padded(x, config), lengths, variant=config.variant.without_dropout())
 
 
 def fill_masks(
@@ -217,7 +220,7 @@ def fill_masks(
     for r, places in enumerate(masks):
         if not len(places):
             raise ValueError(f"x: sequence {r} has no mask_token ({mask_token(config.N_V)}) to be filled")
-    P = np.asarray(_masked(theta, _padded(x, config), lengths, variant=config.variant))
+    P = np.asarray(_masked(theta, _padded(x, config), lengths, variant=config.variant.without_dropout()))
     filled = []
     for r, places in enumerate(masks):
         likeliest = [np.argsort(-P[r, :, t], kind="stable")[:n] for t in places]
@@ -237,7 +240,7 @@ def _d_losses(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Flo
 
     def of_sequence(x):
         X = d_hidden_state(x, theta, variant=variant)
-        return token_losses(X, _unembedding(theta), jnp.roll(x, -1), None, 0.0, "paper")
+        return token_losses(X, unembedding_matrix(theta), jnp.roll(x, -1), None, 0.0, "paper")
 
     return jnp.where(t < lengths[:, None] - 1, jax.lax.map(of_sequence, x), 0)
 
@@ -250,20 +253,16 @@ def _ed_losses(theta: EDTransformerParams, z, z_lengths, x, lengths, *, variant:
     def of_pair(pair):
         z, z_length, x = pair
         X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_length)
-        return token_losses(X, _unembedding(theta), jnp.roll(x, -1), None, 0.0, "paper")
+        return token_losses(X, unembedding_matrix(theta), jnp.roll(x, -1), None, 0.0, "paper")
 
     return jnp.where(t < lengths[:, None] - 1, jax.lax.map(of_pair, (z, z_lengths, x)), 0)
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))
 def _classes(params: ClassifierParams, x, lengths, *, variant: Variant) -> Float[Array, "B N_C"]:
-    return jax.vmap(lambda x, length: class_probabilities(x, params, variant=variant, length=length))(x, lengths)
+    return class_probabilities(x, params, variant=variant, length=lengths).T
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))
 def _masked(theta: ETransformerParams, x, lengths, *, variant: Variant) -> Float[Array, "B N_V l"]:
-    return jax.vmap(lambda x, length: e_transformer(x, theta, variant=variant, length=length))(x, lengths)
-
-
-def _unembedding(theta) -> Float[Array, "N_V d_e"]:
-    return theta.W_e.T if theta.W_u is None else theta.W_u
+    return jnp.moveaxis(e_transformer(x, theta, variant=variant, length=lengths), 1, 0)

@@ -1,14 +1,13 @@
-"""Classification with the encoder of Algorithm 9: a linear map of the first token's encoding (sources/003, §12.7)."""
+"""Classification with the encoder of Algorithm 9: a linear map of the first token's encoding (Radu 2026, §12.7)."""
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer
-from algorithms.initialization import Scheme
+from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer, unembedding
+from algorithms.model.initialization import Scheme
 
 
 class ClassifierParams(NamedTuple):
@@ -38,9 +37,13 @@ def init_classifier(
 
 
 def class_probabilities(
-    x: Int[Array, "l"], params: ClassifierParams, *, variant: Variant, length: Int[Array, ""] | int | None = None
-) -> Float[Array, "N_C"]:
-    """Returns the probabilities of the classes for one text.
+    x: Int[Array, "*batch l"],
+    params: ClassifierParams,
+    *,
+    variant: Variant,
+    length: Int[Array, "*#batch"] | int | None = None,
+) -> Float[Array, "N_C *batch"]:
+    """Returns the probabilities of the classes for one text, or for each of a batch.
 
     Args:
         x: token IDs, beginning with bos_token.
@@ -48,5 +51,5 @@ def class_probabilities(
         variant: what differs from the pseudocode.
         length: tokens that are not padding.
     """
-    encoding = e_encoding(x, params.encoder, variant=variant, length=length)[:, 0]
-    return jax.nn.softmax(params.W_c @ encoding + params.b_c)
+    encoding = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., 0]
+    return unembedding(encoding, params.W_c, b_u=params.b_c)

@@ -20,7 +20,7 @@ from algorithms import (
     init_e_transformer,
     init_ed_transformer,
 )
-from algorithms.initialization import Scheme
+from algorithms.model.initialization import Scheme
 from training.settings import Settings
 from training.tasks.classification import init_classifier
 

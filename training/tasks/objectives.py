@@ -5,7 +5,7 @@
 | `d` | every next token (Algorithm 13) | x, and length or segment_ids, positions, loss_mask |
 | `e` | the tokens that were masked (Algorithm 12) | x, x_masked, loss_mask, length |
 | `ed` | every next token of the target, given the source (Algorithm 11) | z, z_length, x, x_length |
-| `classify` | the class, from the first token's encoding (sources/003, §12.7) | x, length, label |
+| `classify` | the class, from the first token's encoding (Radu 2026, §12.7) | x, length, label |
 
 A loss is ``Σ w_t · nats_t`` over all tokens of a batch, and the trainer divides by ``Σ w_t``: padding, columns across
 the border of two documents and the empty rows of an evaluation have weight 0. So a batch in k parts gives the same
@@ -22,6 +22,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from algorithms import Variant, d_hidden_state, e_encoding, e_hidden_state, ed_hidden_state, log_loss
+from algorithms.unembedding import logits, unembedding_matrix
 from training.settings import Settings
 from training.tasks.classification import ClassifierParams
 
@@ -32,14 +33,14 @@ class Columns(NamedTuple):
     """The columns of a batch that are predicted.
 
     Attributes:
-        X: hidden states, one matrix a sequence.
+        X: hidden states, tokens as columns.
         W_u: the matrix that makes logits of them.
         b_u: the logits' bias, or None.
         targets: IDs to predict.
         weights: of each column, 0 where nothing is predicted.
     """
 
-    X: Float[Array, "B d l"]
+    X: Float[Array, "d B l"]
     W_u: Float[Array, "N d"]
     b_u: Float[Array, "N"] | None
     targets: Int[Array, "B l"]
@@ -91,25 +92,22 @@ class Objective:
             label_smoothing: share of the target that is spread over all tokens.
             remat: compute the activations of each layer again in the backward pass, instead of keeping them.
         """
+        variant = variant.without_dropout() if keys is None else variant
         c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
-
-        def of_sequence(X, targets, weights):
-            return log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u, label_smoothing=label_smoothing)
-
-        return jax.vmap(of_sequence)(c.X, c.targets, c.weights).sum()
+        return log_loss(c.X, c.W_u, c.targets, weights=c.weights, b_u=c.b_u, label_smoothing=label_smoothing)
 
     def totals(self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto") -> Totals:
         """Returns loss, weight and correct predictions of a batch, without dropout and label smoothing."""
+        variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
 
         def of_sequence(X_targets_weights):
             X, targets, weights = X_targets_weights
             nats = log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u)
-            logits = c.W_u @ X if c.b_u is None else c.W_u @ X + c.b_u[:, None]
-            return nats, jnp.sum(weights * (jnp.argmax(logits, axis=0) == targets))
+            return nats, jnp.sum(weights * (jnp.argmax(logits(X, c.W_u, c.b_u), axis=0) == targets))
 
         # one sequence after another: the logits of all of them are the largest array there would be
-        nats, correct = jax.lax.map(of_sequence, (c.X, c.targets, c.weights))
+        nats, correct = jax.lax.map(of_sequence, (jnp.moveaxis(c.X, 1, 0), c.targets, c.weights))
         return Totals(nats.sum(), c.weights.sum(), correct.sum())
 
 
@@ -129,25 +127,13 @@ def _next(x: Array) -> Array:
 
 
 def _d_columns(params, batch: Batch, keys, **options) -> Columns:
-    own = {
-        name: batch[field]
-        for name, field in (("positions", "positions"), ("segments", "segment_ids"))
-        if field in batch
-    }
-
-    def hidden_state(x, key, own):
-        return d_hidden_state(x, params, key=key, **own, **options)
-
-    X = jax.vmap(hidden_state, in_axes=(0, None if keys is None else 0, 0))(batch["x"], keys, own)
+    packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
+    X = d_hidden_state(batch["x"], params, key=keys, **packed, **options)
     return Columns(X, unembedding_matrix(params), None, _next(batch["x"]), _d_weights(batch))
 
 
 def _e_columns(params, batch: Batch, keys, **options) -> Columns:
-    def hidden_state(x, key, length):
-        return e_hidden_state(x, params, key=key, length=length, **options)
-
-    in_axes = (0, None if keys is None else 0, 0)
-    X = jax.vmap(hidden_state, in_axes=in_axes)(batch["x_masked"], keys, batch["length"])
+    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], **options)
     return Columns(X, unembedding_matrix(params), params.b_u, batch["x"], _e_weights(batch))
 
 
@@ -156,11 +142,7 @@ def _e_weights(batch: Batch) -> Array:
 
 
 def _ed_columns(params, batch: Batch, keys, **options) -> Columns:
-    def hidden_state(z, x, key, z_length):
-        return ed_hidden_state(z, x, params, key=key, z_length=z_length, **options)
-
-    in_axes = (0, 0, None if keys is None else 0, 0)
-    X = jax.vmap(hidden_state, in_axes=in_axes)(batch["z"], batch["x"], keys, batch["z_length"])
+    X = ed_hidden_state(batch["z"], batch["x"], params, key=keys, z_length=batch["z_length"], **options)
     return Columns(X, unembedding_matrix(params), None, _next(batch["x"]), _ed_weights(batch))
 
 
@@ -169,22 +151,13 @@ def _ed_weights(batch: Batch) -> Array:
 
 
 def _classify_columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns:
-    def encoding(x, key, length):
-        return e_encoding(x, params.encoder, key=key, length=length, **options)[:, :1]
-
-    in_axes = (0, None if keys is None else 0, 0)
-    X = jax.vmap(encoding, in_axes=in_axes)(batch["x"], keys, batch["length"])
+    X = e_encoding(batch["x"], params.encoder, key=keys, length=batch["length"], **options)[..., :1]
     weights = _classify_weights(batch)
     return Columns(X, params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None], weights)
 
 
 def _classify_weights(batch: Batch) -> Array:
     return (batch["label"] >= 0).astype(jnp.float32)[:, None]
-
-
-def unembedding_matrix(params: Any) -> Float[Array, "N_V d_e"]:
-    """Returns W_u, or W_eᵀ where it is tied."""
-    return params.W_e.T if params.W_u is None else params.W_u
 
 
 OBJECTIVES = {

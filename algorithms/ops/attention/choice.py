@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import is_constant_shape
 from jaxtyping import Float, Key
 
 from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
@@ -86,7 +87,7 @@ def automatic(
     any       otherwise                                                       ``"blockwise"``
     ========  ==============================================================  ===============
     """
-    if not jax.core.is_constant_shape((*Q.shape, *K.shape)):
+    if not is_constant_shape((*Q.shape, *K.shape)):
         return "dense"
     for name, (_, refuses) in LIBRARY_KERNELS.items():
         if refuses(Q, K, V, mask, dropout, platform) is None:
@@ -99,7 +100,7 @@ def platform_of(X: Array) -> str:
     for mesh in (jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh()):
         if getattr(mesh, "abstract_device", None) is not None:
             return mesh.abstract_device.platform
-    device = jax.config.jax_default_device
+    device = getattr(jax.config, "jax_default_device", None)  # a device, or the name of a platform
     return getattr(device, "platform", device) or jax.default_backend()
 
 
@@ -108,7 +109,7 @@ def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float)
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q))
-    elif name == "blockwise" and not jax.core.is_constant_shape((*Q.shape, *K.shape)):
+    elif name == "blockwise" and not is_constant_shape((*Q.shape, *K.shape)):
         reason = f"it needs sizes that are numbers, got {Q.shape} and {K.shape}"
     if reason is not None:
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')

@@ -8,13 +8,13 @@ from jax import Array
 from jaxtyping import Float, UInt32
 
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask
+from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
 from algorithms.ops.attention.per_head import for_each_tile
 from algorithms.ops.dropout import kept
 from algorithms.ops.softmax import softmax, softmax_backward
 
-__all__ = ["AttentionLayerGradients", "attention_layer_backward", "dense_attention"]
+__all__ = ["dense_attention"]
 
 
 class _Residuals(NamedTuple):
@@ -100,54 +100,3 @@ def _dense_attention(
 
 
 dense_attention = hand_derived(_dense_attention, _forward, _backward, static=(5,))
-
-
-class AttentionLayerGradients(NamedTuple):
-    """What ``attention_layer_backward`` returns: the gradients by A, B, C and X."""
-
-    A: Float[Array, "h d"]
-    B: Float[Array, "h d"]
-    C: Float[Array, "m d"]
-    X: Float[Array, "d T"]
-
-
-def attention_layer_backward(
-    X: Float[Array, "d T"],
-    A: Float[Array, "h d"],
-    B: Float[Array, "h d"],
-    C: Float[Array, "m d"],
-    E: Float[Array, "m T"],
-    mask: Mask = BIDIRECTIONAL,
-) -> AttentionLayerGradients:
-    """The full backward pass of one self-attention layer, in matrix form.
-
-    Forward, Q = A X, K = B X, V = C X, 𝒜 = softmax(QᵀK/√h) over columns, Z = V 𝒜. (So A is the paper's W_k and B its
-    W_q: the source sums over its queries.) Backward, with E = ∂F/∂Z and ⊗ the softmax Jacobian of every column::
-
-        P = [ K (𝒜 ⊗ VᵀE)ᵀ/√h ;  Q (𝒜 ⊗ VᵀE)/√h ;  E 𝒜ᵀ ]
-        [∂F/∂A; ∂F/∂B; ∂F/∂C] = P Xᵀ
-        ∂F/∂X = [A; B; C]ᵀ P
-
-    Args:
-        X: input vectors, as columns.
-        A: makes the source's queries.
-        B: makes the source's keys.
-        C: makes the values.
-        E: gradient of the objective F by the output Z.
-        mask: True where output t may depend on input i, ``[i, t]``.
-
-    Returns:
-        ∂F/∂A, ∂F/∂B, ∂F/∂C and ∂F/∂X.
-
-    Source: incml 2023, from "Let us now examine how to perform the backward pass" to the matrix P.
-    """
-    h, T = A.shape[0], X.shape[1]
-    Mask = mask.dense(T, T) if isinstance(mask, StructuralMask) else mask
-    sqrt_h = jnp.sqrt(h).astype(X.dtype)
-    Q, K, V = A @ X, B @ X, C @ X
-    weights = softmax(jnp.where(Mask, Q.T @ K / sqrt_h, -jnp.inf))
-    dc = softmax_backward(weights, V.T @ E)
-    P = jnp.concatenate([K @ dc.T / sqrt_h, Q @ dc / sqrt_h, E @ weights.T])
-    dABC = P @ X.T
-    dX = jnp.concatenate([A, B, C]).T @ P
-    return AttentionLayerGradients(dABC[:h], dABC[h : 2 * h], dABC[2 * h :], dX)
