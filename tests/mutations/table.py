@@ -369,8 +369,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "uphill": Mutation(
         "training.py",
-        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # lines 3-5\n        theta = jax.tree.map(lambda theta, g: theta -",
-        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # lines 3-5\n        theta = jax.tree.map(lambda theta, g: theta +",
+        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta -",
+        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta +",
         11,
         "6",
         ED_TRAINING,
