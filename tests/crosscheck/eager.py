@@ -36,10 +36,13 @@ def observable(package: ModuleType) -> Iterator[None]:
 
 def _rule_of(value: Any) -> Any:
     """The `jax.custom_vjp` that a function of `hand_derived` holds; None of anything else."""
-    if not inspect.isfunction(value):
-        return None
-    held = (cell.cell_contents for cell in value.__closure__ or ())
-    return next((content for content in held if isinstance(content, jax.custom_vjp)), None)
+    while inspect.isfunction(value):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        rule = next((content for content in held if isinstance(content, jax.custom_vjp)), None)
+        if rule is not None:
+            return rule
+        value = getattr(value, "__wrapped__", None)  # by the tests' check of signatures
+    return None
 
 
 def _compiled(function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
