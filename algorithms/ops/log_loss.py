@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from algorithms.machinery.contract import Range
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import Implementation, are_numbers, as_ids
-from algorithms.unembedding import logits
+from algorithms.ops.linear import logits
 
 __all__ = ["log_loss", "token_losses"]
 
