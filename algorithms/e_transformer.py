@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import UpTo
@@ -16,11 +16,11 @@ from algorithms.unembedding import unembedding, unembedding_matrix
 
 __all__ = ["e_encoding", "e_hidden_state", "e_layer", "e_transformer"]
 
-Length = Annotated[Int[Array, "*#batch"] | int | None, UpTo("l")]
+Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
 
 
 def e_transformer(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
     *,
     variant: Variant = PAPER,
@@ -52,7 +52,7 @@ def e_transformer(
 
 
 def e_hidden_state(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
     *,
     variant: Variant = PAPER,
@@ -72,7 +72,7 @@ def e_hidden_state(
 
 
 def e_encoding(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
     *,
     variant: Variant = PAPER,

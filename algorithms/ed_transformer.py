@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import Relation, UpTo
@@ -16,7 +16,7 @@ from algorithms.unembedding import unembedding, unembedding_matrix
 
 __all__ = ["decoder_layer", "ed_decoding", "ed_encoding", "ed_hidden_state", "ed_transformer", "encoder_layer"]
 
-Length = Annotated[Int[Array, "*#batch"] | int | None, UpTo("l_z")]
+Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
 
 
 def _check_one_for_each(arguments) -> None:
@@ -26,12 +26,12 @@ def _check_one_for_each(arguments) -> None:
         )
 
 
-Context = Annotated[Int[Array, "*#batch l_z"], Relation(_check_one_for_each)]
+Context = Annotated[Integer[Array, "*#batch l_z"], Relation(_check_one_for_each)]
 
 
 def ed_transformer(
     z: Context,
-    x: Int[Array, "*batch l_x"],
+    x: Integer[Array, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -65,7 +65,7 @@ def ed_transformer(
 
 def ed_hidden_state(
     z: Context,
-    x: Int[Array, "*batch l_x"],
+    x: Integer[Array, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -82,7 +82,7 @@ def ed_hidden_state(
 
 
 def ed_encoding(
-    z: Int[Array, "*batch l_z"],
+    z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -118,7 +118,7 @@ def encoder_layer(
 
 def ed_decoding(
     Z: Float[Array, "d_e *#batch l_z"],
-    x: Int[Array, "*batch l_x"],
+    x: Integer[Array, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import accumulation_dtype, as_columns
 
-__all__ = ["linear", "product"]
+__all__ = ["linear", "logits", "product"]
 
 LEAST = 2**16
 """Entries of the smallest group of rows; XLA's CPU backend takes a batch of smaller ones on one core, too."""
@@ -47,6 +47,15 @@ def product(
     if groups == 1:
         return at_once(W, X)
     return jax.lax.platform_dependent(W, X, cpu=functools.partial(_by_groups, groups, dtype), default=at_once)
+
+
+def logits(
+    X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"], b_u: Float[Array, "N_V"] | None = None
+) -> Float[Array, "N_V *columns"]:
+    """``W_u X (+ b_u 1ᵀ)``, in float32 at least."""
+    dtype = accumulation_dtype(X.dtype)
+    Y = product(W_u, X, dtype)
+    return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 
 def _groups(W) -> int:
