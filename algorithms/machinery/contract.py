@@ -81,7 +81,7 @@ def contract_of(function: Callable[..., Any]) -> Contract:
     annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
 
     def check(*args, **kwargs):
-        arguments = _bound(signature, args, kwargs)
+        arguments = _bound(function, signature, args, kwargs)
         sizes = _Sizes()
         for name, value in arguments.items():
             sizes.check(name, value, annotations[name])
@@ -93,7 +93,7 @@ def contract_of(function: Callable[..., Any]) -> Contract:
     valued = {name: notes for name, a in annotations.items() if (notes := _valued(a))}
 
     def check_values(*args, **kwargs):
-        arguments = _bound(signature, args, kwargs)
+        arguments = _bound(function, signature, args, kwargs)
         for name, notes in valued.items():
             value = arguments[name]
             if value is not None and not isinstance(value, Tracer):
@@ -104,8 +104,11 @@ def contract_of(function: Callable[..., Any]) -> Contract:
     return Contract(static, check, check_values if valued else None)
 
 
-def _bound(signature: inspect.Signature, args, kwargs) -> dict[str, Any]:
-    bound = signature.bind(*args, **kwargs)
+def _bound(function: Callable[..., Any], signature: inspect.Signature, args, kwargs) -> dict[str, Any]:
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
     bound.apply_defaults()
     return bound.arguments
 
@@ -160,6 +163,8 @@ def _valued(annotation: Any) -> list[Range | UpTo]:
 
 def _check_value(name: str, value: Any, note: Range | UpTo, arguments: dict, annotations: dict) -> None:
     values = np.asarray(value)
+    if values.dtype.kind in "OSU":
+        raise TypeError(f"{name}: expected a number, got {_described(value)}")
     if isinstance(note, Range):
         if not np.all(note.holds(values)):
             raise ValueError(f"{name}: expected {note.says}, got {value}")
@@ -181,9 +186,8 @@ _KINDS: dict[str, Any] = {
     "a typed key": jax.dtypes.prng_key,
 }
 _HINTS = {
-    "floating-point numbers": "tokens are columns, and weights are [d_out, d_in]",
+    "floating-point numbers": "tokens are columns, weights are [d_out, d_in], and a batch is [d, *batch, l]",
     "booleans": "rows are context tokens, columns the tokens that attend to them",
-    "a typed key": "give one for each sequence: jax.random.split(key, B)",
 }
 
 
@@ -259,12 +263,19 @@ class _Sizes:
             known = [a if a in self.size else f"*{a}" for a in named]
             known = [f"{a.lstrip('*')} = {_shown(self.size[a])} from {self.origin[a]}" for a in known if a in self.size]
             told = f" with {', '.join(known)}" if known else ""
-            hint = f"; {_HINTS[kind]}" if kind in _HINTS else ""
+            hint = f"; {self._hint(kind)}" if kind in (*_HINTS, "a typed key") else ""
             raise ValueError(f"{name}: expected {kind} {shown}{told}, got {_described(value)}{hint}")
         for axis, size in found.items():
             self.bind(axis, size, name)
         if kind == "integers" and axes and axes[-1].startswith("l") and value.shape[-1] == 0 and "." not in name:
             raise ValueError(f"{name}: expected at least one token, got {_described(value)}; begin with bos_token")
+
+    def _hint(self, kind: str) -> str:
+        if kind != "a typed key":
+            return _HINTS[kind]
+        batch = self.size.get("*batch")
+        shape = batch[0] if batch and len(batch) == 1 else batch
+        return f"give one for each sequence: jax.random.split(key, {shape})" if batch else "give a single one"
 
     def _axes(self, declared: Any) -> list[str]:
         """The names of an array's axes, those of the stack filled in."""
