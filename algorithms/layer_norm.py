@@ -36,7 +36,7 @@ def layer_norm(
     Source: Phuong and Hutter 2022, Algorithm 6.
     """
     if implementation != "paper":
-        return normalization.layer_norm(epsilon, e, gamma, beta)  # the same, with its backward pass derived by hand
+        return normalization.layer_norm(epsilon, e, gamma, beta)  # lines 1-2, return: its backward pass by hand
     dtype, e = e.dtype, e.astype(accumulation_dtype(e.dtype))
     m = e.mean(axis=0, keepdims=True)  # line 1
     v = jnp.square(e - m).mean(axis=0, keepdims=True)  # line 2

@@ -59,7 +59,7 @@ def ed_training(
     """
 
     def step(theta, data, _):
-        g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # lines 3-5
+        g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss
         theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
         return theta
 
@@ -124,7 +124,7 @@ def e_training(
         i, n = indices
         key_n = jax.random.fold_in(jax.random.fold_in(key, i), n)
         x_tilde = mask_tokens(x, p_mask, key_n, mask_token(theta.W_e.shape[1]))  # lines 4-6
-        g = jax.grad(e_loss)(theta, x, x_tilde, l, variant=variant, implementation=implementation)  # lines 3, 7-9
+        g = jax.grad(e_loss)(theta, x, x_tilde, l, variant=variant, implementation=implementation)  # line 10: ∇loss
         theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 10
         return theta
 
@@ -186,7 +186,7 @@ def d_training(
     """
 
     def step(theta, data, _):
-        g = jax.grad(d_loss)(theta, *data, variant=variant, implementation=implementation)  # lines 3-5
+        g = jax.grad(d_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss
         theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
         return theta
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from .algorithms import PSEUDOCODE
 from .book import write_book
 from .comparison import Results, compare
-from .mutations import MUTATIONS, check_mutations
+from .mutations import LOCATED, check_mutations
 from .report import as_json, print_results
 from .scenarios import Scenarios
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=width)
     try:
         if options.mutations is not None:
-            return check_mutations(options.mutations or list(MUTATIONS), ROOT, options.seed, console)
+            return check_mutations(options.mutations or list(LOCATED), ROOT, options.seed, console)
         scenarios = Scenarios(
             package, seed=options.seed, sizes=dict(options.sizes), implementation=options.implementation
         )

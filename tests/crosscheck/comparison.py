@@ -209,7 +209,7 @@ def _check_run(
     paper = cache.get((n, index)) or cache.setdefault((n, index), _run_paper(run))
     code = CodeRecord(run.batched)
     try:
-        with observable(scenarios.package, scenarios.implementation), traced(root / "algorithms", root, code):
+        with observable(scenarios.package), traced(root / "algorithms", root, code):
             run.code()
     except Exception as error:
         number, line = _raised_in(error, root, n)

@@ -1,7 +1,6 @@
-"""Running the shipped functions so that their lines can be observed: eagerly, with the implementation asked for."""
+"""Running the shipped functions so that their lines can be observed: eagerly."""
 
 import contextlib
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -15,44 +14,39 @@ __all__ = ["observable"]
 
 
 @contextlib.contextmanager
-def observable(package: ModuleType, implementation: str) -> Iterator[None]:
+def observable(package: ModuleType) -> Iterator[None]:
     """Execute every statement as it is reached, instead of compiling the functions first.
 
-    Loops over layers and steps become Python's, and each value is there when its statement is done. Algorithms 11-15,
-    which leave the choice of the implementation to the functions that they call, have these called with the one asked
-    for. Hand-derived rules, which have no lines of their own to observe, stay compiled.
+    Loops over layers and steps become Python's, and each value is there when its statement is done. Hand-derived rules,
+    which have no lines of their own to observe, stay compiled.
 
     Args:
         package: the package `algorithms`, or a mutated copy of it.
-        implementation: the implementation asked for.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
         for name, module in list(sys.modules.items()):
             if name.startswith(f"{package.__name__}."):
-                _patch(stack, module, implementation)
+                for attribute, value in list(vars(module).items()):
+                    rule = _rule_of(value)
+                    if rule is not None:
+                        stack.enter_context(mock.patch.object(module, attribute, _compiled(value, rule)))
         yield
 
 
-def _patch(stack: contextlib.ExitStack, module: ModuleType, implementation: str) -> None:
-    callers = module.__name__.endswith((".training", ".inference"))
-    for name, value in list(vars(module).items()):
-        if isinstance(value, jax.custom_vjp):
-            stack.enter_context(mock.patch.object(module, name, _compiled(value)))
-        elif callers and callable(value) and "implementation" in _parameters(value):
-            asked = functools.partial(value, implementation=implementation)
-            stack.enter_context(mock.patch.object(module, name, asked))
+def _rule_of(value: Any) -> Any:
+    """The `jax.custom_vjp` that a function of `hand_derived` holds; None of anything else."""
+    while inspect.isfunction(value):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        rule = next((content for content in held if isinstance(content, jax.custom_vjp)), None)
+        if rule is not None:
+            return rule
+        value = getattr(value, "__wrapped__", None)  # by the tests' check of signatures
+    return None
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except ValueError:
-        return ()
-
-
-def _compiled(rule: Any) -> Callable[..., Any]:
-    jitted = jax.jit(rule, static_argnums=rule.nondiff_argnums)
+def _compiled(function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+    jitted = jax.jit(function, static_argnums=rule.nondiff_argnums)
 
     def call(*arguments: Any) -> Any:
         with jax.disable_jit(False):

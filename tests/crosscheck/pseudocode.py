@@ -46,7 +46,8 @@ class Line:
         variable: what the line assigns; of a loop, the counter.
         shape: names of the variable's axes, the token axis last; "" for a number.
         kind: "value" assigns; "loop" repeats what is indented below it; "end" closes a loop; "length" is the length of
-            an input, which differs where the code's input is padded.
+            an input, which is also how many columns a matrix of its tokens has, and differs where the code's input is
+            padded.
         depth: loops around the line.
         label: of a loop: what one turn of it is called. Turns that are not taken one by one are seen in a value: the
             heads and the tokens are axes of it.
@@ -54,6 +55,7 @@ class Line:
         code: from the value of the code's statement and the locals there to the value that the line speaks of.
         code_line: the line by which the code's statement is tagged, where it has no tag of its own.
         product: whether the value is also that of the next line, so that both can be seen in one statement.
+        each: the algorithm that computes a column of the value, where the paper writes out its formula.
         remark: the paper's comment above the line.
         also: further quantities.
     """
@@ -70,6 +72,7 @@ class Line:
     code: Callable[[Any, Locals], Any] | None = None
     code_line: str = ""
     product: bool = False
+    each: int = 0
     remark: str = ""
     also: tuple[Also, ...] = ()
 

@@ -26,7 +26,7 @@ TOKEN_EMBEDDING = Algorithm(
         ("Output", r"e \in \mathbb{R}^{d_e} \text{, the vector representation of the token}"),
         ("Parameters", r"W_e \in \mathbb{R}^{d_e \times N_V} \text{, the token embedding matrix}"),
     ),
-    (Line("return", "return e = W_e[:, v]", r"\text{return } e = W_e[:, v]", "e", "d_e"),),
+    (Line("return", "return e = W_e[:, v]", r"\text{return } e = W_e[:, v]", "e", "d_e t"),),
 )
 
 POSITIONAL_EMBEDDING = Algorithm(
@@ -39,7 +39,7 @@ POSITIONAL_EMBEDDING = Algorithm(
         ("Output", r"e_p \in \mathbb{R}^{d_e} \text{, the vector representation of the position}"),
         ("Parameters", r"W_p \in \mathbb{R}^{d_e \times \ell_\text{max}} \text{, the positional embedding matrix}"),
     ),
-    (Line("return", "return e_p = W_p[:, ℓ]", r"\text{return } e_p = W_p[:, \ell]", "e_p", "d_e"),),
+    (Line("return", "return e_p = W_p[:, ℓ]", r"\text{return } e_p = W_p[:, \ell]", "e_p", "d_e t"),),
 )
 
 SINGLE_QUERY_ATTENTION = Algorithm(
@@ -202,7 +202,7 @@ UNEMBEDDING = Algorithm(
         ("Output", r"p \in \Delta(V) \text{, a probability distribution over the vocabulary}"),
         ("Parameters", r"W_u \in \mathbb{R}^{N_V \times d_e} \text{, the unembedding matrix}"),
     ),
-    (Line("1", "return p = softmax(W_u e)", r"\text{return } p = \text{softmax}(W_u e)", "p", "N_V"),),
+    (Line("1", "return p = softmax(W_u e)", r"\text{return } p = \text{softmax}(W_u e)", "p", "N_V t"),),
 )
 
 COMPONENTS = (

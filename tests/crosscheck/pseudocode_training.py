@@ -33,11 +33,6 @@ def _length(_: Any, names: Locals) -> np.ndarray:
     return plain(names["l"])
 
 
-def _carried(value: Any, _: Locals) -> Any:
-    """What a turn of `lax.scan` hands to the next, without its other result."""
-    return value[0] if type(value) is tuple else value
-
-
 def _translation(_: Any, names: Locals) -> np.ndarray:
     """The translation without what pads it to l_max tokens."""
     return plain(names["x_hat"])[: int(plain(names["length"]))]
@@ -72,8 +67,7 @@ def _body(P: int, transformer: str, latex: str, positions: tuple[str, str], targ
             "theta",
             "θ",
             depth=2,
-            code=_carried,
-            also=(Also("gradient", "θ", ("complex_step_gradient", None), "gradient"),),
+            also=(Also("gradient", "θ", ("complex_step_gradient", None), "g"),),
         ),
     )
 
@@ -177,7 +171,7 @@ def _sample(number: str) -> Line:
         r"\text{sample a token } y \text{ from } q \propto p^{1/\tau}",
         "y",
         depth=1,
-        also=(Also("q", "N_V", "q", ("sample", "log_q"), finish=_softmax, greedy=False),),
+        also=(Also("q", "N_V", "q", ("draw", "log_q"), finish=_softmax, greedy=False),),
     )
 
 

@@ -98,7 +98,9 @@ def _end(number: int, loop: int, X: str, l: str) -> Line:
 
 
 def _return(l: str) -> Line:
-    return Line("return", "return P = softmax(W_u X)", r"\text{return } P = \text{softmax}(W_u X)", "P", f"N_V {l}")
+    return Line(
+        "return", "return P = softmax(W_u X)", r"\text{return } P = \text{softmax}(W_u X)", "P", f"N_V {l}", each=7
+    )
 
 
 ED_TRANSFORMER = Algorithm(

@@ -23,6 +23,8 @@ __all__ = ["CodeRecord", "Key", "OracleRecord", "Site", "Visit", "seen_in"]
 
 Key = tuple[int, str, str]  # an algorithm, its line, the variable
 GRADIENT = "complex_step_gradient"  # evaluates the loss once for each parameter
+OF_COLUMNS = {1, 2, 6, 7}
+"""Algorithms of one token, which transformers run for every column of a matrix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +63,11 @@ class Site:
 
 def seen_in(line: Line, group: tuple[str, ...]) -> bool:
     """Whether a line can be seen in a statement that does a group of lines: not what is only on the way to its value."""
-    if line.kind == "loop":
-        return line.number == group[0]
-    return line.number == group[-1] or (line.product and str(int(line.number) + 1) == group[-1])
+    if line.kind in ("loop", "length") and line.number == group[0]:
+        return True
+    return line.kind != "loop" and (
+        line.number == group[-1] or (line.product and str(int(line.number) + 1) == group[-1])
+    )
 
 
 def _order(algorithm: int) -> tuple[str, ...]:
@@ -77,7 +81,7 @@ class OracleRecord:
         self.visits: dict[Key, list[Visit]] = defaultdict(list)
         self.sequence: int | None = None
         self._order = 0
-        self._columns: dict[tuple[Key, Call], int] = {}
+        self._columns: dict[tuple[Key, Call, Statement | None], int] = {}
         self._functions: dict[Key, str] = {}
         self._ends: dict[tuple[Key, Call], int] = {}
         self._derivatives: set[Call] = set()
@@ -94,6 +98,9 @@ class OracleRecord:
                 if (event.kind == "turn") == (line.kind == "loop") and not callable(event.value):
                     self._add(line, line.variable, event.value, call)
                     self._derive(line, event.value, call)
+                    if line.each:
+                        of_column = PSEUDOCODE[line.each].lines[-1]
+                        self._add(of_column, of_column.variable, event.value, call, line.each)
                     for also in line.also:
                         if isinstance(also.paper, str):
                             self._add(line, also.variable, event.names[also.paper], call)
@@ -133,19 +140,20 @@ class OracleRecord:
                 self.visits[key].pop()
             self._add(other, other.variable, value, call)
 
-    def _add(self, line: Line, variable: str, value: Any, call: Call) -> None:
+    def _add(self, line: Line, variable: str, value: Any, call: Call, of_all_columns: int = 0) -> None:
+        """Note a value of a line: of the call's algorithm, or of one that the call does for all columns at once."""
         assert call.algorithm is not None
-        key = (call.algorithm, line.number, variable)
+        key = (of_all_columns or call.algorithm, line.number, variable)
         array = _of_oracle(value)
         if self._functions.setdefault(key, call.function.name) != call.function.name:
             return  # a line that two functions spell out, such as a length, is recorded once
         visits, where, head = self.visits[key], *_where(call)
         head = None if line.kind == "loop" else head
         self._order += 1
-        if call.algorithm == 6:
+        if key[0] in OF_COLUMNS and not of_all_columns:
             array = array[..., None]
-            if call.parent is not None and call.parent.function.name == "layer_norm_each":
-                at = self._columns.setdefault((key, call.parent), len(visits))
+            if call.parent is not None:
+                at = self._columns.setdefault((key, call.parent, call.parent.statement), len(visits))
                 if at < len(visits):
                     visits[at] = dataclasses.replace(
                         visits[at], value=np.concatenate([visits[at].value, array], axis=-1)
@@ -210,7 +218,9 @@ class CodeRecord:
         elif event.kind != "turn":
             with contextlib.suppress(AbstractValueError):
                 value = event.value
-                if line.code is not None and line.number == group[-1]:
+                if line.kind == "length" and line.number != group[-1]:
+                    value = mapped(value)[0].shape[-1]
+                elif line.code is not None and line.number == group[-1]:
                     value = line.code(value, dict(event.names))
                 self._add(line, line.variable, line.shape, value, event, group)
             for also in line.also:
@@ -239,19 +249,19 @@ class CodeRecord:
 
     def _result(self, event: Event) -> None:
         """What an untagged `return` gives, and what a function hands to the line that calls it."""
-        call = event.call
+        call, cause = event.call, event.call.cause
         if call.function.is_algorithm and call.algorithm is not None:
             line = PSEUDOCODE[call.algorithm].lines[-1]
             if line.number == "return":
                 self._see(line, ("return",), dataclasses.replace(event, statement=call.function.result))
-        if call.parent is None or call.parent.statement is None or call.parent.algorithm is None:
+        if cause is None or cause.statement is None or cause.algorithm is None:
             return
-        algorithm = call.parent.algorithm
-        group = numbers(call.parent.statement.tags, algorithm, _order(algorithm))
+        algorithm = cause.algorithm
+        group = numbers(cause.statement.tags, algorithm, _order(algorithm))
         for line in PSEUDOCODE[algorithm].lines:
             for also in line.also:
                 if line.number in group and not isinstance(also.code, str) and also.code[0] == call.function.name:
-                    at = dataclasses.replace(event, call=call.parent, statement=call.parent.statement)
+                    at = dataclasses.replace(event, call=cause, statement=cause.statement)
                     with contextlib.suppress(AbstractValueError):
                         self._add(line, also.variable, also.shape, _finished(also, event), at, group)
 
@@ -273,16 +283,16 @@ class CodeRecord:
             return [(None, None, tree(value))]
         array, in_front = mapped(value)
         rank = len(shape.split())
-        if algorithm == 6 and array.ndim < rank:
+        if algorithm in OF_COLUMNS and array.ndim < rank:
             array = array[..., None]
         extra = array.ndim - rank
         batch = int(self.batched and extra > 0)
         if extra > 0 and batch and in_front < extra:  # [*heads, *rows, sequences, columns]
             array = np.moveaxis(array, array.ndim - 2 if rank > 0 else 0, extra - 1)
-        found = []
-        for index in np.ndindex(array.shape[: max(extra, 0)]):
+        found, in_front = [], array.shape[: max(extra, 0)]
+        for index in np.ndindex(in_front):
             head = index[0] if len(index) > batch else None
-            found.append((index[-1] if batch else None, head, array[index]))
+            found.append((index[-1] if batch and in_front[-1] > 1 else None, head, array[index]))
         return found
 
 

@@ -28,7 +28,7 @@ class Run:
         what: what is special about the run, in words.
         code: calls the shipped function.
         paper: calls the oracle; is given the record so that it can say which sequence of a batch it is at.
-        batched: whether the code is mapped over a batch of sequences.
+        batched: whether the code is given a batch of sequences.
         padded: whether the code's arrays have room for more tokens than the paper's.
         greedy: whether the temperature is 0.
     """
@@ -62,6 +62,10 @@ class Scenarios:
         """The runs of an algorithm; the same inputs for the same seed and sizes."""
         self.rng = np.random.default_rng([self.seed, algorithm])
         yield from getattr(self, f"_runs_{algorithm}")()
+
+    def _asked(self, n: int) -> Callable[..., Any]:
+        """The function of an algorithm, with the implementation asked for."""
+        return functools.partial(self.functions[n], implementation=self.implementation)
 
     def _array(self, *shape: int) -> jax.Array:
         return jnp.asarray(self.rng.normal(size=shape))
@@ -111,6 +115,20 @@ class Scenarios:
         yield "unidirectional", self.package.UNIDIRECTIONAL, unidirectional
         yield "a dense mask with an empty column", jnp.asarray(dense), dense
 
+    def _batch_of_attentions(self, n: int, paper: Callable[..., Any], W: Any) -> Run:
+        """Several sequences, each with a context and a mask of its own."""
+        s = self.sizes
+        X, Z = self._array(s.d_x, s.B, s.l_x), self._array(s.d_z, s.B, s.l_z)
+        masks = self.rng.random((s.B, s.l_z, s.l_x)) < 0.6
+
+        def each(record: OracleRecord) -> None:
+            for record.sequence in range(s.B):
+                b = record.sequence
+                paper(np.asarray(X[:, b]), np.asarray(Z[:, b]), oracle.unstack(W), masks[b])
+
+        code = functools.partial(self._asked(n), X, Z, W, jnp.asarray(masks))
+        return Run(n, f"a batch of {s.B} with masks of their own", code, each, batched=True)
+
     def _runs_4(self) -> Iterator[Run]:
         s = self.sizes
         W_qkv = self._head(s.d_x, s.d_z, s.d_out)
@@ -119,9 +137,10 @@ class Scenarios:
             yield Run(
                 4,
                 what,
-                functools.partial(self.functions[4], X, Z, W_qkv, mask, implementation=self.implementation),
+                functools.partial(self._asked(4), X, Z, W_qkv, mask),
                 functools.partial(_oracle, oracle.attention, X, Z, W_qkv, dense),
             )
+        yield self._batch_of_attentions(4, oracle.attention, W_qkv)
 
     def _runs_5(self) -> Iterator[Run]:
         s = self.sizes
@@ -132,9 +151,10 @@ class Scenarios:
             yield Run(
                 5,
                 what,
-                functools.partial(self.functions[5], X, Z, W, mask, implementation=self.implementation),
+                functools.partial(self._asked(5), X, Z, W, mask),
                 functools.partial(_oracle, oracle.mh_attention, X, Z, W, dense),
             )
+        yield self._batch_of_attentions(5, oracle.mh_attention, W)
 
     def _runs_6(self) -> Iterator[Run]:
         e, gamma, beta = (self._array(self.sizes.d_e) for _ in range(3))
@@ -170,7 +190,7 @@ class Scenarios:
         self, n: int, paper: Callable[..., Any], theta: Any, lengths: tuple[int, ...], what: str = "one sequence"
     ) -> Iterator[Run]:
         """A single sequence (or pair), and a batch."""
-        code = functools.partial(self.functions[n], implementation=self.implementation)
+        code = self._asked(n)
         B, unstacked = self.sizes.B, oracle.unstack(theta)
         single = [self._tokens(l) for l in lengths]
         yield Run(n, what, lambda: code(*map(jnp.asarray, single), theta), lambda _: paper(*single, unstacked))
@@ -180,10 +200,7 @@ class Scenarios:
             for record.sequence in range(B):
                 paper(*(tokens[record.sequence] for tokens in batch), unstacked)
 
-        def mapped() -> Any:
-            return jax.vmap(lambda *tokens: code(*tokens, theta))(*map(jnp.asarray, batch))
-
-        yield Run(n, f"a batch of {B}", mapped, each, batched=True)
+        yield Run(n, f"a batch of {B}", lambda: code(*map(jnp.asarray, batch), theta), each, batched=True)
 
     def _data(self, l: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """Sequences of different lengths: padded, their lengths, and one by one."""
@@ -198,7 +215,7 @@ class Scenarios:
         yield Run(
             11,
             "padded sequences",
-            lambda: self.functions[11](
+            lambda: self._asked(11)(
                 *map(jnp.asarray, (z, x)), theta, z_lengths=jnp.asarray(l_z), x_lengths=jnp.asarray(l_x), **options
             ),
             lambda _: oracle.ed_training(zs, xs, oracle.unstack(theta), **options),
@@ -213,7 +230,7 @@ class Scenarios:
         yield Run(
             12,
             "padded sequences",
-            lambda: self.functions[12](
+            lambda: self._asked(12)(
                 jnp.asarray(x), theta, p_mask=p_mask, key=key, lengths=jnp.asarray(lengths), **options
             ),
             lambda _: oracle.e_training(xs, oracle.unstack(theta), masked=masked, **options),
@@ -227,7 +244,7 @@ class Scenarios:
         yield Run(
             13,
             "padded sequences",
-            lambda: self.functions[13](jnp.asarray(x), theta, lengths=jnp.asarray(lengths), **options),
+            lambda: self._asked(13)(jnp.asarray(x), theta, lengths=jnp.asarray(lengths), **options),
             lambda _: oracle.d_training(xs, oracle.unstack(theta), **options),
             padded=True,
         )
@@ -240,7 +257,7 @@ class Scenarios:
             yield Run(
                 14,
                 f"τ = {tau}",
-                functools.partial(self.functions[14], jnp.asarray(x), theta, l_gen=s.l_gen, tau=tau, key=key),
+                functools.partial(self._asked(14), jnp.asarray(x), theta, l_gen=s.l_gen, tau=tau, key=key),
                 functools.partial(_oracle_as_is, oracle.d_inference, x, unstacked, s.l_gen, tau, _sampler(key)),
                 padded=True,
                 greedy=tau == 0,
@@ -255,7 +272,7 @@ class Scenarios:
             yield Run(
                 15,
                 f"τ = {tau}",
-                functools.partial(self.functions[15], jnp.asarray(z), theta, tau=tau, key=key, l_max=l_max),
+                functools.partial(self._asked(15), jnp.asarray(z), theta, tau=tau, key=key, l_max=l_max),
                 functools.partial(_oracle_as_is, oracle.ed_inference, z, unstacked, tau, _sampler(key), l_max),
                 padded=True,
                 greedy=tau == 0,

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["Function", "Source", "Statement", "Tag", "numbers", "read"]
 
-LOOPS = {"scan", "while_loop", "fori_loop", "map"}
+LOOPS = {"scan", "while_loop", "fori_loop", "map", "for_each_layer"}
 NUMBERS = re.compile(r"lines? (\d+)(?:-(\d+))?(?: of Algorithm (\d+))?|(\breturn\b)")
 
 
@@ -47,7 +47,7 @@ class Statement:
         target: the name that it assigns, the first of several; None for a return.
         returns: whether it is a return.
         body: for a loop, the first and the last line of its body.
-        scans: the functions that are the bodies of a `jax.lax` loop in it.
+        scans: the functions that are the bodies of a loop of `jax.lax`, or over the layers, in it.
     """
 
     file: str
@@ -216,5 +216,7 @@ def _scanned(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, (ast.For, ast.While)):
         return
     for call in ast.walk(node):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LOOPS:
-            yield from (argument.id for argument in call.args if isinstance(argument, ast.Name))
+        if isinstance(call, ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+            if name in LOOPS:
+                yield from (argument.id for argument in call.args if isinstance(argument, ast.Name))

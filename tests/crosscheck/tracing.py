@@ -46,6 +46,11 @@ class Call:
             yield call
             call = call.parent
 
+    @property
+    def cause(self) -> "Call | None":
+        """The nearest caller that is executing a tagged statement, through functions that have none."""
+        return next((call for call in self.ancestors() if call is not self and call.statement is not None), None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
@@ -93,8 +98,9 @@ class _Tracer:
         parent = self.call
         algorithm = function.algorithm or (parent.algorithm if parent else None)
         call = self.call = Call(function, parent, algorithm)
-        if parent is not None and parent.statement and function.name in parent.statement.scans:
-            self._turn(parent, parent.statement, frame)
+        cause = call.cause
+        if cause is not None and cause.statement is not None and function.name in cause.statement.scans:
+            self._turn(cause, cause.statement, frame)
         if self.observe(Event("call", call, None, None, {})):
             return self._mute(call, frame)
 

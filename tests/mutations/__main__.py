@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.mutations import main
+from tests.mutations.runner import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from algorithms.registry import lines
 
 from algorithms import REGISTRY
 
@@ -36,7 +35,7 @@ def test_row(number):
     name, function, file, test, declared = table_rows()[number]
     assert name == entry.name
     assert function == f"`{entry.function.__name__}`"
-    defined_in = Path(inspect.getsourcefile(lines(entry.lines))).relative_to(ROOT).as_posix()
+    defined_in = Path(inspect.getsourcefile(inspect.unwrap(entry.lines))).relative_to(ROOT).as_posix()
     assert file == f"[{defined_in}]({defined_in})"
     assert test == f"[{Path(test[1:].split(']')[0])}]({Path(test[1:].split(']')[0])})"
     assert entry.function.__name__ in (ROOT / test[1:].split("]")[0]).read_text("utf-8")

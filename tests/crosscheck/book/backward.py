@@ -68,27 +68,27 @@ def _rules(package: ModuleType) -> list[_Rule]:
         return package.log_loss(X, W_u, jnp.array([2, 0, 6, 2, 1]), implementation=implementation)
 
     def lookup(W: Any, implementation: str) -> Any:
-        return module("embedding").lookup(W, jnp.array([3, 1, 3, 0]), implementation)
+        return module("ops.lookup").lookup(W, jnp.array([3, 1, 3, 0]), implementation)
 
     def norm(X: Any, gamma: Any, beta: Any, implementation: str) -> Any:
-        return module("normalization").layer_norm_columns(X, gamma, beta, 0.0, implementation)
+        return package.layer_norm(X, gamma, beta, implementation=implementation)
 
     def activation(name: str) -> Callable[..., Any]:
-        return lambda X, implementation: module("activations").activate(name, X, implementation)
+        return lambda X, implementation: module("ops.activation").activate(name, X, implementation)
 
     scores = {"Q": (3, 5), "K": (3, 7), "V": (2, 7)}
     return [
-        _Rule("the embedding, W[:, v]", (1, 2), "embedding", "_backward", "dense", {"W": (4, 6)}, lookup),
-        _Rule("W X + b 1ᵀ", (4, 5, 8, 9, 10), "linear", "_backward", "dense", {"W": (3, 4), "X": (4, 5), "b": (3,)},
-              module("linear").linear),
-        _Rule("attention, keeping the softmax", (4,), "dense_attention", "_backward_of_tile", "dense", scores, attention),
-        _Rule("attention, block by block", (4,), "blockwise_attention", "_backward_of_tile", "blockwise", scores,
+        _Rule("the embedding, W[:, v]", (1, 2), "ops.lookup", "_backward", "dense", {"W": (4, 6)}, lookup),
+        _Rule("W X + b 1ᵀ", (4, 5, 8, 9, 10), "ops.linear", "_backward", "dense", {"W": (3, 4), "X": (4, 5), "b": (3,)},
+              module("ops.linear").linear),
+        _Rule("attention, keeping the softmax", (4,), "ops.attention.dense", "_backward_of_tile", "dense", scores, attention),
+        _Rule("attention, block by block", (4,), "ops.attention.blockwise", "_backward_of_tile", "blockwise", scores,
               attention),
-        _Rule("layer norm", (6,), "normalization", "_backward", "dense", {"X": (6, 5), "gamma": (6,), "beta": (6,)},
+        _Rule("layer norm", (6,), "ops.normalization", "_backward", "dense", {"X": (6, 5), "gamma": (6,), "beta": (6,)},
               norm),
-        _Rule("ReLU", (8,), "activations", "_backward", "dense", {"X": (4, 5)}, activation("relu")),
-        _Rule("GELU", (9, 10), "activations", "_backward", "dense", {"X": (4, 5)}, activation("gelu")),
-        _Rule("−log P[x[t], t]", (11, 12, 13), "loss", "_backward", "dense", {"X": (4, 5), "W_u": (7, 4)}, loss),
+        _Rule("ReLU", (8,), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("relu")),
+        _Rule("GELU", (9, 10), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("gelu")),
+        _Rule("−log P[x[t], t]", (11, 12, 13), "ops.log_loss", "_backward", "dense", {"X": (4, 5), "W_u": (7, 4)}, loss),
     ]  # fmt: skip
 
 

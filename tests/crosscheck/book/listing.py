@@ -58,7 +58,8 @@ def highlighted(path: pathlib.Path) -> tuple[Markup, ...]:
 
 def page_of(file: str) -> str:
     """The book's page of a source file."""
-    return f"source-{pathlib.PurePosixPath(file).stem}.html"
+    parts = pathlib.PurePosixPath(file).with_suffix("").parts[1:]
+    return f"source-{'-'.join(parts)}.html"
 
 
 def style_sheet() -> str:

@@ -93,7 +93,7 @@ def write_book(results: Results, folder: pathlib.Path, root: pathlib.Path) -> pa
         }
         html = environment.get_template("algorithm.html").render(chapter=chapter, **neighbours, **shared)
         (folder / chapter.page).write_text(html, "utf-8")
-    for path in sorted((root / "algorithms").glob("*.py")):
+    for path in sorted((root / "algorithms").rglob("*.py")):
         relative = path.relative_to(root).as_posix()
         html = environment.get_template("source.html").render(file=relative, lines=highlighted(path), **shared)
         (folder / page_of(relative)).write_text(html, "utf-8")
