@@ -22,7 +22,7 @@ from training.runs.directory import load_run
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
+    """Return the command line."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(text: bytes, compressed: bytes) -> None:
-    """Prints the bits per byte, beside those of other compressors."""
+    """Print the bits per byte, beside those of other compressors."""
     print(f"{len(text)} bytes of text, {len(compressed)} compressed; bits per byte:")
     sizes = {"this model": 8 * len(compressed) / len(text), **compressed_bits_per_byte(text)}
     for name, bits in sizes.items():
@@ -47,7 +47,7 @@ def report(text: bytes, compressed: bytes) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compresses or decompresses.
+    """Compress or decompress.
 
     Raises:
         ValueError: the run or the file is not what it should be.
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Returns the bytes of a file."""
+    """Return the bytes of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -83,7 +83,7 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file."""
+    """Write a file."""
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -91,7 +91,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     try:
         run(arguments)

@@ -17,7 +17,7 @@ LABELS = ("ham", "spam", "other")
 
 
 def make_run(path: Path, task: str, tokenizer: Tokenizer = LETTERS, **values: Any) -> Path:
-    """Writes a run as training leaves it; the parameters are random, with large logits."""
+    """Write a run as training leaves it; the parameters are random, with large logits."""
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 2}
     settings = settings_from({**SIZES, **layers, **values}, task=task)
     config = model_config(settings, tokenizer.N_V)

@@ -92,10 +92,10 @@ class Settings:
     dropout: float = _setting(
         0.0, "probability to drop an attention weight or an activation of an MLP", defaults={"classify": 0.1}
     )
-    # optimisation
+    # optimization
     steps: int = _setting(600, "updates of the parameters", defaults={"e": 2000, "ed": 2500, "classify": 300})
     batch_size: int = _setting(16, "sequences in an update", defaults={"e": 64, "ed": 64, "classify": 32})
-    accumulate: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
+    accumulation_steps: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
     optimizer: str = _setting("adamw", "the update rule", choices=OPTIMIZERS)
     learning_rate: float = _setting(
@@ -108,10 +108,11 @@ class Settings:
     final_fraction: float = _setting(0.02, "share of the learning rate that cosine ends with")
     beta2: float = _setting(0.98, "decay rate of Adam's second moment")
     weight_decay: float = _setting(0.1, "of adamw; biases, norms and embeddings are spared")
-    clip: float = _setting(1.0, "largest global norm of a gradient; 0 leaves gradients as they are")
+    clip_norm: float = _setting(1.0, "largest global norm of a gradient; 0 leaves gradients as they are")
     label_smoothing: float = _setting(0.0, "share of the target that is spread over all tokens")
-    average: float = _setting(
-        0.0, "decay of an exponential average of the parameters, which is then what is evaluated and kept; 0: none"
+    ema_decay: float = _setting(
+        0.0,
+        "decay of an exponential moving average of the parameters, which is then what is evaluated and kept; 0: none",
     )
     dtype: str = _setting(
         "float32", "of the computation; parameters and optimizer stay float32", choices=("float32", "bfloat16")
@@ -136,7 +137,7 @@ class Settings:
     )
     explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times")
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
-    keep: int = _setting(2, "checkpoints to keep", continues=True)
+    max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
     profile: bool = _setting(False, "whether to write a trace of some steps to DIR/profile", continues=True)
     peak: float = _setting(0.0, "the machine's peak at matrix products in FLOP/s; 0: measure it", continues=True)
@@ -151,13 +152,15 @@ class Settings:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) < high:
                 raise SettingsError(f"{name} is {getattr(self, name)}, expected at least {low} and less than {high}")
-        if self.batch_size % self.accumulate:
-            raise SettingsError(f"batch_size is {self.batch_size}, no multiple of accumulate, {self.accumulate}")
+        if self.batch_size % self.accumulation_steps:
+            raise SettingsError(
+                f"batch_size is {self.batch_size}, no multiple of accumulation_steps, {self.accumulation_steps}"
+            )
         if self.learning_rate <= 0:
             raise SettingsError(f"learning_rate is {self.learning_rate}, expected a positive number")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the settings of the task by name, the task left out."""
+        """Return the settings of the task by name, the task left out."""
         values = {name: getattr(self, name) for name in settings_of(self.task)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -171,15 +174,15 @@ _MANY = 1 << 40
 _RANGES = {
     "steps": (1, _MANY),
     "batch_size": (1, _MANY),
-    "accumulate": (1, _MANY),
+    "accumulation_steps": (1, _MANY),
     "seed": (0, 1 << 32),
     "warmup": (0, _MANY),
     "final_fraction": (0, 1.0000001),
     "beta2": (0, 1),
     "weight_decay": (0, _MANY),
-    "clip": (0, _MANY),
+    "clip_norm": (0, _MANY),
     "label_smoothing": (0, 1),
-    "average": (0, 1),
+    "ema_decay": (0, 1),
     "dropout": (0, 1),
     "log_every": (1, _MANY),
     "eval_every": (1, _MANY),
@@ -187,30 +190,30 @@ _RANGES = {
     "patience": (0, _MANY),
     "explosion": (1, float("inf")),
     "checkpoint_every": (1, _MANY),
-    "keep": (1, _MANY),
+    "max_to_keep": (1, _MANY),
     "peak": (0, float("inf")),
 }
 
 
 def settings_of(task: str) -> dict[str, Setting]:
-    """Returns the settings that a task has, by name."""
+    """Return the settings that a task has, by name."""
     return {name: setting for name, setting in SETTINGS.items() if task in setting.tasks}
 
 
 def default_of(name: str, task: str) -> Any:
-    """Returns the default of a setting for a task."""
+    """Return the default of a setting for a task."""
     return SETTINGS[name].defaults.get(task, Settings.__dataclass_fields__[name].default)
 
 
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
-    """Returns settings with these values, and defaults for the rest.
+    """Return settings with these values, and defaults for the rest.
 
     Args:
         values: by name; lists for settings of several values.
         task: one of `TASKS`.
 
     Raises:
-        SettingsError: a name that the task does not have, a value of another kind, or one that can not be.
+        SettingsError: a name that the task does not have, a value of another kind, or one that cannot be.
     """
     if task not in TASKS:
         raise SettingsError(f"there is no task {task!r}; choose one of {', '.join(TASKS)}")
@@ -242,7 +245,7 @@ def _converted(name: str, value: Any) -> Any:
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
-    """Returns what keeps a run with the old settings from going on with the new ones, as "name: old, now new"."""
+    """Return what keeps a run with the old settings from going on with the new ones, as "name: old, now new"."""
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]
     return [

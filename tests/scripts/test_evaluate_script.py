@@ -22,7 +22,7 @@ SIZES = ["--H", 2, "--d_e", 8, "--d_mlp", 8, "--batch-size", 4, "--steps", 3, "-
 
 @pytest.fixture
 def evaluated(tmp_path, capsys):
-    """Trains a run for three steps and evaluates it; returns what was printed, and the rows and samples."""
+    """Train a run for three steps and evaluates it; return what was printed, and the rows and samples."""
 
     def run(task, train_lines, held_out_lines, *flags, part="validation"):
         (tmp_path / "train.txt").write_text(train_lines)

@@ -118,7 +118,7 @@ def test_a_batch_in_parts_is_the_batch(task, options):
     assert len(set(np.asarray(OBJECTIVES[task].weights(batch)).sum(axis=1))) > 1
     results = []
     for parts in (1, 2):
-        object.__setattr__(settings, "accumulate", parts)
+        object.__setattr__(settings, "accumulation_steps", parts)
         whole = jax.jit(batch_loss(OBJECTIVES[task], settings, config.variant))
         results.append(whole(theta, batch, np.int32(3), jax.random.key(0)))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):

@@ -3,7 +3,7 @@
     data = NextTokens(splits.train, l_max=128, batch_size=32, seed=0)       # "chunks", "windows", "packed"
     data = MaskedTokens(splits.train, l_max=128, batch_size=32, seed=0)     # the paper's rule or BERT's
     data = SequencePairs(splits.train, l_max=64, batch_size=32, seed=0)
-    data = LabelledTexts(splits.train, l_max=64, batch_size=32, seed=0)
+    data = LabeledTexts(splits.train, l_max=64, batch_size=32, seed=0)
 
     data.batch(step)               # one batch, in any order of steps
     data.batch(step, rows=slice(0, 8))      # what one process of several needs of it
@@ -27,7 +27,7 @@ import numpy as np
 
 from training.data.packing import Chunks, pack
 from training.data.records import DataError, fingerprint
-from training.data.store import LabelledStore, PairStore, TokenStore
+from training.data.store import LabeledStore, PairStore, TokenStore
 
 Batch = dict[str, np.ndarray]
 
@@ -64,7 +64,7 @@ class Dataset(abc.ABC):
         return -(-self.n_examples // self.batch_size)
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """Returns the training batch of a step, or some of its rows.
+        """Return the training batch of a step, or some of its rows.
 
         Args:
           step: from 0.
@@ -78,13 +78,13 @@ class Dataset(abc.ABC):
         return self._examples(indices, rows, np.random.default_rng([self.seed, step]))
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Returns an endless iterator over the batches from a step on, read ahead by two threads."""
+        """Return an endless iterator over the batches from a step on, read ahead by two threads."""
         steps = grain.MapDataset.range(first_step, ENDLESS)
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
         return iter(steps.map(lambda step: self.batch(step, rows=rows)).to_iter_dataset(ahead))
 
     def evaluation_batches(self, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Yields every example exactly once, in order; empty rows fill the last batch."""
+        """Yield every example exactly once, in order; empty rows fill the last batch."""
         for step in range(self.n_steps):
             first = step * self.batch_size
             indices = np.arange(first, first + self.batch_size)
@@ -93,11 +93,11 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """Returns `rows` of the batch of the examples with these numbers, −1 for an empty row."""
+        """Return `rows` of the batch of the examples with these numbers, −1 for an empty row."""
 
 
 def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Returns sequences of a store as rows of `width` columns, int32, filled with eos_token."""
+    """Return sequences of a store as rows of `width` columns, int32, filled with eos_token."""
     x = np.full((len(starts), width), store.N_V - 1, np.int32)
     for row, start, length in zip(x, starts, lengths, strict=True):
         row[:length] = store.tokens[start : start + length]
@@ -105,7 +105,7 @@ def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: i
 
 
 def _checked(store: TokenStore, l_max: int) -> TokenStore:
-    """Returns the store, if chunks of it are sequences to learn from."""
+    """Return the store, if chunks of it are sequences to learn from."""
     if l_max < 2:
         raise DataError(f"l_max is {l_max}, expected at least 2: a sequence needs a token and the next one")
     if store.part == "train" and store.n_tokens < l_max:
@@ -117,7 +117,7 @@ def _checked(store: TokenStore, l_max: int) -> TokenStore:
 
 
 def _located(chunks: Chunks, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns starts and lengths of chunks, with length 0 for the number −1."""
+    """Return starts and lengths of chunks, with length 0 for the number −1."""
     starts, lengths = chunks.locate(np.maximum(indices, 0))
     return starts, np.where(indices < 0, 0, lengths).astype(np.int32)
 
@@ -266,7 +266,7 @@ class SequencePairs(Dataset):
         seed: int = 0,
         pad_multiple: int | None = None,
     ) -> None:
-        """Makes the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
+        """Make the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
         multiple of it, otherwise l_max wide.
         """
         if pad_multiple is not None and pad_multiple < 1:
@@ -308,7 +308,7 @@ class SequencePairs(Dataset):
         return {"z": z, "z_length": z_length, "x": x, "x_length": x_length}
 
 
-class LabelledTexts(Dataset):
+class LabeledTexts(Dataset):
     """Texts and their classes: {"x", "length", "label"}.
 
     Of a text with more than l_max tokens, the first l_max − 1 and eos are kept.
@@ -320,7 +320,7 @@ class LabelledTexts(Dataset):
       DataError: a bad l_max, batch_size or seed.
     """
 
-    def __init__(self, store: LabelledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
+    def __init__(self, store: LabeledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
         if l_max < 2:
             raise DataError(f"l_max is {l_max}, expected at least 2: bos and eos")
         self.store = store

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.batches import Dataset, LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Kind
-from training.data.store import Splits, tokenize_labelled, tokenize_pairs, tokenize_text
+from training.data.store import Splits, tokenize_labeled, tokenize_pairs, tokenize_text
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 
-KINDS: dict[str, Kind] = {"d": "text", "e": "text", "ed": "pairs", "classify": "labelled"}
+KINDS: dict[str, Kind] = {"d": "text", "e": "text", "ed": "pairs", "classify": "labeled"}
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
-    "labelled": tokenize_labelled,
+    "labeled": tokenize_labeled,
 }
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
 
@@ -60,7 +60,7 @@ class RunData:
 
 
 def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cache_dir: Path | None = None) -> RunData:
-    """Reads, splits and tokenises the data of a run, and checks all of them.
+    """Read, split and tokenize the data of a run, and check all of them.
 
     Args:
         settings: of the run.
@@ -87,7 +87,7 @@ def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cac
 
 
 def tokens_per_byte(data: Dataset) -> float | None:
-    """Returns the predicted tokens for each UTF-8 byte of a text; None where not every byte is predicted once.
+    """Return the predicted tokens for each UTF-8 byte of a text; None where not every byte is predicted once.
 
     Args:
         data: a part of the data.
@@ -99,7 +99,7 @@ def tokens_per_byte(data: Dataset) -> float | None:
 
 
 def make_dataset(settings: Settings, store: Any) -> Dataset:
-    """Returns the batches of a part of the data.
+    """Return the batches of a part of the data.
 
     Args:
         settings: of the run.
@@ -113,7 +113,7 @@ def make_dataset(settings: Settings, store: Any) -> Dataset:
         return NextTokens(store, mode=settings.rows, **sizes)
     if settings.task == "e":
         return MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes)
-    return SequencePairs(store, **sizes) if settings.task == "ed" else LabelledTexts(store, **sizes)
+    return SequencePairs(store, **sizes) if settings.task == "ed" else LabeledTexts(store, **sizes)
 
 
 def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
@@ -124,7 +124,7 @@ def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
     if not named:
         return read_corpus(settings.data, kind, validation_paths=settings.validation_data)
     if len(settings.data) > 1 or settings.validation_data:
-        raise DataError(f"{named[0]} is a named data set with its own held-out part: it can not be joined with files")
+        raise DataError(f"{named[0]} is a named data set with its own held-out part: it cannot be joined with files")
     if SOURCES[named[0]].kind != kind:
         fitting = ", ".join(name for name, source in SOURCES.items() if source.kind == kind)
         raise DataError(
@@ -168,7 +168,7 @@ def _notes(settings: Settings, store: Any, train: Dataset, validation: Dataset) 
     dropped = getattr(store, "dropped_paragraphs", 0)
     if dropped:
         return (f"{dropped} paragraphs of the training text are held out, so they are left out",)
-    long = [data.n_too_long for data in (train, validation) if isinstance(data, SequencePairs | LabelledTexts)]
+    long = [data.n_too_long for data in (train, validation) if isinstance(data, SequencePairs | LabeledTexts)]
     if not sum(long):
         return ()
     what = "pairs are left out" if settings.task == "ed" else "texts are cut"

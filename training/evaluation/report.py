@@ -29,7 +29,7 @@ import numpy as np
 from algorithms import d_inference
 from training.data.batches import Dataset, MaskedTokens
 from training.data.loading import RunData, make_dataset, tokens_per_byte
-from training.data.records import DataError, Labelled, Pair, joined_bytes
+from training.data.records import DataError, Labeled, Pair, joined_bytes
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
 from training.generation.scoring import classify
@@ -62,7 +62,7 @@ class Comparison:
     missing: list[str] = dataclasses.field(default_factory=list)
 
     def baseline(self, module: str, package: str) -> ModuleType | None:
-        """Returns a module of baselines, or notes that it needs a package that is not installed."""
+        """Return a module of baselines, or notes that it needs a package that is not installed."""
         try:
             return importlib.import_module(f"training.evaluation.{module}")
         except ModuleNotFoundError as error:
@@ -73,7 +73,7 @@ class Comparison:
 
 
 def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
-    """Measures a run on a held-out part of its data.
+    """Measure a run on a held-out part of its data.
 
     Args:
         run: the trained model.
@@ -147,7 +147,7 @@ def _translator(run: Run, records: list[Pair]) -> Comparison:
     return found
 
 
-def _classifier(run: Run, description: Description, data: RunData, records: list[Labelled]) -> Comparison:
+def _classifier(run: Run, description: Description, data: RunData, records: list[Labeled]) -> Comparison:
     labels = description.labels
     store = data.stores.train
     rarest = int(np.bincount(store.labels, minlength=len(labels)).argmin())
@@ -167,7 +167,7 @@ def _classifier(run: Run, description: Description, data: RunData, records: list
     return found
 
 
-def _classes(run: Run, records: list[Labelled]) -> np.ndarray:
+def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
     """The likeliest class of each text; what is longer than l_max is cut as in training."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
@@ -179,7 +179,7 @@ def _classes(run: Run, records: list[Labelled]) -> np.ndarray:
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
-    """Returns accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
+    """Return accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
 
     Args:
         truth: the classes, by number.
@@ -205,7 +205,7 @@ def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, f
 
 
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
-    """Yields lines on what the trained parameters make of the held-out data.
+    """Yield lines on what the trained parameters make of the held-out data.
 
     Args:
         settings: of the run.
@@ -225,7 +225,7 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
 
 
 def sample(directory: Path) -> str:
-    """Returns a text that a decoder's run makes up with Algorithm 14, or nothing for another task.
+    """Return a text that a decoder's run makes up with Algorithm 14, or nothing for another task.
 
     Args:
         directory: of the run.

@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 
 
 class AnswerError(ValueError):
-    """A text can not be answered, or an option not be heeded; the message is one sentence."""
+    """A text cannot be answered, or an option not be heeded; the message is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Options:
         tau: temperature.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the nucleus only.
-        beam: translations to keep in a beam search.
+        beam_size: translations to keep in a beam search.
         length_penalty: of a beam search.
         seed: of what is drawn.
         stop: texts before which an answer ends.
@@ -56,7 +56,7 @@ class Options:
     tau: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    beam: int | None = None
+    beam_size: int | None = None
     length_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] | None = None
@@ -64,7 +64,7 @@ class Options:
 
 OPTIONS = {
     "d": ("n", "l_gen", "tau", "top_k", "top_p", "seed", "stop"),
-    "ed": ("n", "l_max", "tau", "beam", "length_penalty", "seed"),
+    "ed": ("n", "l_max", "tau", "beam_size", "length_penalty", "seed"),
     "e": ("n",),
     "classify": (),
 }
@@ -73,7 +73,7 @@ KINDS = {"d": "a decoder", "ed": "an encoder-decoder", "e": "an encoder", "class
 
 
 def answerer_for(run: Run, options: Options, labels: Sequence[str] = ()) -> "Answerer":
-    """Returns what answers with a run.
+    """Return what answers with a run.
 
     Args:
         run: the trained model.
@@ -116,7 +116,7 @@ class Answerer(abc.ABC):
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """Returns the answers to each text.
+        """Return the answers to each text.
 
         Args:
             texts: what to answer.
@@ -128,11 +128,11 @@ class Answerer(abc.ABC):
         """
 
     def stream(self, text: str) -> Iterator[str]:
-        """Yields the pieces of the one answer to a text, as they come."""
+        """Yield the pieces of the one answer to a text, as they come."""
         yield self.answers([text])[0][0]["text"]
 
     def _sequences(self, texts: Sequence[str], first: int, *, eos: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of texts, framed by bos and perhaps eos, and their lengths."""
+        """Return the tokens of texts, framed by bos and perhaps eos, and their lengths."""
         rows = []
         for number, text in enumerate(texts, first):
             tokens = self._encoded(text)
@@ -217,7 +217,7 @@ class _Translator(Answerer):
 
     def stream(self, text: str) -> Iterator[str]:
         o = self.options
-        if o.beam is not None and o.beam > 1:
+        if o.beam_size is not None and o.beam_size > 1:
             return super().stream(text)  # no beam is known to be the best before the end
         z, lengths = self._sequences([text], 1, eos=True)
         columns = self._translator.stream(z, lengths=lengths, l_max=self._l_max(), tau=o.tau or 0.0, key=self._key())
@@ -236,7 +236,7 @@ class _Translator(Answerer):
             z[rows],
             lengths=lengths[rows],
             l_max=self._l_max(),
-            beam_size=1 if o.beam is None else o.beam,
+            beam_size=1 if o.beam_size is None else o.beam_size,
             length_penalty=LENGTH_PENALTY if o.length_penalty is None else o.length_penalty,
             tau=o.tau or 0.0,
             key=self._key(),
@@ -285,7 +285,7 @@ class _MaskFiller(Answerer):
 
 
 class _Classifier(Answerer):
-    """sources/003, §12.7."""
+    """A linear map of the first token's encoding (Radu 2026, §12.7)."""
 
     verb = "classify"
 
@@ -308,7 +308,7 @@ class _Classifier(Answerer):
 
 
 def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str]) -> Iterator[str]:
-    """Yields the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it."""
+    """Yield the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it."""
     tokens: list[int] = []
     shown = ""
     for column in columns:
@@ -325,13 +325,13 @@ def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence
 
 
 def _before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Returns the text before the first of the stops, and whether there is one."""
+    """Return the text before the first of the stops, and whether there is one."""
     places = [place for place in map(text.find, stops) if place >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
-    """Returns the text without what may still become a stop, or another character when more bytes come."""
+    """Return the text without what may still become a stop, or another character when more bytes come."""
     end = len(text.rstrip(REPLACEMENT))
     for stop in stops:
         for k in range(min(len(stop) - 1, len(text)), 0, -1):

@@ -22,7 +22,7 @@ def _attention(c: ModelConfig, l_x: int, l_z: int) -> int:
 
 
 def forward_flops(config: ModelConfig, *, l_x: int, l_z: int = 0, classify: bool = False) -> int:
-    """Returns the multiplications and additions of the matrix products of one sequence, as the pseudocode has them.
+    """Return the multiplications and additions of the matrix products of one sequence, as the pseudocode has them.
 
     Args:
         config: the model's sizes.
@@ -45,7 +45,7 @@ def forward_flops(config: ModelConfig, *, l_x: int, l_z: int = 0, classify: bool
 
 
 def step_flops(task: str, config: ModelConfig, *, batch_size: int, l: int) -> int:
-    """Returns the multiplications and additions of a training step's matrix products, forward and backward.
+    """Return the multiplications and additions of a training step's matrix products, forward and backward.
 
     Args:
         task: the run's.
@@ -58,7 +58,7 @@ def step_flops(task: str, config: ModelConfig, *, batch_size: int, l: int) -> in
 
 
 def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
-    """Measures the rate of one large matrix product on the first device, the fastest of a few.
+    """Measure the rate of one large matrix product on the first device, the fastest of a few.
 
     Args:
         clock: seconds.
@@ -79,7 +79,7 @@ def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
 
 
 def memory_in_use() -> int:
-    """Returns the most bytes that were in use at once: of the first device, or of the process where it does not say."""
+    """Return the most bytes that were in use at once: of the first device, or of the process where it does not say."""
     stats = jax.devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"]

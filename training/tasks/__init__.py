@@ -1,1 +1,1 @@
-"""The four tasks: what is minimised, and the model of each."""
+"""The four tasks: what is minimized, and the model of each."""

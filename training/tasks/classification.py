@@ -24,7 +24,7 @@ class ClassifierParams(NamedTuple):
 def init_classifier(
     key: Key[Array, ""], config: ETransformerConfig, *, N_C: int, scheme: Scheme = "glorot"
 ) -> ClassifierParams:
-    """Returns parameters to train; W_c and b_c are 0, so that all classes are equally likely at first.
+    """Return parameters to train; W_c and b_c are 0, so that all classes are equally likely at first.
 
     Args:
         key: randomness, consumed.
@@ -43,7 +43,7 @@ def class_probabilities(
     variant: Variant,
     length: Int[Array, "*#batch"] | int | None = None,
 ) -> Float[Array, "N_C *batch"]:
-    """Returns the probabilities of the classes for one text, or for each of a batch.
+    """Return the probabilities of the classes for one text, or for each of a batch.
 
     Args:
         x: token IDs, beginning with bos_token.

@@ -36,7 +36,7 @@ ModelConfig = DTransformerConfig | ETransformerConfig | EDTransformerConfig
 
 
 def model_config(settings: Settings, N_V: int) -> ModelConfig:
-    """Returns the configuration of the model that a run trains.
+    """Return the configuration of the model that a run trains.
 
     Args:
         settings: of the run.
@@ -52,7 +52,7 @@ def model_config(settings: Settings, N_V: int) -> ModelConfig:
 
 
 def check_sizes(settings: Settings) -> None:
-    """Checks what can be checked of a model before its vocabulary is known.
+    """Check what can be checked of a model before its vocabulary is known.
 
     Raises:
         ValueError: the sizes do not fit together.
@@ -61,7 +61,7 @@ def check_sizes(settings: Settings) -> None:
 
 
 def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C: int = 0) -> Any:
-    """Returns the parameters that a run begins with, in float32.
+    """Return the parameters that a run begins with, in float32.
 
     Args:
         key: randomness, consumed.
@@ -78,17 +78,17 @@ def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C:
 
 
 def model_shapes(task: str, config: Any, *, N_C: int = 0) -> Any:
-    """Returns the parameters' shapes and dtypes in their classes, without any array."""
+    """Return the parameters' shapes and dtypes in their classes, without any array."""
     return jax.eval_shape(lambda: init_model(jax.random.key(0), task, config, scheme="glorot", N_C=N_C))
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Returns a configuration as JSON."""
+    """Return a configuration as JSON."""
     return dataclasses.asdict(config)
 
 
 def config_from_json(task: str, state: dict[str, Any]) -> ModelConfig:
-    """Returns the configuration that `config_to_json` described.
+    """Return the configuration that `config_to_json` described.
 
     Raises:
         TypeError, KeyError, ValueError: it is not one.

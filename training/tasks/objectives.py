@@ -1,4 +1,4 @@
-"""What is minimised: the four objectives over batches, as sums over tokens with weights.
+"""What is minimized: the four objectives over batches, as sums over tokens with weights.
 
 | objective | predicts | batch |
 |---|---|---|
@@ -81,7 +81,7 @@ class Objective:
         label_smoothing: float = 0.0,
         remat: bool = False,
     ) -> Float[Array, ""]:
-        """Returns ``Σ w_t · nats_t`` over the batch.
+        """Return ``Σ w_t · nats_t`` over the batch.
 
         Args:
             params: the parameters.
@@ -97,7 +97,7 @@ class Objective:
         return log_loss(c.X, c.W_u, c.targets, weights=c.weights, b_u=c.b_u, label_smoothing=label_smoothing)
 
     def totals(self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto") -> Totals:
-        """Returns loss, weight and correct predictions of a batch, without dropout and label smoothing."""
+        """Return loss, weight and correct predictions of a batch, without dropout and label smoothing."""
         variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
 
@@ -172,12 +172,12 @@ OBJECTIVES = {
 
 
 def cast(params: Any, dtype: str) -> Any:
-    """Returns the parameters in the dtype of the computation; gradients come back in float32."""
+    """Return the parameters in the dtype of the computation; gradients come back in float32."""
     return jax.tree.map(lambda array: array.astype(dtype), params)
 
 
 def make_totals(objective: Objective, settings: Settings, variant: Variant) -> Callable[[Any, Batch], Totals]:
-    """Returns the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
+    """Return the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
 
     def totals(params, batch):
         return objective.totals(cast(params, settings.dtype), batch, variant=variant)
