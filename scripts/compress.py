@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
+from algorithms import DTransformerConfig
 from training.compression import CompressionError, compress, decompress
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: the run or the file is not what it should be.
     """
     model: Any = load_run(arguments.run)
-    if model.task != "d":
+    if not isinstance(model.config, DTransformerConfig):
         raise CompressionError(
             f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"
         )

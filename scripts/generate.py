@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
 from training.generation.text import Answerer, AnswerError, Options, answerer_for
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
 
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     options = options_of(arguments)
     model = load_run(arguments.run)
-    answerer = answerer_for(model, options, RunDirectory(arguments.run).description().labels)
+    answerer = answerer_for(model, options)
     several = options.n is not None and options.n > 1
     if arguments.interactive:
         if arguments.prompt:

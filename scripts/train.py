@@ -30,15 +30,10 @@ from training.mesh.sharding import Sharding
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import KINDS as VALUE_KINDS
-from training.settings import SETTINGS, TASKS, Settings, SettingsError, default_of, settings_from, settings_of
+from training.settings import SETTINGS, Settings, SettingsError
+from training.tasks import TASKS, Task, settings_from
 from training.tasks.models import check_sizes, model_config
 
-SUMMARIES = {
-    "d": "next tokens, with Algorithm 10",
-    "e": "masked tokens, with Algorithm 9",
-    "ed": "sequence to sequence, with Algorithm 8",
-    "classify": "classes of texts, with the encoder of Algorithm 9",
-}
 PAPER_NAMES = {"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "l_max", "p_mask"}  # kept as the paper writes them
 
 
@@ -46,8 +41,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line: a subcommand for each task, a flag for each of its settings."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
-    for task in TASKS:
-        sub = tasks.add_parser(task, help=SUMMARIES[task], description=f"Train on {SUMMARIES[task]}.")
+    for task in TASKS.values():
+        sub = tasks.add_parser(task.name, help=task.summary, description=f"Train on {task.summary}.")
         sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run")
         sub.add_argument(
             "--config", metavar="FILE.json", help="settings by name, or a run's config.json; flags come first"
@@ -58,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
             help="where tokens and fetched data are kept (default: ~/.cache/formal-algorithms)",
         )
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
-        for name in settings_of(task):
+        for name in task.all_settings():
             _add_flag(sub, name, task)
     return main
 
@@ -68,8 +63,8 @@ def flag(name: str) -> str:
     return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
 
 
-def _add_flag(sub: argparse.ArgumentParser, name: str, task: str) -> None:
-    setting, kind, default = SETTINGS[name], VALUE_KINDS[name], default_of(name, task)
+def _add_flag(sub: argparse.ArgumentParser, name: str, task: Task) -> None:
+    setting, kind, default = SETTINGS[name], VALUE_KINDS[name], task.default(name)
     shown = " ".join(default) or "none" if isinstance(default, tuple) else default
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": f"{setting.help} (default: {shown})"}
     if kind is bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 from training.runs.directory import Description, RunDirectory
-from training.settings import settings_from
+from training.tasks import settings_from
 from training.tasks.models import init_model, model_config
 
 SIZES = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 40, "dropout": 0.0}

@@ -12,7 +12,8 @@ from training.data.tokenizers import CharacterTokenizer
 from training.loop.trainer import Trainer
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupts
-from training.settings import Settings, settings_from
+from training.settings import Settings
+from training.tasks import settings_from
 from training.tasks.models import model_config
 
 LETTERS = 14

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from training.settings import TASKS, settings_of
+from training.tasks import TASKS
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
@@ -157,8 +157,8 @@ def test_help_has_every_setting_with_its_default(script, capsys, task):
         script.main([task, "--help"])
     assert ended.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert out.count("(default: ") == len(settings_of(task)) + 1
-    for name in settings_of(task):
+    assert out.count("(default: ") == len(TASKS[task].all_settings()) + 1
+    for name in TASKS[task].all_settings():
         assert script.flag(name) in out
 
 

@@ -44,7 +44,12 @@ class Dataset(abc.ABC):
       seed: decides the order of the examples and every random choice in them.
       n_examples: examples in one epoch.
       fingerprint: hash of everything that decides the batches.
+      n_too_long: how many examples have more than l_max tokens, where that matters.
+      too_long: what is done with those.
     """
+
+    n_too_long: int = 0
+    too_long: str = ""
 
     def __init__(self, *identity: object, n_examples: int, l_max: int, batch_size: int, seed: int) -> None:
         if batch_size < 1:
@@ -57,6 +62,11 @@ class Dataset(abc.ABC):
         self.n_examples = n_examples
         self.fingerprint = fingerprint(type(self).__name__, *identity, l_max, batch_size, seed)
         self._order = grain.MapDataset.range(n_examples).seed(seed).shuffle().repeat()
+
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """Predicted tokens for each UTF-8 byte of the text; None where not every byte is predicted once."""
+        return None
 
     @property
     def n_steps(self) -> int:
@@ -161,6 +171,12 @@ class NextTokens(Dataset):
             n_examples = len(self._row_starts) - 1
         super().__init__(store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
 
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """Predicted tokens for each byte: all but bos, of which windows have but one."""
+        n_bos = 1 if self.mode == "windows" else len(self.store)
+        return (self.store.n_tokens - n_bos) / self.store.n_bytes
+
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         if self.mode == "packed":
             return self._packed_rows(indices[rows])
@@ -247,15 +263,14 @@ class MaskedTokens(Dataset):
 class SequencePairs(Dataset):
     """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
 
-    A pair of which one side, with bos and eos, has more than l_max tokens is left out: a part of a sentence does not
-    translate a part of the other.
-
-    Attributes:
-      n_too_long: how many pairs were left out.
+    A pair of which one side, with bos and eos, has more than l_max tokens is left out: training on fragments would
+    teach the model to translate fragments.
 
     Raises:
       DataError: no pair is short enough, or a bad l_max, pad_multiple, batch_size or seed.
     """
+
+    too_long = "pairs are left out"
 
     def __init__(
         self,
@@ -313,12 +328,11 @@ class LabeledTexts(Dataset):
 
     Of a text with more than l_max tokens, the first l_max − 1 and eos are kept.
 
-    Attributes:
-      n_too_long: how many texts are cut.
-
     Raises:
       DataError: a bad l_max, batch_size or seed.
     """
+
+    too_long = "texts are cut"
 
     def __init__(self, store: LabeledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
         if l_max < 2:

@@ -12,8 +12,15 @@ from training.data.records import Corpus, DataError, Kind
 from training.data.store import Splits, tokenize_labeled, tokenize_pairs, tokenize_text
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
+from training.tasks import TASKS
 
-KINDS: dict[str, Kind] = {"d": "text", "e": "text", "ed": "pairs", "classify": "labeled"}
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "d": lambda store, settings, **sizes: NextTokens(store, mode=settings.rows, **sizes),
+    "e": lambda store, settings, **sizes: MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes),
+    "ed": lambda store, settings, **sizes: SequencePairs(store, **sizes),
+    "classify": lambda store, settings, **sizes: LabeledTexts(store, **sizes),
+}
+"""What makes batches of a task's tokens."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
@@ -47,7 +54,7 @@ class RunData:
     @property
     def tokens_per_byte(self) -> float | None:
         """Predicted tokens for each UTF-8 byte of the held-out text; None where not every byte is predicted once."""
-        return tokens_per_byte(self.validation)
+        return self.validation.tokens_per_byte
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -86,18 +93,6 @@ def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cac
     )
 
 
-def tokens_per_byte(data: Dataset) -> float | None:
-    """Return the predicted tokens for each UTF-8 byte of a text; None where not every byte is predicted once.
-
-    Args:
-        data: a part of the data.
-    """
-    if not isinstance(data, NextTokens):
-        return None
-    windows = data.mode == "windows"  # there, only the first bos is not predicted
-    return (data.store.n_tokens - (1 if windows else len(data.store))) / data.store.n_bytes
-
-
 def make_dataset(settings: Settings, store: Any) -> Dataset:
     """Return the batches of a part of the data.
 
@@ -108,16 +103,12 @@ def make_dataset(settings: Settings, store: Any) -> Dataset:
     Raises:
         DataError: there are none that fit.
     """
-    sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    if settings.task == "d":
-        return NextTokens(store, mode=settings.rows, **sizes)
-    if settings.task == "e":
-        return MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes)
-    return SequencePairs(store, **sizes) if settings.task == "ed" else LabeledTexts(store, **sizes)
+    sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
+    return DATASETS[settings.task](store, settings, **sizes)
 
 
 def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
-    kind = KINDS[settings.task]
+    kind = TASKS[settings.task].records
     if not settings.data:
         raise DataError("no data were named; give the name of a data set, or files")
     named = [name for name in settings.data if name in SOURCES and not Path(name).is_file()]
@@ -168,8 +159,7 @@ def _notes(settings: Settings, store: Any, train: Dataset, validation: Dataset) 
     dropped = getattr(store, "dropped_paragraphs", 0)
     if dropped:
         return (f"{dropped} paragraphs of the training text are held out, so they are left out",)
-    long = [data.n_too_long for data in (train, validation) if isinstance(data, SequencePairs | LabeledTexts)]
-    if not sum(long):
+    if not train.n_too_long + validation.n_too_long:
         return ()
-    what = "pairs are left out" if settings.task == "ed" else "texts are cut"
-    return (f"{long[0]} training and {long[1]} held-out {what}: they have more than l_max = {settings.l_max} tokens",)
+    sizes = f"{train.n_too_long} training and {validation.n_too_long} held-out"
+    return (f"{sizes} {train.too_long}: they have more than l_max = {settings.l_max} tokens",)

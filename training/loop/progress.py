@@ -57,7 +57,7 @@ class Progress:
 
 
 class Rates:
-    """Tokens per second and the share of the machine's peak, over the updates since they were last read."""
+    """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
 
     def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
         """Begin to measure.

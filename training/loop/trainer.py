@@ -24,8 +24,9 @@ from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.runs.metrics import MetricsLog, cut, plot_losses, read_metrics, tensorboard_writer
+from training.tasks import TASKS
 from training.tasks.models import init_model
-from training.tasks.objectives import OBJECTIVES, make_totals
+from training.tasks.objectives import make_totals
 
 IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
@@ -78,7 +79,7 @@ class Trainer:
         self._sharding = Sharding(self._settings.sharding, self._settings.batch_size)
         self._schedule, self._optimizer = optimizer_from(self._settings)
         self._variant = description.config.variant
-        self._objective = OBJECTIVES[self._settings.task]
+        self._objective = TASKS[self._settings.task].objective
         seed = jax.random.key(self._settings.seed)
         self._init_key, self._key = jax.random.fold_in(seed, 0), jax.random.fold_in(seed, 1)
         self._limit = loss_limit(self._settings.explosion, len(description.labels) or description.config.N_V)

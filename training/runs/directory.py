@@ -27,8 +27,9 @@ import safetensors.numpy
 from training.data.tokenizers import Tokenizer, load_tokenizer
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, unflatten
-from training.settings import Settings, differences, settings_from
-from training.tasks.models import ModelConfig, config_from_json, config_to_json, model_shapes
+from training.settings import Settings, differences
+from training.tasks import settings_from, settings_to_json
+from training.tasks.models import config_from_json, config_to_json, model_shapes
 
 FORMAT = "formal-algorithms run 2"
 
@@ -44,13 +45,15 @@ class Run(NamedTuple):
         theta: its parameters.
         config: its sizes and variant.
         tokenizer: what makes its tokens.
-        task: d, e, ed or classify.
+        task: one of `training.tasks.TASKS`.
+        labels: the classes, by number; none but for classification.
     """
 
     theta: Any
-    config: ModelConfig
+    config: Any
     tokenizer: Tokenizer
     task: str
+    labels: tuple[str, ...] = ()
 
 
 class Description(NamedTuple):
@@ -64,7 +67,7 @@ class Description(NamedTuple):
     """
 
     settings: Settings
-    config: ModelConfig
+    config: Any
     labels: tuple[str, ...]
     fingerprints: dict[str, str]
 
@@ -73,7 +76,7 @@ class Description(NamedTuple):
         return {
             "format": FORMAT,
             "task": self.settings.task,
-            "settings": self.settings.to_json(),
+            "settings": settings_to_json(self.settings),
             "model": config_to_json(self.config),
             "labels": list(self.labels),
             "fingerprints": self.fingerprints,
@@ -123,9 +126,7 @@ class RunDirectory:
         try:
             state = json.loads(self.config.read_text(encoding="utf-8"))
             if state.get("format") != FORMAT:
-                raise ValueError(
-                    f"its format is {state.get('format')!r}, expected {FORMAT!r}; train the model again with this version"
-                )
+                raise ValueError(f"its format is {state.get('format')!r}, expected {FORMAT!r}; train it anew")
             settings = settings_from(state["settings"], task=state["task"])
             config = config_from_json(state["task"], state["model"])
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
@@ -200,7 +201,7 @@ def load_run(directory: str | Path) -> Run:
         directory: of the run.
 
     Returns:
-        parameters, configuration, tokenizer and task.
+        parameters, configuration, tokenizer, task and classes.
 
     Raises:
         RunError: there is no run, or nothing was trained yet, or it is damaged.
@@ -218,7 +219,7 @@ def load_run(directory: str | Path) -> Run:
         theta = _read_parameters(files.parameters, template)
     else:
         theta = _from_checkpoint(files, template, ema=description.settings.ema_decay > 0)
-    return Run(theta, description.config, tokenizer, task)
+    return Run(theta, description.config, tokenizer, task, description.labels)
 
 
 def _read_parameters(path: Path, template: Any) -> Any:

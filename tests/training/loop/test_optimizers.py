@@ -10,7 +10,7 @@ from tests import cases
 from tests.training_cases import N_V, settings_for
 from training.loop.optimizers import decays, make_optimizer, make_schedule
 from training.runs.named_arrays import flatten
-from training.settings import TASKS
+from training.tasks import TASKS
 from training.tasks.models import model_config, model_shapes
 
 GRADIENTS = np.random.default_rng(0).standard_normal((5, 3))

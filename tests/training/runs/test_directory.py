@@ -14,7 +14,8 @@ from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.named_arrays import flatten
-from training.settings import TASKS, SettingsError, default_of, settings_from, settings_of
+from training.settings import SettingsError
+from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import model_config, model_shapes
 
 
@@ -127,15 +128,15 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_settings_are_read_back_from_json(task):
     settings = settings_for(task, seed=3)
-    assert settings_from(json.loads(json.dumps(settings.to_json())), task=task) == settings
+    assert settings_from(json.loads(json.dumps(settings_to_json(settings))), task=task) == settings
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_defaults_fit_together(task):
     settings = settings_from({}, task=task)
     assert model_config(settings, 300).d_e == settings.d_e
-    assert {name: default_of(name, task) for name in settings_of(task)} == {
-        name: getattr(settings, name) for name in settings_of(task)
+    assert {name: TASKS[task].default(name) for name in TASKS[task].all_settings()} == {
+        name: getattr(settings, name) for name in TASKS[task].all_settings()
     }
 
 

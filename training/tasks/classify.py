@@ -1,4 +1,4 @@
-"""Classification with the encoder of Algorithm 9: a linear map of the first token's encoding (Radu 2026, §12.7)."""
+"""Classes of texts, by a linear map of the first token's encoding by Algorithm 9 (Radu 2026, §12.7)."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,8 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer, unembedding
 from algorithms.model.initialization import Scheme
+from training.tasks.objectives import Batch, Columns, Objective
+from training.tasks.task import Task, layer_flops
 
 
 class ClassifierParams(NamedTuple):
@@ -53,3 +55,34 @@ def class_probabilities(
     """
     encoding = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., 0]
     return unembedding(encoding, params.W_c, b_u=params.b_c)
+
+
+def _columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns:
+    X = e_encoding(batch["x"], params.encoder, key=keys, length=batch["length"], **options)[..., :1]
+    return Columns(X, params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
+
+
+def _weights(batch: Batch) -> Array:
+    return (batch["label"] >= 0).astype(jnp.float32)[:, None]
+
+
+CLASSIFY = Task(
+    name="classify",
+    summary="classes of texts, with the encoder of Algorithm 9",
+    records="labeled",
+    config=ETransformerConfig,
+    init=init_classifier,
+    objective=Objective(columns=_columns, weights=_weights),
+    flops=lambda c, l: c.L * layer_flops(c, l),
+    settings=("L",),
+    defaults={
+        "data": ("sms-spam",),
+        "L": 2,
+        "d_e": 64,
+        "d_mlp": 256,
+        "dropout": 0.1,
+        "steps": 300,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+    },
+)
