@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import is_constant_dim
 from jaxtyping import Float, Int, Key
 
 from algorithms.attention import mh_attention
@@ -17,7 +16,7 @@ from algorithms.machinery.hand_derived import varying_alike
 from algorithms.masks import Mask
 from algorithms.model.parameters import MHAttentionParams
 from algorithms.model.variants import Variant
-from algorithms.notation import Implementation, accumulation_dtype
+from algorithms.notation import Implementation, accumulation_dtype, are_numbers
 from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
@@ -134,5 +133,5 @@ def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*#batch"] | i
 def _positions_in(x: Int[Array, "*batch l"]) -> Any:
     """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
     l = x.shape[-1]
-    t = np.arange(l) if is_constant_dim(l) else jnp.arange(l)
+    t = np.arange(l) if are_numbers(l) else jnp.arange(l)
     return t.reshape(*(1,) * (x.ndim - 1), l)

@@ -49,7 +49,7 @@ and Valentin Radu, "Vectors of Meaning", vom.radval.me, 2026 (cited as Radu 2026
 """
 
 import typing
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -60,6 +60,7 @@ __all__ = [
     "IMPLEMENTATIONS",
     "Implementation",
     "accumulation_dtype",
+    "are_numbers",
     "as_columns",
     "as_ids",
     "bos_token",
@@ -111,3 +112,8 @@ def as_columns(b: Float[Array, "*rows"], X: Float[Array, "*rows_and_columns"]) -
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype in which sums over ``dtype`` are formed: float32 at least, float64 for float64."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def are_numbers(*sizes: Any) -> bool:
+    """Whether the sizes of axes are known: in ``jax.export`` one may be a symbol."""
+    return all(isinstance(size, int) for size in sizes)

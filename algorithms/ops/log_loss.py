@@ -5,12 +5,11 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import is_constant_shape
 from jaxtyping import Float, Int
 
 from algorithms.machinery.contract import Range
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.notation import Implementation, as_ids
+from algorithms.notation import Implementation, are_numbers, as_ids
 from algorithms.unembedding import logits
 
 __all__ = ["log_loss", "token_losses"]
@@ -164,7 +163,7 @@ def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:
 
 def _per_chunk(n, of_each):
     """How many of n rows or columns of logits make a chunk, where each has ``of_each``: all where that is not known."""
-    if not is_constant_shape((n, of_each)):
+    if not are_numbers(n, of_each):
         return n
     return max(1, min(n, LOGITS_PER_CHUNK // max(1, of_each)))
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import is_constant_shape
 from jaxtyping import Float, Key
 
 from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
+from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.vendor import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
@@ -87,7 +87,7 @@ def automatic(
     any       otherwise                                                       ``"blockwise"``
     ========  ==============================================================  ===============
     """
-    if not is_constant_shape((*Q.shape, *K.shape)):
+    if not are_numbers(*Q.shape, *K.shape):
         return "dense"
     for name, (_, refuses) in LIBRARY_KERNELS.items():
         if refuses(Q, K, V, mask, dropout, platform) is None:
@@ -109,7 +109,7 @@ def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float)
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q))
-    elif name == "blockwise" and not is_constant_shape((*Q.shape, *K.shape)):
+    elif name == "blockwise" and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs sizes that are numbers, got {Q.shape} and {K.shape}"
     if reason is not None:
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')

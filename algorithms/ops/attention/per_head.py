@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import is_constant_shape
 from jaxtyping import Float, UInt32
 
 from algorithms.masks import Mask, sequence_axes
+from algorithms.notation import are_numbers
 
 __all__ = ["for_each_tile"]
 
@@ -38,8 +38,7 @@ def for_each_tile(
         seeds: of the dropout of each tile, or None.
     """
     l_x, l_z = matrices[0].shape[-1], matrices[1].shape[-1]
-    is_known = is_constant_shape((*matrices[0].shape, l_z))  # in jax.export a size may be a symbol
-    if not is_known or l_x * l_z <= SMALL:
+    if not are_numbers(*matrices[0].shape, l_z) or l_x * l_z <= SMALL:
         return _side_by_side(of_tile, matrices, mask, seeds)
     return jax.lax.platform_dependent(
         matrices,
