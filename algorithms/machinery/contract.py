@@ -124,7 +124,7 @@ def _bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     if isinstance(annotation, tuple):
-        return annotation
+        return tuple(type(None) if kind is None else kind for kind in annotation)
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
