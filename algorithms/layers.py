@@ -54,7 +54,7 @@ class Steps(NamedTuple):
         t = _positions_in(x) if positions is None else positions
         t = t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape)
         if theta.W_p is not None:
-            return positional_embedding(t, theta.W_p, implementation=self.implementation)
+            return positional_embedding(jnp.asarray(t), theta.W_p, implementation=self.implementation)
         d_e, dtype = theta.W_e.shape[0], theta.W_e.dtype
         return jnp.asarray(sinusoid(t, d_e, base=10000, dtype=accumulation_dtype(dtype)), dtype)
 
