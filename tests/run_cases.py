@@ -8,7 +8,7 @@ import numpy as np
 
 from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 from training.runs.directory import Description, RunDirectory
-from training.settings import settings_from
+from training.tasks import settings_from
 from training.tasks.models import init_model, model_config
 
 SIZES = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 40, "dropout": 0.0}
@@ -17,7 +17,7 @@ LABELS = ("ham", "spam", "other")
 
 
 def make_run(path: Path, task: str, tokenizer: Tokenizer = LETTERS, **values: Any) -> Path:
-    """Writes a run as training leaves it; the parameters are random, with large logits."""
+    """Write a run as training leaves it; the parameters are random, with large logits."""
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 2}
     settings = settings_from({**SIZES, **layers, **values}, task=task)
     config = model_config(settings, tokenizer.N_V)

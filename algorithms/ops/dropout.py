@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key, UInt32
 
-__all__ = ["dropout", "fold_in", "kept", "seed_of"]
+__all__ = ["dropout", "fold_in", "keep_mask", "seed_of"]
 
 K = TypeVar("K", bound=Array | None)
 
@@ -37,7 +37,7 @@ def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"
         return X
 
     def draw(seed):
-        return kept(seed, rate, jnp.arange(X.shape[0]), jnp.arange(X.shape[-1]))
+        return keep_mask(seed, rate, jnp.arange(X.shape[0]), jnp.arange(X.shape[-1]))
 
     for _ in range(key.ndim):
         draw = jax.vmap(draw, out_axes=1)
@@ -45,7 +45,7 @@ def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"
 
 
 def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
-    """Two random words of a key, or of every key of a batch, from which ``kept`` draws a matrix."""
+    """Two random words of a key, or of every key of a batch, from which ``keep_mask`` draws a matrix."""
 
     def draw(key):
         return jax.random.bits(key, (2,), jnp.uint32)
@@ -55,7 +55,9 @@ def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
     return draw(key)
 
 
-def kept(seed: UInt32[Array, "2"], rate: float, rows: Int[Array, "m"], columns: Int[Array, "n"]) -> Bool[Array, "m n"]:
+def keep_mask(
+    seed: UInt32[Array, "2"], rate: float, rows: Int[Array, "m"], columns: Int[Array, "n"]
+) -> Bool[Array, "m n"]:
     """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone, whatever else is drawn.
 
     An entry's word is a hash of its row's and its column's, which costs a thirtieth of ``jax.random.bernoulli``'s on a

@@ -22,7 +22,7 @@ SIZES = ["--H", 2, "--d_e", 8, "--d_mlp", 8, "--batch-size", 4, "--steps", 3, "-
 
 @pytest.fixture
 def evaluated(tmp_path, capsys):
-    """Trains a run for three steps and evaluates it; returns what was printed, and the rows and samples."""
+    """Train a run for three steps and evaluates it; return what was printed, and the rows and samples."""
 
     def run(task, train_lines, held_out_lines, *flags, part="validation"):
         (tmp_path / "train.txt").write_text(train_lines)
@@ -95,7 +95,8 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
 
     answers = {pair.source: pair.target if n < 4 else "this is not the line at all" for n, pair in enumerate(pairs)}
     monkeypatch.setattr(report, "answerer_for", lambda run, options: Answerer())
-    found = report._translator(load_run(directory), pairs)
+    run = load_run(directory)
+    found = report._translator(run, None, None, "validation", pairs)
     figures = found.rows["this model"]
     assert figures["exact_match"] == pytest.approx(4 / 6)
     reference = [[pair.target for pair in pairs]]

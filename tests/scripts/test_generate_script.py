@@ -16,7 +16,7 @@ from algorithms import d_inference, e_transformer, ed_inference
 from tests.run_cases import BYTES, LABELS, LETTERS, make_run
 from training.generation.text import _certain, _pieces
 from training.runs.directory import load_run
-from training.tasks.classification import class_probabilities
+from training.tasks.classify import class_probabilities
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
 
@@ -34,7 +34,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def answered(script, runs, capsys, monkeypatch):
-    """Runs the script on the run of a task; returns what it printed."""
+    """Run the script on the run of a task; return what it printed."""
 
     def call(task, *arguments, stdin=None):
         if stdin is not None:
@@ -110,7 +110,7 @@ def test_a_beam_finds_translations_at_least_as_likely(answered):
         lines = answered("ed", "--json", "--l_max", 7, *flags, stdin="abc\nfade\n").splitlines()
         return [json.loads(line)["answers"][0]["log_probability"] for line in lines]
 
-    greedy, beam = scores(), scores("--beam", 9, "--length-penalty", 0)
+    greedy, beam = scores(), scores("--beam-size", 9, "--length-penalty", 0)
     assert all(b >= g - 1e-5 for b, g in zip(beam, greedy, strict=True))
 
 
@@ -177,21 +177,21 @@ def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeyp
         ("d", ["--prompt", "abc", "--tau", "-1"], None, "tau: expected a temperature >= 0"),
         ("d", ["--prompt", "abc", "--n", "0"], None, "n: expected at least 1"),
         ("d", ["--prompt", "abc", "--stop", ""], None, "--stop: expected some text"),
-        ("d", ["--prompt", "abc", "--beam", "3"], None, "--beam does nothing here: the run is a decoder"),
-        ("ed", ["--beam", "16"], "abc\n", "beam_size: expected at least 1 and at most 15"),
-        ("ed", ["--beam", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
+        ("d", ["--prompt", "abc", "--beam-size", "3"], None, "--beam-size does not apply: the run is a decoder"),
+        ("ed", ["--beam-size", "16"], "abc\n", "beam_size: expected at least 1 and at most 15"),
+        ("ed", ["--beam-size", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
         ("ed", ["--n", "2"], "abc\n", "would be the same"),
-        ("ed", ["--top-k", "2"], "abc\n", "--top-k does nothing here: the run is an encoder-decoder"),
+        ("ed", ["--top-k", "2"], "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
         ("ed", [], "abc\n\nb\n", "text 2 is empty"),
         ("ed", ["--l_max", "41"], "abc\n", "l_max: expected at least 1 and at most 40"),
         ("e", ["--prompt", "abc"], None, "there is no [MASK] to be filled in the text 'abc'"),
-        ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does nothing here: the run is an encoder,"),
+        ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does not apply: the run is an encoder,"),
         ("e", ["--prompt", "a[MASK]", "--n", "16"], None, "n: expected at least 1 and at most 15"),
         (
             "classify",
             ["--seed", "1"],
             "abc\n",
-            "--seed does nothing here: the run is a classifier, whose options are none",
+            "--seed does not apply: the run is a classifier, whose options are none",
         ),
         ("d", ["--interactive", "--prompt", "abc"], None, "leave --prompt out"),
     ],

@@ -11,10 +11,9 @@ from algorithms import d_transformer, e_encoding, e_transformer, ed_transformer
 from tests import cases
 from tests.training_cases import data_for, settings_for
 from training.loop.train_step import batch_loss
-from training.settings import TASKS
-from training.tasks.classification import class_probabilities, init_classifier
+from training.tasks import TASKS
+from training.tasks.classify import class_probabilities, init_classifier
 from training.tasks.models import model_config, model_shapes
-from training.tasks.objectives import OBJECTIVES
 
 N_V = 17
 
@@ -30,7 +29,7 @@ def model(task, **settings):
 
 def loss_of(task, config, **options):
     """The compiled loss (params, batch, keys)."""
-    return jax.jit(functools.partial(OBJECTIVES[task].loss, variant=config.variant, **options))
+    return jax.jit(functools.partial(TASKS[task].objective.loss, variant=config.variant, **options))
 
 
 def nats_by_sequence(task, theta, batch, r):
@@ -67,7 +66,7 @@ def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
     expected = [nats_by_sequence(task, theta, batch, r) for r in range(3)]
     nats = np.concatenate([n for n, _ in expected])
     np.testing.assert_allclose(loss_of(task, config)(theta, batch, None), nats.sum(), rtol=1e-10)
-    totals = jax.jit(functools.partial(OBJECTIVES[task].totals, variant=config.variant))(theta, batch)
+    totals = jax.jit(functools.partial(TASKS[task].objective.totals, variant=config.variant))(theta, batch)
     np.testing.assert_allclose(totals.nats, nats.sum(), rtol=1e-10)
     assert (int(totals.weight), int(totals.correct)) == (len(nats), sum(int(c.sum()) for _, c in expected))
 
@@ -91,7 +90,7 @@ def test_padding_and_empty_rows_count_nothing(task):
         assert np.isfinite(a).all()
         np.testing.assert_array_equal(a, b)
     empty = batch["x_length" if task == "ed" else "length"] == 0
-    weights = np.asarray(OBJECTIVES[task].weights(batch))
+    weights = np.asarray(TASKS[task].objective.weights(batch))
     assert not weights[empty].any()
     assert weights[~empty].any(axis=1).all() or task == "e"
 
@@ -115,11 +114,11 @@ def test_a_batch_in_parts_is_the_batch(task, options):
     settings, data, config, theta = model(task, label_smoothing=0.1, **options)
     object.__setattr__(settings, "dtype", "float64")
     batch = data.train.batch(0)
-    assert len(set(np.asarray(OBJECTIVES[task].weights(batch)).sum(axis=1))) > 1
+    assert len(set(np.asarray(TASKS[task].objective.weights(batch)).sum(axis=1))) > 1
     results = []
     for parts in (1, 2):
-        object.__setattr__(settings, "accumulate", parts)
-        whole = jax.jit(batch_loss(OBJECTIVES[task], settings, config.variant))
+        object.__setattr__(settings, "accumulation_steps", parts)
+        whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant))
         results.append(whole(theta, batch, np.int32(3), jax.random.key(0)))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
@@ -134,7 +133,7 @@ def test_remat_computes_the_same_in_less_memory(task):
     results, temporary = [], []
     for remat in (False, True):
         object.__setattr__(settings, "remat", remat)
-        whole = jax.jit(batch_loss(OBJECTIVES[task], settings, config.variant)).lower(*arguments).compile()
+        whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant)).lower(*arguments).compile()
         results.append(whole(*arguments))
         temporary.append(whole.memory_analysis().temp_size_in_bytes)
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
@@ -145,12 +144,12 @@ def test_remat_computes_the_same_in_less_memory(task):
 def test_dropout_depends_on_the_step_and_on_the_sequence():
     settings, data, config, theta = model("classify", dropout=0.5)
     batch = {name: np.repeat(array[:1], settings.batch_size, axis=0) for name, array in data.train.batch(0).items()}
-    whole = jax.jit(batch_loss(OBJECTIVES["classify"], settings, config.variant))
+    whole = jax.jit(batch_loss(TASKS["classify"].objective, settings, config.variant))
     losses = [float(whole(theta, batch, np.int32(step), jax.random.key(0))[0]) for step in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
     key = jax.random.key(1)
     keys = jnp.stack([key, key, jax.random.key(2), key])
-    X = jax.jit(functools.partial(OBJECTIVES["classify"].columns, variant=config.variant))(theta, batch, keys).X
+    X = jax.jit(functools.partial(TASKS["classify"].objective.columns, variant=config.variant))(theta, batch, keys).X
     np.testing.assert_array_equal(X[0], X[1])
     assert np.abs(X[0] - X[2]).max() > 0.01
 

@@ -89,7 +89,7 @@ def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
     """Check that every prompt can be continued by l_gen tokens (the last of which is not read any more).
 
     Raises:
-        ValueError: if one can not.
+        ValueError: if one cannot.
     """
     r = int(lengths.argmax())
     if lengths[r] + l_gen - 1 > l_max:

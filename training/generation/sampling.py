@@ -21,7 +21,7 @@ def draw(
     top_k: int | None,
     top_p: float | Float[Array, ""] | None,
 ) -> Int[Array, "B"]:
-    """Draws a token for each sequence, from the distribution in its column.
+    """Draw a token for each sequence, from the distribution in its column.
 
     Args:
         P: the distributions.

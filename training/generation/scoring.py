@@ -59,7 +59,7 @@ def log_probability(
     Raises:
         TypeError: for tokens that are no integers, or parameters of another architecture.
         ValueError: for a sequence that is empty, longer than l_max, or has an unknown token; or for contexts that are
-            missing, or that a decoder can not have.
+            missing, or that a decoder cannot have.
     """
     return log_probabilities(theta, x, lengths=lengths, config=config, z=z, z_lengths=z_lengths).sum(axis=1)
 

@@ -17,7 +17,7 @@ from training.generation.scoring import (
     log_probability,
     perplexity,
 )
-from training.tasks.classification import ClassifierParams, class_probabilities
+from training.tasks.classify import ClassifierParams, class_probabilities
 
 X = np.random.default_rng(0).integers(N_V, size=(3, 11))
 LENGTHS = np.array([11, 1, 6])

@@ -17,7 +17,7 @@ from training.runs.named_arrays import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-TIMED = ("tokens_per_second", "peak_share", "memory_bytes")
+TIMED = ("tokens_per_second", "mfu", "memory_bytes")
 FLAGS = {
     "--tokenizer": "bytes",
     "--l_max": 16,
@@ -30,7 +30,7 @@ FLAGS = {
     "--eval-every": 20,
     "--checkpoint-every": 3,
     "--dropout": 0.1,
-    "--average": 0.9,
+    "--ema-decay": 0.9,
     "--peak": 1e9,
 }
 PATIENCE = 600  # seconds until a test gives up
@@ -69,7 +69,7 @@ class Command:
 
 
 def wait_until(condition, process):
-    """Waits until something is so; the process must not have ended before."""
+    """Wait until something is so; the process must not have ended before."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, process.stderr.read()
