@@ -24,7 +24,7 @@ def run(rounds: int) -> str:
     """Measure, and return the Markdown tables."""
     on_gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
-    implementations = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
+    implementations: list[Implementation] = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
     peak = matrix_product_peak(dtype)
     title = f"{jnp.dtype(dtype).name}, causal; matrix products peak at {peak / 1e9:.0f} GFLOP/s."
     sizes = GPU_SIZES if on_gpu else SIZES
