@@ -47,12 +47,18 @@ def answered(script, runs, capsys, monkeypatch):
     return call
 
 
+def as_used(model):
+    """The variant of a run, without the dropout that it was trained with."""
+    assert model.config.variant.dropout > 0
+    return model.config.variant.without_dropout()
+
+
 def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
     """What Algorithm 14 makes of a prompt, up to eos."""
     model = load_run(runs["d"])
     x = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(prompt)])
     key = jax.random.fold_in(jax.random.key(seed), r)
-    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key).tolist()
+    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key, variant=as_used(model)).tolist()
     return LETTERS.decode(tokens[: tokens.index(LETTERS.eos_token)] if LETTERS.eos_token in tokens else tokens)
 
 
@@ -98,7 +104,8 @@ def test_an_encoder_decoder_translates_line_by_line(answered, runs):
     expected = []
     for line in lines:
         z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
-        tokens, length = ed_inference(z, model.theta, tau=0.0, key=jax.random.key(0), l_max=9)
+        options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 9, "variant": as_used(model)}
+        tokens, length = ed_inference(z, model.theta, **options)
         expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
     stdin = "\n".join(lines) + "\n"
     assert answered("ed", "--l_max", 9, stdin=stdin).splitlines() == expected
@@ -118,7 +125,7 @@ def test_an_encoder_fills_masks(answered, runs):
     model = load_run(runs["e"])
     text = "ab[MASK]d e[MASK]"
     tokens = [LETTERS.bos_token, *LETTERS.encode("ab"), LETTERS.mask_token, *LETTERS.encode("d e"), LETTERS.mask_token]
-    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta))
+    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta, variant=as_used(model)))
     best = np.argsort(-P, axis=0)
     answer = json.loads(answered("e", "--prompt", text, "--n", 2, "--json"))["answers"][0]
     for candidates, t in zip(answer["masks"], (3, 7), strict=True):

@@ -15,6 +15,9 @@ TINY = {"--tokenizer": "bytes", "--batch-size": 4, "--steps": 3, "--eval-batches
 }
 
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
 @pytest.fixture(scope="module")
 def script():
     return importlib.import_module("scripts.train")

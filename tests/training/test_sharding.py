@@ -11,6 +11,9 @@ from training.mesh.sharding import Sharding
 SHORT = {"batch_size": 16, "steps": 3, "learning_rate": 0.01, "dropout": 0.1}
 
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
 def losses(directory, task, sharding, **values):
     trainer, witness = make_trainer(directory, settings_for(task, sharding=sharding, **SHORT, **values))
     with jax.enable_x64(False):

@@ -6,6 +6,7 @@
 What is compiled serves all prompts, contexts and outputs whose lengths lie in one bucket, for one batch size.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,7 +92,7 @@ class Generator:
     def __init__(self, theta: DTransformerParams, config: DTransformerConfig) -> None:
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
-        self.config = config
+        self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, l_max=config.l_max)
 
     def generate(
@@ -206,7 +207,7 @@ class Translator:
     def __init__(self, theta: EDTransformerParams, config: EDTransformerConfig) -> None:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
-        self.config = config
+        self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, l_max=config.l_max)
 
     def translate(

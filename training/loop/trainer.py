@@ -145,25 +145,25 @@ class Trainer:
 
     def _compile(self) -> None:
         settings = self._settings
-        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant)
-        totals = make_totals(self._objective, settings, self._variant)
-
-        def compile_all():
-            batch = self._data.train.batch(0)
-            held_out = next(iter(self._data.validation.evaluation_batches()))
-            state, by_row = self._state_sharding, self._sharding.batch
-            shardings: dict[str, Any] = {}
-            if by_row is not None:
-                shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
-            update = jax.jit(step, donate_argnums=0, **shardings)
-            compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
-            compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
-            peak = settings.peak or matmul_peak(self._clock, settings.dtype)
-            return compiled_step, compiled_totals, peak
-
-        self._step, self._totals, peak = self._interrupts.run(compile_all)
+        self._step, self._totals, peak = self._interrupts.run(self._compiled)
         flops = step_flops(settings.task, self._description.config, batch_size=settings.batch_size, l=settings.l_max)
         self._rates = Rates(self._clock, flops=flops, peak=peak)
+
+    def _compiled(self) -> tuple[Any, Any, float]:
+        """Return the compiled update and sums over a held-out batch, and the machine's peak."""
+        settings = self._settings
+        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant)
+        totals = make_totals(self._objective, settings, self._variant)
+        batch = self._data.train.batch(0)
+        held_out = next(iter(self._data.validation.evaluation_batches()))
+        state, by_row = self._state_sharding, self._sharding.batch
+        shardings: dict[str, Any] = {}
+        if by_row is not None:
+            shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
+        update = jax.jit(step, donate_argnums=0, **shardings)
+        compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
+        compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
+        return compiled_step, compiled_totals, settings.peak or matmul_peak(self._clock, settings.dtype)
 
     def _loop(self) -> None:
         if self._progress.pending:

@@ -52,7 +52,7 @@ def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C:
         scheme: how the matrices are drawn.
         N_C: number of classes, for classification.
     """
-    classes = {"N_C": N_C} if N_C else {}
+    classes = {"N_C": N_C} if TASKS[task].records == "labeled" else {}
     return TASKS[task].init(key, config, scheme=scheme, **classes)
 
 

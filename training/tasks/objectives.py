@@ -96,15 +96,10 @@ class Objective:
         variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
         weights = self.weights(batch)
-
-        def of_sequence(X_targets_weights):
-            X, targets, weights = X_targets_weights
-            nats = log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u)
-            return nats, jnp.sum(weights * (jnp.argmax(logits(X, c.W_u, c.b_u), axis=0) == targets))
-
+        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u)
         # one sequence after another: the logits of all of them are the largest array there would be
-        nats, correct = jax.lax.map(of_sequence, (jnp.moveaxis(c.X, 1, 0), c.targets, weights))
-        return Totals(nats.sum(), weights.sum(), correct.sum())
+        likeliest = jax.lax.map(lambda X: jnp.argmax(logits(X, c.W_u, c.b_u), axis=0), jnp.moveaxis(c.X, 1, 0))
+        return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest == c.targets)))
 
 
 def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l"]:

@@ -58,6 +58,7 @@ def test_a_tenth_of_the_documentation_is_held_out(docs):
     assert 0.07 < held / (held + rest) < 0.14
 
 
+@pytest.mark.slow
 def test_the_documentation_is_the_same_every_time(docs):
     again = load_corpus("docs")
     assert again.fingerprint == docs.fingerprint

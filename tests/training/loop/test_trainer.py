@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import d_training
 from tests.training_cases import data_for, make_trainer, settings_for
@@ -24,22 +23,10 @@ PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory):
-    """JAX's 32-bit mode, and a cache of what is compiled: most runs here are the same one."""
-    cache = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-    for name, value in cache.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def _as_most_callers(compile_once):
+    """JAX's 32-bit mode, and everything compiled once: most runs here are the same one."""
     with jax.enable_x64(False):
         yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def lines(directory):
@@ -66,7 +53,7 @@ def initial(settings, config):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, _compile_once):
+def undisturbed(tmp_path_factory, _as_most_callers):
     """A run with everything that has a state: dropout, an average of the parameters, Adam's moments."""
     directory = tmp_path_factory.mktemp("runs") / "undisturbed"
     settings = settings_for("d", **SHORT, dropout=0.2, ema_decay=0.9)
@@ -193,8 +180,8 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
     settings = settings_for(
         "d",
         rows="chunks",
-        steps=60,
-        eval_every=5,
+        steps=40,
+        eval_every=4,
         patience=2,
         learning_rate=0.05,
         schedule="constant",
