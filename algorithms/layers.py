@@ -19,8 +19,6 @@ from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
 
-__all__ = ["Keys", "Steps", "for_each_layer", "without_padding"]
-
 Attend = Callable[..., Float[Array, "d_e *batch l_x"]]
 Keys = Sequence[Key[Array, "*batch"] | None]
 

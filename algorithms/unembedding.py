@@ -9,8 +9,6 @@ from algorithms.notation import accumulation_dtype, as_columns
 from algorithms.ops.linear import product
 from algorithms.ops.softmax import softmax
 
-__all__ = ["logits", "unembedding", "unembedding_matrix"]
-
 
 def unembedding(
     e: Float[Array, "d_e *batch"], W_u: Float[Array, "N_V d_e"], *, b_u: Float[Array, "N_V"] | None = None

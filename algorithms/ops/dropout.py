@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key, UInt32
 
-__all__ = ["dropout", "fold_in", "keep_mask", "seed_of"]
-
 K = TypeVar("K", bound=Array | None)
 
 

@@ -19,8 +19,6 @@ from algorithms.notation import accumulation_dtype
 from algorithms.ops.attention.per_head import for_each_tile
 from algorithms.ops.dropout import keep_mask
 
-__all__ = ["BLOCK", "blockwise_attention"]
-
 BLOCK = 512
 """Rows and columns of the largest block of scores."""
 

@@ -17,8 +17,6 @@ from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.vendor import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
-__all__ = ["attend", "automatic", "platform_of"]
-
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
 

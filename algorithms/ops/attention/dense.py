@@ -14,8 +14,6 @@ from algorithms.ops.attention.per_head import for_each_tile
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import softmax, softmax_backward
 
-__all__ = ["dense_attention"]
-
 
 class _Residuals(NamedTuple):
     Q: Float[Array, "H d_attn B l_x"]

@@ -13,8 +13,6 @@ from jaxtyping import Bool, Float
 from algorithms.machinery.hand_derived import varies_over
 from algorithms.masks import Mask, StructuralMask
 
-__all__ = ["cudnn_attention", "cudnn_refuses", "pallas_attention", "pallas_refuses"]
-
 _NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
 
 PALLAS_BLOCK = 128
