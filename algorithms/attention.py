@@ -130,7 +130,7 @@ def mh_attention(
     Source: Phuong and Hutter 2022, Algorithm 5 and equation (4).
     """
     Y = attention(X, Z, W.heads, mask, implementation=implementation, dropout=dropout, key=key)  # lines 1-2
-    Y = Y.reshape(Y.shape[0] * Y.shape[1], *Y.shape[2:])  # line 3
+    Y = jnp.concatenate(Y)  # line 3
     V_tilde = linear(W.W_o, Y, W.b_o, implementation)  # return
     return V_tilde
 

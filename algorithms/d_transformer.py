@@ -1,7 +1,7 @@
 """Algorithm 10, the decoder-only transformer of GPT: from a sequence to the distribution of each next token."""
 
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.layers import Keys, Steps, for_each_layer
 from algorithms.masks import UNIDIRECTIONAL, Mask, documents
@@ -12,7 +12,7 @@ from algorithms.unembedding import unembedding, unembedding_matrix
 
 
 def d_transformer(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -41,14 +41,14 @@ def d_transformer(
 
 
 def d_hidden_state(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
-    positions: Int[Array, "*#batch l"] | None = None,
-    segments: Int[Array, "*#batch l"] | None = None,
+    positions: Integer[Array, "*#batch l"] | None = None,
+    segments: Integer[Array, "*#batch l"] | None = None,
     remat: bool = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import UpTo
@@ -14,11 +14,11 @@ from algorithms.notation import Implementation
 from algorithms.ops.linear import linear
 from algorithms.unembedding import unembedding, unembedding_matrix
 
-Length = Annotated[Int[Array, "*#batch"] | int | None, UpTo("l")]
+Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
 
 
 def e_transformer(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
     *,
     variant: Variant = PAPER,
@@ -50,7 +50,7 @@ def e_transformer(
 
 
 def e_hidden_state(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
     *,
     variant: Variant = PAPER,
@@ -70,7 +70,7 @@ def e_hidden_state(
 
 
 def e_encoding(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
     *,
     variant: Variant = PAPER,

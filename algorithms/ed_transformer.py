@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import Relation, UpTo
@@ -14,7 +14,7 @@ from algorithms.notation import Implementation
 from algorithms.ops.dropout import fold_in
 from algorithms.unembedding import unembedding, unembedding_matrix
 
-Length = Annotated[Int[Array, "*#batch"] | int | None, UpTo("l_z")]
+Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
 
 
 def _check_one_for_each(arguments) -> None:
@@ -24,12 +24,12 @@ def _check_one_for_each(arguments) -> None:
         )
 
 
-Context = Annotated[Int[Array, "*#batch l_z"], Relation(_check_one_for_each)]
+Context = Annotated[Integer[Array, "*#batch l_z"], Relation(_check_one_for_each)]
 
 
 def ed_transformer(
     z: Context,
-    x: Int[Array, "*batch l_x"],
+    x: Integer[Array, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -63,7 +63,7 @@ def ed_transformer(
 
 def ed_hidden_state(
     z: Context,
-    x: Int[Array, "*batch l_x"],
+    x: Integer[Array, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -80,7 +80,7 @@ def ed_hidden_state(
 
 
 def ed_encoding(
-    z: Int[Array, "*batch l_z"],
+    z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,
@@ -116,7 +116,7 @@ def encoder_layer(
 
 def ed_decoding(
     Z: Float[Array, "d_e *#batch l_z"],
-    x: Int[Array, "*batch l_x"],
+    x: Integer[Array, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     variant: Variant = PAPER,

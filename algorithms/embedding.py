@@ -4,14 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from algorithms.notation import Implementation
 from algorithms.ops.lookup import lookup
 
 
 def token_embedding(
-    v: Int[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
+    v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
     """Algorithm 1: e ← W_e[:, v]. The vector representation of a token, or as columns those of many.
 
@@ -28,7 +28,7 @@ def token_embedding(
 
 
 def positional_embedding(
-    l: Int[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"
+    l: Integer[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
     """Algorithm 2: e_p ← W_p[:, ℓ]. The vector representation of a position, or as columns those of many.
 

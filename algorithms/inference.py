@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.d_transformer import d_transformer
 from algorithms.ed_transformer import Length, ed_transformer
@@ -46,7 +46,7 @@ Temperature = Annotated[
 
 
 def d_inference(
-    x: Int[Array, "*batch l"],
+    x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
     *,
     l_gen: Annotated[int, AT_LEAST_1, Relation(_check_room)],
@@ -54,7 +54,7 @@ def d_inference(
     key: Key[Array, "*batch"],
     variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
-) -> Int[Array, "*batch {l_gen}"]:
+) -> Integer[Array, "*batch {l_gen}"]:
     """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt by ``l_gen`` tokens, one by one, with Algorithm 10.
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``: τ = 0 takes the
@@ -87,7 +87,7 @@ def d_inference(
 
 
 def ed_inference(
-    z: Int[Array, "*batch l_z"],
+    z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
     *,
     tau: Temperature,
@@ -96,7 +96,7 @@ def ed_inference(
     z_length: Length = None,
     variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
-) -> tuple[Int[Array, "*batch l"], Int[Array, "*batch"]]:
+) -> tuple[Integer[Array, "*batch l"], Integer[Array, "*batch"]]:
     """Algorithm 15: x̂ ← EDInference(z, θ̂). Translates a context, token by token, with Algorithm 8.
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``EDTransformer(z, x̂ | θ̂)``, as in Algorithm
@@ -149,7 +149,7 @@ def _longest(theta: Any, l_max: int | None) -> int:
 
 def sample(
     p: Float[Array, "N_V *batch"], tau: float | Float[Array, ""], key: Key[Array, "*batch"]
-) -> Int[Array, "*batch"]:
+) -> Integer[Array, "*batch"]:
     """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any at τ = ∞.
 
     The draw is made in float32 at least.

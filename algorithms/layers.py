@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.attention import mh_attention
 from algorithms.embedding import positional_embedding, sinusoid, token_embedding
@@ -38,13 +38,13 @@ class Steps(NamedTuple):
     activation: str
     attend: Attend | None = None
 
-    def token_embedding(self, x: Int[Array, "*batch l"], theta: Any) -> Float[Array, "d_e *batch l"]:
+    def token_embedding(self, x: Integer[Array, "*batch l"], theta: Any) -> Float[Array, "d_e *batch l"]:
         """``W_e[:, x[t]]`` of every token, as columns."""
         E = token_embedding(x, theta.W_e, implementation=self.implementation)
         return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.variant.scale_embedding else E
 
     def positional_embedding(
-        self, x: Int[Array, "*batch l"], theta: Any, positions: Int[Array, "*#batch l"] | None = None
+        self, x: Integer[Array, "*batch l"], theta: Any, positions: Integer[Array, "*#batch l"] | None = None
     ) -> Float[Array, "d_e *#batch l"]:
         """``W_p[:, t]`` of every position, as columns, or the sinusoids of the variant."""
         t = _positions_in(x) if positions is None else positions
@@ -75,7 +75,15 @@ class Steps(NamedTuple):
         rate = self.variant.dropout
         return mh_attention(X, Z, W, mask, implementation=self.implementation, dropout=rate, key=key)
 
-    def mlp(self, X, W_mlp1, b_mlp1, W_mlp2, b_mlp2, key: Key[Array, "*batch"] | None) -> Float[Array, "d_e *batch l"]:
+    def mlp(
+        self,
+        X: Float[Array, "d_e *batch l"],
+        W_mlp1: Float[Array, "d_mlp d_e"],
+        b_mlp1: Float[Array, "d_mlp"],
+        W_mlp2: Float[Array, "d_e d_mlp"],
+        b_mlp2: Float[Array, "d_e"],
+        key: Key[Array, "*batch"] | None,
+    ) -> Float[Array, "d_e *batch l"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, where f is the nonlinearity."""
         hidden = self.activate(linear(W_mlp1, X, b_mlp1, self.implementation))
         return linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation)
@@ -117,7 +125,9 @@ def for_each_layer(
     return X
 
 
-def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*#batch"] | int | None) -> Int[Array, "*batch l"]:
+def without_padding(
+    x: Integer[Array, "*batch l"], length: Integer[Array, "*#batch"] | int | None
+) -> Integer[Array, "*batch l"]:
     """X with token 0 where t >= length, so that nothing which stands in the padding can reach anything."""
     if length is None:
         return x
@@ -126,7 +136,7 @@ def without_padding(x: Int[Array, "*batch l"], length: Int[Array, "*#batch"] | i
     return jnp.where(_positions_in(x) < length, x, 0)
 
 
-def _positions_in(x: Int[Array, "*batch l"]) -> Any:
+def _positions_in(x: Integer[Array, "*batch l"]) -> Any:
     """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
     l = x.shape[-1]
     t = np.arange(l) if are_numbers(l) else jnp.arange(l)

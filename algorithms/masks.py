@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Integer
 
 
 @functools.partial(
@@ -40,11 +40,11 @@ class StructuralMask:
     unidirectional: bool = False
     width: int | None = None
     # Any: JAX also builds pytrees of specifications, whose leaves are no arrays.
-    length: Annotated[Any, Int[Array, "*#batch"], int, None] = None
-    documents_z: Annotated[Any, Int[Array, "*#batch l_z"], None] = None
-    documents_x: Annotated[Any, Int[Array, "*#batch l_x"], None] = None
+    length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
+    documents_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
+    documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
 
-    def permits(self, t_z: Int[Array, "*#shape"], t_x: Int[Array, "*#shape"]) -> Bool[Array, "*shape"]:
+    def permits(self, t_z: Integer[Array, "*#shape"], t_x: Integer[Array, "*#shape"]) -> Bool[Array, "*shape"]:
         """Whether token t_x of a sequence may attend to t_z, for indices that broadcast against each other."""
         permitted = jnp.ones(jnp.broadcast_shapes(t_z.shape, t_x.shape), bool)
         if self.unidirectional:
@@ -156,7 +156,7 @@ def banded(width: int) -> StructuralMask:
     return StructuralMask(unidirectional=True, width=width)
 
 
-def padding(length: Int[Array, "*batch"] | int) -> StructuralMask:
+def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
     """Only the first ``length`` context tokens may be attended to, t_z < length.
 
     Args:
@@ -177,7 +177,7 @@ def padding(length: Int[Array, "*batch"] | int) -> StructuralMask:
     return StructuralMask(length=length)
 
 
-def documents(numbers: Int[Array, "*batch l"]) -> StructuralMask:
+def documents(numbers: Integer[Array, "*batch l"]) -> StructuralMask:
     """Packed sequences: a token may attend to the tokens of its own document only.
 
     Args:

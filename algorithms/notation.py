@@ -54,7 +54,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "cudnn", "pallas"]
 
@@ -87,7 +87,7 @@ def eos_token(N_V: int) -> int:
     return N_V - 1
 
 
-def as_ids(x: ArrayLike) -> Int[Array, "..."]:
+def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
     """Token IDs in JAX's default integer type, which holds every ID of a vocabulary: uint8 cannot hold ``N_V − 1``."""
     return jnp.asarray(x).astype(int)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.d_transformer import d_hidden_state
 from algorithms.e_transformer import e_hidden_state
@@ -24,19 +24,19 @@ from algorithms.unembedding import unembedding_matrix
 Epochs = Annotated[int, Range("at least 0", lambda n: n >= 0)]
 Rate = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
 Probability = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
-Lengths = Annotated[Int[Array, "N_data"] | None, UpTo("l")]
+Lengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]
 FixedVariant = Annotated[Variant, NO_DROPOUT]
 
 
 def ed_training(
-    z: Int[Array, "N_data l_z"],
-    x: Int[Array, "N_data l_x"],
+    z: Integer[Array, "N_data l_z"],
+    x: Integer[Array, "N_data l_x"],
     theta: EDTransformerParams,
     *,
     N_epochs: Epochs,
     eta: Rate,
-    z_lengths: Annotated[Int[Array, "N_data"] | None, UpTo("l_z")] = None,
-    x_lengths: Annotated[Int[Array, "N_data"] | None, UpTo("l_x")] = None,
+    z_lengths: Annotated[Integer[Array, "N_data"] | None, UpTo("l_z")] = None,
+    x_lengths: Annotated[Integer[Array, "N_data"] | None, UpTo("l_x")] = None,
     variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> EDTransformerParams:
@@ -68,10 +68,10 @@ def ed_training(
 
 def ed_loss(
     theta: EDTransformerParams,
-    z: Int[Array, "l_z"],
-    x: Int[Array, "l_x"],
-    l_z: Int[Array, ""],
-    l: Int[Array, ""],
+    z: Integer[Array, "l_z"],
+    x: Integer[Array, "l_x"],
+    l_z: Integer[Array, ""],
+    l: Integer[Array, ""],
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
@@ -90,7 +90,7 @@ def ed_loss(
 
 
 def e_training(
-    x: Int[Array, "N_data l"],
+    x: Integer[Array, "N_data l"],
     theta: ETransformerParams,
     *,
     N_epochs: Epochs,
@@ -131,17 +131,17 @@ def e_training(
 
 
 def mask_tokens(
-    x: Int[Array, "l"], p_mask: float | Float[Array, ""], key: Key[Array, ""], mask_token: int
-) -> Int[Array, "l"]:
+    x: Integer[Array, "l"], p_mask: float | Float[Array, ""], key: Key[Array, ""], mask_token: int
+) -> Integer[Array, "l"]:
     """Lines 4-6 of Algorithm 12: each token is replaced by mask_token with probability p_mask, independently."""
     return jnp.where(jax.random.bernoulli(key, p_mask, x.shape), mask_token, as_ids(x))
 
 
 def e_loss(
     theta: ETransformerParams,
-    x: Int[Array, "l"],
-    x_tilde: Int[Array, "l"],
-    l: Int[Array, ""],
+    x: Integer[Array, "l"],
+    x_tilde: Integer[Array, "l"],
+    l: Integer[Array, ""],
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
@@ -160,7 +160,7 @@ def e_loss(
 
 
 def d_training(
-    x: Int[Array, "N_data l"],
+    x: Integer[Array, "N_data l"],
     theta: DTransformerParams,
     *,
     N_epochs: Epochs,
@@ -194,8 +194,8 @@ def d_training(
 
 def d_loss(
     theta: DTransformerParams,
-    x: Int[Array, "l"],
-    l: Int[Array, ""],
+    x: Integer[Array, "l"],
+    l: Integer[Array, ""],
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
@@ -227,5 +227,5 @@ def _for_each_sequence_of_each_epoch(step: Callable[..., Any], theta: Any, data:
     return theta_hat
 
 
-def _all_of(x: Array, lengths: Array | None) -> Int[Array, "N_data"]:
+def _all_of(x: Array, lengths: Array | None) -> Integer[Array, "N_data"]:
     return jnp.full(x.shape[0], x.shape[1]) if lengths is None else lengths

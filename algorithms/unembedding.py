@@ -5,8 +5,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.notation import accumulation_dtype, as_columns
-from algorithms.ops.linear import product
+from algorithms.ops.linear import logits
 from algorithms.ops.softmax import softmax
 
 
@@ -28,15 +27,6 @@ def unembedding(
     """
     p = softmax(logits(e, W_u, b_u)).astype(e.dtype)  # line 1
     return p
-
-
-def logits(
-    X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"], b_u: Float[Array, "N_V"] | None = None
-) -> Float[Array, "N_V *columns"]:
-    """``W_u X (+ b_u 1ᵀ)``, in float32 at least."""
-    dtype = accumulation_dtype(X.dtype)
-    Y = product(W_u, X, dtype)
-    return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 
 def unembedding_matrix(theta: Any) -> Float[Array, "N_V d"]:

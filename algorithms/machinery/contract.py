@@ -4,7 +4,7 @@
 an annotation                        says
 ===================================  ===========================================================================
 ``Float[Array, "d_x *batch l_x"]``   kind and shape; a name that is used twice is one size
-``Int[Array, "*#batch l"]``          the batch axes may be left out
+``Integer[Array, "*#batch l"]``          the batch axes may be left out
 ``AttentionParams``                  each field by its own annotation
 ``Annotated[P, "H"]``                the arrays of P have the axis H in front
 ``Annotated[P, "d_x=d_e"]``          what P calls d_x is d_e here, and its other names are its own
@@ -265,7 +265,8 @@ class _Sizes:
             raise ValueError(f"{name}: expected {kind} {shown}{told}, got {_described(value)}{hint}")
         for axis, size in found.items():
             self.bind(axis, size, name)
-        if kind == "integers" and axes and axes[-1].startswith("l") and value.shape[-1] == 0 and "." not in name:
+        is_sequence = kind == "integers" and axes and axes[-1].startswith("l") and self.origin.get(axes[-1]) == name
+        if is_sequence and value.shape[-1] == 0:
             raise ValueError(f"{name}: expected at least one token, got {_described(value)}; begin with bos_token")
 
     def _hint(self, kind: str) -> str:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key, UInt32
+from jaxtyping import Bool, Float, Integer, Key, UInt32
 
 K = TypeVar("K", bound=Array | None)
 
 
-def fold_in(key: K, data: int | Int[Array, ""]) -> K:
+def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
     """``jax.random.fold_in`` of every key of a batch; None stays None."""
     if key is None:
         return key
@@ -54,7 +54,7 @@ def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
 
 
 def keep_mask(
-    seed: UInt32[Array, "2"], rate: float, rows: Int[Array, "m"], columns: Int[Array, "n"]
+    seed: UInt32[Array, "2"], rate: float, rows: Integer[Array, "m"], columns: Integer[Array, "n"]
 ) -> Bool[Array, "m n"]:
     """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone, whatever else is drawn.
 

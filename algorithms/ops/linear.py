@@ -47,6 +47,15 @@ def product(
     return jax.lax.platform_dependent(W, X, cpu=functools.partial(_by_groups, groups, dtype), default=at_once)
 
 
+def logits(
+    X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"], b_u: Float[Array, "N_V"] | None = None
+) -> Float[Array, "N_V *columns"]:
+    """``W_u X (+ b_u 1ᵀ)``, in float32 at least."""
+    dtype = accumulation_dtype(X.dtype)
+    Y = product(W_u, X, dtype)
+    return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
+
+
 def _groups(W) -> int:
     rows = W.size // W.shape[-1]
     return max((g for g in (2, 4, 8, 16) if rows % g == 0 and W.size >= g * LEAST), default=1)

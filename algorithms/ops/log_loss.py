@@ -5,12 +5,12 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from algorithms.machinery.contract import Range
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import Implementation, are_numbers, as_ids
-from algorithms.unembedding import logits
+from algorithms.ops.linear import logits
 
 Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 
@@ -21,7 +21,7 @@ LOGITS_PER_CHUNK = 2**21
 def log_loss(
     X: Float[Array, "d_e *batch l"],
     W_u: Float[Array, "N_V d_e"],
-    targets: Int[Array, "*batch l"],
+    targets: Integer[Array, "*batch l"],
     *,
     weights: Float[Array, "*batch l"] | None = None,
     b_u: Float[Array, "N_V"] | None = None,
@@ -61,7 +61,7 @@ def log_loss(
 def token_losses(
     X: Float[Array, "d_e *columns"],
     W_u: Float[Array, "N_V d_e"],
-    targets: Int[Array, "*columns"],
+    targets: Integer[Array, "*columns"],
     b_u: Float[Array, "N_V"] | None,
     label_smoothing: float,
     implementation: str,
@@ -156,7 +156,7 @@ def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:
     c = l if n == 1 else -(-l // n)
     X = jnp.pad(X, ((0, 0), (0, n * c - l)))
     padded = (jnp.pad(a, (0, n * c - l)).reshape(n, c) for a in of_columns)
-    return jnp.moveaxis(X.reshape(-1, n, c), 1, 0), *padded
+    return jnp.moveaxis(X.reshape(X.shape[0], n, c), 1, 0), *padded
 
 
 def _per_chunk(n, of_each):

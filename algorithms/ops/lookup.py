@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import accumulation_dtype, as_ids
@@ -12,7 +12,9 @@ ONE_HOT_LIMIT = 1024
 """Columns up to which the gradient of the matrix is a matrix product instead of a scatter."""
 
 
-def lookup(W: Float[Array, "d_e n"], v: Int[Array, "*batch"] | int, implementation: str) -> Float[Array, "d_e *batch"]:
+def lookup(
+    W: Float[Array, "d_e n"], v: Integer[Array, "*batch"] | int, implementation: str
+) -> Float[Array, "d_e *batch"]:
     """``W[:, v]``: NaN, in value and in gradient, for an index outside [0, n), never another column."""
     return (_columns if implementation == "paper" else _lookup)(W, as_ids(v))
 

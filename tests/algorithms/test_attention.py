@@ -202,7 +202,7 @@ class TestDropout:
         assert abs(kept.sum() - 0.7 * n) < 5 * np.sqrt(n * 0.3 * 0.7)
         np.testing.assert_array_equal(dropped, weights(dropout=0.3, key=jax.random.key(1)))
         assert (dropped != weights(dropout=0.3, key=jax.random.key(2))).any()
-        np.testing.assert_array_equal(weights(dropout=0.3), A)  # without a key there is none
+        np.testing.assert_array_equal(weights(dropout=0.0, key=jax.random.key(1)), A)
 
     def test_the_heads_drop_different_weights(self):
         W = mh_params(H=2)

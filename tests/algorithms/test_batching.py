@@ -1,4 +1,4 @@
-"""A batch is what its sequences are one by one, in every direction of differentiation, and a wider matrix inside."""
+"""A batch, said outright or by `jax.vmap`, is its sequences one by one, in every direction of differentiation."""
 
 import functools
 import re
@@ -10,6 +10,9 @@ import pytest
 
 from algorithms import (
     UNIDIRECTIONAL,
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
     Variant,
     attention,
     d_hidden_state,
@@ -30,42 +33,56 @@ from tests.algorithms.test_attention import head_params, mh_params
 B = 3
 x, z = cases.random_tokens(B, 7), cases.random_tokens(B, 5, seed=1)
 LENGTHS = jnp.array([2, 7, 1])
-THETA = {"ed": cases.random_theta(cases.ED), "e": cases.random_theta(cases.E), "d": cases.random_theta(cases.D)}
+THETA = {
+    "ed": cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **cases.SHARED)),
+    "e": cases.random_theta(ETransformerConfig(L=1, d_f=19, **cases.SHARED)),
+    "d": cases.random_theta(DTransformerConfig(L=1, **cases.SHARED)),
+}
 W_E, HEAD, HEADS = cases.normal(5, cases.N_V), head_params(d_z=7), mh_params(d_z=7)
-X = cases.normal(B, 7, 11)
+X = cases.normal(7, B, 11)
 
-# One function of one example's arguments, the batch of each argument in front.
+# A function, its arguments for a batch, and the axis of each on which the sequences stand side by side.
 EXAMPLES = {
-    1: (lambda v: token_embedding(v, W_E), (jnp.arange(B),)),
-    2: (lambda t: positional_embedding(t, W_E), (jnp.arange(B),)),
-    3: (lambda e, E: single_query_attention(e, E, HEAD), (X[:, :, 0], X)),
-    4: (lambda X, l: attention(X, X, HEAD, UNIDIRECTIONAL & padding(l)), (X, LENGTHS)),
-    5: (lambda X, l: mh_attention(X, X, HEADS, padding(l)), (X, LENGTHS)),
-    6: (lambda e: layer_norm(e, W_E[0, :11], W_E[1, :11]), (X[:, 0],)),
-    7: (lambda e: unembedding(e, W_E.T), (X[:, 0, :5],)),
-    8: (lambda z, x, l: ed_transformer(z, x, THETA["ed"], z_length=l), (z, x, jnp.array([2, 5, 1]))),
-    9: (lambda x, l: e_transformer(x, THETA["e"], length=l), (x, LENGTHS)),
-    10: (lambda x: d_transformer(x, THETA["d"]), (x,)),
+    1: (lambda v: token_embedding(v, W_E), (jnp.arange(B),), (0,)),
+    2: (lambda t: positional_embedding(t, W_E), (jnp.arange(B),), (0,)),
+    3: (lambda e, E: single_query_attention(e, E, HEAD), (X[:, :, 0], X), (1, 1)),
+    4: (lambda X, l: attention(X, X, HEAD, UNIDIRECTIONAL & padding(l)), (X, LENGTHS), (1, 0)),
+    5: (lambda X, l: mh_attention(X, X, HEADS, padding(l)), (X, LENGTHS), (1, 0)),
+    6: (lambda e: layer_norm(e, W_E[0, :7], W_E[1, :7]), (X[..., 0],), (1,)),
+    7: (lambda e: unembedding(e, W_E.T), (X[:5, :, 0],), (1,)),
+    8: (lambda z, x, l: ed_transformer(z, x, THETA["ed"], z_length=l), (z, x, jnp.array([2, 5, 1])), (0, 0, 0)),
+    9: (lambda x, l: e_transformer(x, THETA["e"], length=l), (x, LENGTHS), (0, 0)),
+    10: (lambda x: d_transformer(x, THETA["d"]), (x,), (0,)),
 }
 
 
+def one(arrays, axes, b):
+    return tuple(jnp.asarray(np.take(a, b, axis)) for a, axis in zip(arrays, axes, strict=True))
+
+
 @pytest.mark.parametrize("number", EXAMPLES)
-def test_vmap_is_a_loop(number):
-    f, batch = EXAMPLES[number]
-    together = jax.vmap(f)(*batch)
+def test_a_batch_said_outright_is_a_loop_and_so_is_vmap(number):
+    f, arrays, axes = EXAMPLES[number]
+    together = f(*arrays)
     for b in range(B):
-        cases.assert_close(together[b], f(*(a[b] for a in batch)), 1e-12)
+        cases.assert_close(together[:, b], f(*one(arrays, axes, b)), 1e-12)
+    cases.assert_close(jax.vmap(f, axes, 1)(*arrays), together, 1e-12)
 
 
 def test_the_batch_may_stand_on_any_axis_and_be_nested():
     f = functools.partial(d_hidden_state, theta=THETA["d"])
-    expected = jax.vmap(f)(x)
+    expected = jnp.moveaxis(f(x), 1, 0)
     nested = jax.vmap(jax.vmap(f, in_axes=1, out_axes=2))(jnp.stack([x.T, x[::-1].T]))
     cases.assert_close(jnp.moveaxis(nested[0], 2, 0), expected, 1e-13)
     cases.assert_close(jnp.moveaxis(nested[1], 2, 0), expected[::-1], 1e-13)
-    f = functools.partial(ed_transformer, theta=THETA["ed"])  # one context for all, and one sequence for all
-    cases.assert_close(jax.vmap(f, (None, 0))(z[0], x)[2], f(z[0], x[2]), 1e-12)
-    cases.assert_close(jax.vmap(f, (0, None))(z, x[0])[2], f(z[2], x[0]), 1e-12)
+
+
+def test_one_context_serves_all_sequences_and_one_sequence_may_meet_many_contexts():
+    f = functools.partial(ed_transformer, theta=THETA["ed"])
+    shared = f(z[0], x)
+    cases.assert_close(shared, f(jnp.stack([z[0]] * B), x), 1e-12)
+    cases.assert_close(jax.vmap(f, (None, 0), 1)(z[0], x), shared, 1e-12)
+    cases.assert_close(jax.vmap(f, (0, None), 1)(z, x[0]), f(z, jnp.stack([x[0]] * B)), 1e-12)
 
 
 def sequence_loss(theta, x):
@@ -74,17 +91,16 @@ def sequence_loss(theta, x):
 
 def test_the_gradient_of_a_batch_is_the_sum_of_its_sequences_gradients():
     theta = THETA["d"]
+    gradient = jax.jit(jax.grad(sequence_loss))
+    each = [gradient(theta, x[b]) for b in range(B)]
     per_example = jax.jit(jax.vmap(jax.grad(sequence_loss), (None, 0)))(theta, x)
-    one = jax.jit(jax.grad(sequence_loss))
     for b in range(B):
-        own = jax.tree.unflatten(jax.tree.structure(theta), [g[b] for g in jax.tree.leaves(per_example)])
-        cases.assert_trees_close(own, one(theta, x[b]))
-    of_batch = jax.jit(jax.grad(lambda theta: jax.vmap(sequence_loss, (None, 0))(theta, x).sum()))(theta)
-    cases.assert_trees_close(of_batch, jax.tree.map(lambda g: g.sum(axis=0), per_example))
+        cases.assert_trees_close(jax.tree.map(lambda g, b=b: g[b], per_example), each[b])
+    cases.assert_trees_close(gradient(theta, x), jax.tree.map(lambda *g: sum(g), *each))
 
 
 def test_an_ensemble_is_its_members():
-    members = [cases.random_theta(cases.D, seed) for seed in range(2)]
+    members = [cases.random_theta(DTransformerConfig(L=1, **cases.SHARED), seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *members)
     together = jax.jit(jax.vmap(d_transformer, (None, 0)))(x[0], stacked)
     each_its_own = jax.jit(jax.vmap(d_transformer))(x[:2], stacked)
@@ -98,19 +114,36 @@ def test_dropout_of_each_sequence_comes_from_its_own_key():
     keys = jax.random.split(jax.random.key(0), B)
     f = functools.partial(d_hidden_state, theta=THETA["d"], variant=variant)
     same = jnp.broadcast_to(x[0], x.shape)
-    together = jax.vmap(lambda x, key: f(x, key=key))(same, keys)
+    together = f(same, key=keys)
     for b in range(B):
-        cases.assert_close(together[b], f(same[b], key=keys[b]), 1e-12)
-    assert np.abs(together[0] - together[1]).max() > 0.1
-    assert np.abs(together[0] - d_hidden_state(x[0], THETA["d"])).max() > 0.1
+        cases.assert_close(together[:, b], f(same[b], key=keys[b]), 1e-12)
+    assert np.abs(together[:, 0] - together[:, 1]).max() > 0.1
+    assert np.abs(together[:, 0] - d_hidden_state(x[0], THETA["d"])).max() > 0.1
 
 
+def products_with(theta, program):
+    """The lines of a lowered program that are products with the weights of the MLP, or with their transposes."""
+    d_mlp, d_e = theta.layers.mlp.W_mlp1.shape[1:]
+    weights = rf"(<{d_mlp}x{d_e}xf64>|<{d_e}x{d_mlp}xf64>)"
+    return [line for line in program.splitlines() if re.search(rf"dot_general.*{weights}", line)]
+
+
+@pytest.mark.parametrize("by_vmap", [False, True])
 @pytest.mark.parametrize("architecture", ["e", "d"])
-def test_a_batch_reaches_the_mlp_as_a_wider_matrix(architecture):
+def test_a_batch_reaches_the_mlp_as_a_wider_matrix(architecture, by_vmap):
     """[d_mlp, d_e] × [d_e, columns]: no product with the weights of the MLP has a batch dimension."""
-    f = {"e": e_transformer, "d": d_transformer}[architecture]
-    program = jax.jit(jax.vmap(f, (0, None))).lower(x, THETA[architecture]).as_text()
-    weights = rf"(<{cases.D.d_mlp}x{cases.D.d_e}xf64>|<{cases.D.d_e}x{cases.D.d_mlp}xf64>)"
-    products = [line for line in program.splitlines() if re.search(rf"dot_general.*{weights}", line)]
+    f, theta = {"e": e_transformer, "d": d_transformer}[architecture], THETA[architecture]
+    of_batch = jax.vmap(f, (0, None), 1) if by_vmap else f
+    products = products_with(theta, jax.jit(of_batch).lower(x, theta).as_text())
     assert len(products) == 2
     assert not any("batching_dims" in line for line in products)
+
+
+def test_the_gradient_by_the_mlp_is_one_product_with_all_columns():
+    """∂F/∂W = dY Xᵀ with the tokens of all sequences as columns: no gradient of a single sequence is formed."""
+    theta = THETA["d"]
+    program = jax.jit(jax.grad(sequence_loss)).lower(theta, x).as_text()
+    d_mlp, d_e = theta.layers.mlp.W_mlp1.shape[1:]
+    results = [line.rsplit("->", 1)[-1] for line in program.splitlines() if "dot_general" in line]
+    assert sum(f"<{d_mlp}x{d_e}xf64>" in r or f"<{d_e}x{d_mlp}xf64>" in r for r in results) == 2
+    assert not any(f"<{B}x{d_mlp}x{d_e}xf64>" in r or f"<{B}x{d_e}x{d_mlp}xf64>" in r for r in results)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithms.dropout import dropout, kept, seed_of
 
+from algorithms.ops.dropout import dropout, kept, seed_of
 from tests import cases
 
 X = 1 + cases.normal(31, 3, 47) ** 2  # nowhere 0; three sequences side by side

@@ -18,6 +18,7 @@ def test_every_column_is_the_oracles(function, expected):
     W = cases.normal(5, 7)
     for v in range(7):
         np.testing.assert_array_equal(function(v, W), expected(v, np.asarray(W)))
+    np.testing.assert_array_equal(function(jnp.arange(7), W), W)
     np.testing.assert_array_equal(jax.vmap(function, (0, None), 1)(jnp.arange(7), W), W)
 
 
@@ -41,10 +42,18 @@ def test_an_index_outside_gives_nan_in_every_integer_type(dtype, v):
     assert np.isnan(token_embedding(jnp.asarray(v, dtype), cases.normal(5, 7))).all()
 
 
-def test_an_index_outside_sends_no_gradient_to_a_column():
+@pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+def test_an_index_outside_sends_nan_and_never_a_gradient_to_another_column(implementation):
+    def gradient(*v):
+        return jax.grad(lambda W: token_embedding(jnp.array(v), W, implementation=implementation).sum())(W)
+
     W = cases.normal(5, 7)
-    gradient = jax.grad(lambda W: jax.vmap(token_embedding, (0, None))(jnp.array([3, -1, 7]), W).sum())(W)
-    np.testing.assert_array_equal(gradient, np.ones((5, 1)) * (np.arange(7) == 3))
+    np.testing.assert_array_equal(gradient(3, 0, 3), np.ones((5, 1)) * np.array([1, 0, 0, 2, 0, 0, 0]))
+    for invalid in (-1, 7):
+        outside = np.asarray(gradient(3, invalid))
+        assert np.isnan(outside).any()
+        expected = np.ones((5, 1)) * (np.arange(7) == 3)
+        np.testing.assert_array_equal(np.where(np.isnan(outside), expected, outside), expected)
 
 
 @pytest.mark.parametrize("l_max", [1, 2, 13])

@@ -4,9 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithms.blockwise_attention import blockwise_attention
-from algorithms.library_attention import cudnn_refuses, pallas_attention, pallas_refuses
-from algorithms.scores import automatic
 from jax.experimental.pallas import tpu as pltpu
 
 from algorithms import (
@@ -22,6 +19,9 @@ from algorithms import (
     padding,
     scaled_dot_product_attention,
 )
+from algorithms.ops.attention.blockwise import blockwise_attention
+from algorithms.ops.attention.choice import automatic
+from algorithms.ops.attention.vendor import cudnn_refuses, pallas_attention, pallas_refuses
 
 
 def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None):
@@ -89,7 +89,7 @@ def test_what_is_exact_is_not_refused():
 def test_a_kernel_asked_for_by_name_never_falls_back(name):
     Q = jnp.zeros((8, 4))
     with pytest.raises(
-        ValueError, match=f'implementation="{name}" can not serve: it runs on .*give implementation="auto"'
+        ValueError, match=f'implementation="{name}" cannot serve: it runs on .*give implementation="auto"'
     ):
         scaled_dot_product_attention(Q, Q, Q, UNIDIRECTIONAL, implementation=name)
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithms.linear import linear, product
 
+from algorithms.ops.linear import linear, product
 from tests import cases
 
 

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithms.scores import attend
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, tiles
-from algorithms.masks import StructuralMask
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding
+from algorithms.attention import _as_printed
+from algorithms.ops.attention import per_head
+from algorithms.ops.attention.choice import attend
 from tests import cases
 
 H, B, D, L_X, L_Z = 3, 3, 4, 7, 9  # nine tiles: an odd number, so that one is left over
@@ -16,20 +17,25 @@ LENGTHS = jnp.array([9, 4, 0])
 MASKS = {
     "none": BIDIRECTIONAL,
     "unidirectional": UNIDIRECTIONAL,
-    "lengths": StructuralMask(length=LENGTHS),
+    "lengths": padding(LENGTHS),
     "array": jnp.asarray(np.random.default_rng(5).random((B, L_Z, L_X)) < 0.6),
 }
 
 
 def value_and_gradients(implementation, mask, key, small, monkeypatch):
-    monkeypatch.setattr(tiles, "SMALL", small)
+    monkeypatch.setattr(per_head, "SMALL", small)
 
-    def objective(Q, K, V):
-        V_tilde = attend(Q, K, V, mask, 1, implementation, 0.0 if key is None else 0.4, key)
-        return (V_tilde * E).sum(), V_tilde
+    @jax.jit
+    def compiled(mask, key):
+        def objective(Q, K, V):
+            options = {"implementation": implementation, "dropout": 0.0 if key is None else 0.4, "key": key}
+            V_tilde = attend(_as_printed, Q, K, V, mask, heads=True, **options)
+            return (V_tilde * E).sum(), V_tilde
 
-    (_, V_tilde), gradients = jax.value_and_grad(objective, (0, 1, 2), has_aux=True)(QUERIES, KEYS, VALUES)
-    return V_tilde, *gradients
+        (_, V_tilde), gradients = jax.value_and_grad(objective, (0, 1, 2), has_aux=True)(QUERIES, KEYS, VALUES)
+        return V_tilde, *gradients
+
+    return compiled(mask, key)
 
 
 @pytest.mark.parametrize("dropped", [False, True])

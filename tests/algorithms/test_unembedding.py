@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms import gelu, gelu_tanh, relu, unembedding
-from algorithms.unembedding import softmax, unembedding_columns
+from algorithms.ops.softmax import softmax
 from tests import cases, oracle
 
 
@@ -21,7 +21,7 @@ def test_unembedding_is_the_oracles():
 
 def test_the_columns_are_unembedded_one_by_one_and_the_bias_is_added():
     X, W_u, b_u = cases.normal(5, 2, 3), cases.normal(7, 5, seed=1), cases.normal(7, seed=2)
-    P = unembedding_columns(X, W_u, b_u)
+    P = unembedding(X, W_u, b_u=b_u)
     for b, t in np.ndindex(2, 3):
         expected = oracle.softmax(np.asarray(W_u) @ np.asarray(X[:, b, t]) + np.asarray(b_u))
         np.testing.assert_allclose(P[:, b, t], expected, rtol=1e-12)

@@ -1,5 +1,6 @@
 """VASWANI, BERT and GPT2 against the independent implementations of PyTorch and transformers, with random weights."""
 
+import dataclasses
 import functools
 import math
 
@@ -217,10 +218,12 @@ def test_gpt2_is_gpt2_lm_head_model(torch, transformers):
     cases.assert_close(d_transformer(x, theta, variant=GPT2), softmax(model(tokens).logits[0]))
 
 
-def test_given_positions_are_read_by_a_variant_with_sinusoidal_positions():
+def test_sinusoids_may_be_computed_or_given_as_learned_positions():
     theta = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, **SIZES))
     W_p = sinusoidal_positional_embedding(6, 13, base=10000, dtype=DOUBLE)
-    computed, given = (ed_transformer(z, x, t, variant=VASWANI) for t in (theta, theta._replace(W_p=W_p)))
+    computed = ed_transformer(z, x, theta, variant=VASWANI)
+    learned = dataclasses.replace(VASWANI, name="LEARNED", positions="learned")
+    given = ed_transformer(z, x, theta._replace(W_p=W_p), variant=learned)
     cases.assert_close(given, computed, 1e-13)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Integer, UInt32
 
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
@@ -107,7 +107,7 @@ class _Blocks:
             return 1
         return jnp.where(keep_mask(self.seed, self.dropout, *self._tokens(j, i)), 1 / (1 - self.dropout), 0)
 
-    def _tokens(self, j: int | Array, i: int | Array) -> tuple[Int[Array, "b_z"], Int[Array, "b_x"]]:
+    def _tokens(self, j: int | Array, i: int | Array) -> tuple[Integer[Array, "b_z"], Integer[Array, "b_x"]]:
         """The context tokens and the primary tokens of the block (j, i)."""
         return j * self.b_z + jnp.arange(self.b_z), i * self.b_x + jnp.arange(self.b_x)
 

@@ -147,7 +147,7 @@ def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B 
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
 
 
-def _flat_mask(mask: Mask) -> Mask:
+def _flat_mask(mask: Mask) -> Any:
     """A mask whose arrays have the batch axes, if they have any, as one."""
     return jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
 

@@ -1,0 +1,469 @@
+"""A batch is said outright: with any number of batch axes, every function is a loop over the sequences."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from algorithms import (
+    BIDIRECTIONAL,
+    UNIDIRECTIONAL,
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    Variant,
+    attention,
+    banded,
+    d_hidden_state,
+    d_inference,
+    d_transformer,
+    documents,
+    e_encoding,
+    e_hidden_state,
+    e_transformer,
+    ed_decoding,
+    ed_encoding,
+    ed_hidden_state,
+    ed_inference,
+    ed_transformer,
+    layer_norm,
+    log_loss,
+    mh_attention,
+    padding,
+    positional_embedding,
+    rms_norm,
+    scaled_dot_product_attention,
+    single_query_attention,
+    token_embedding,
+    unembedding,
+)
+from tests import cases
+from tests.algorithms.test_attention import head_params, mh_params, random_mask
+
+# No size is another's, a batch axis's neither, so that no two axes can be confused.
+SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
+L_X, L_Z = 9, 6
+BATCHES = [(3,), (4, 3), (0,), (3, 0)]
+# Under one name each, so that a function is compiled once for all tests.
+ED = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
+E = cases.random_theta(ETransformerConfig(L=1, d_f=19, **SIZES))
+D = cases.random_theta(DTransformerConfig(L=1, **SIZES))
+W_E, W_U = cases.normal(11, 17), cases.normal(17, 11, seed=1)
+HEAD, HEADS = head_params(d_x=11, d_z=13), mh_params(d_x=11, d_z=13, d_out=19)
+GAMMA, BETA = cases.normal(11, seed=2), cases.normal(11, seed=3)
+implementations = pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
+exact_and_default = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+
+
+class Argument(NamedTuple):
+    """What every sequence has of its own: made for given batch axes, which begin at ``axis``."""
+
+    make: Callable[[tuple[int, ...]], jax.Array]
+    axis: int
+
+
+def columns(rows, *l, seed=0):
+    return Argument(lambda batch: cases.normal(rows, *batch, *l, seed=seed), 1)
+
+
+def tokens(*l, seed=0, n=17):
+    return Argument(lambda batch: cases.random_tokens(*batch, *l, seed=seed, n=n), 0)
+
+
+def lengths(l, seed=4):
+    return Argument(lambda batch: 1 + cases.random_tokens(*batch, seed=seed, n=l), 0)
+
+
+KEYS = Argument(lambda batch: jax.random.split(jax.random.key(5), batch), 0)
+MASKS = Argument(lambda batch: jnp.asarray(np.random.default_rng(6).random((*batch, L_Z, L_X)) < 0.5), 0)
+DROPOUT = Variant(name="DROPOUT", dropout=0.3)
+
+# (function of what a sequence has of its own, that, the axis of the result where the batch begins)
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument], int]] = {
+    "token_embedding": (lambda v: token_embedding(v, W_E), [tokens()], 1),
+    "positional_embedding": (lambda t: positional_embedding(t, W_E), [tokens()], 1),
+    "single_query_attention": (
+        lambda e, E: single_query_attention(e, E, head_params(d_x=11, d_z=11)),
+        [columns(11), columns(11, L_Z, seed=1)],
+        1,
+    ),
+    "attention": (
+        lambda X, Z, l: attention(X, Z, HEAD, padding(l)),
+        [columns(11, L_X), columns(13, L_Z, seed=1), lengths(L_Z)],
+        1,
+    ),
+    "mh_attention": (
+        lambda X, Z, mask: mh_attention(X, Z, HEADS, mask),
+        [columns(11, L_X), columns(13, L_Z, seed=1), MASKS],
+        1,
+    ),
+    "dropout of the weights": (
+        lambda X, Z, key: mh_attention(X, Z, HEADS, BIDIRECTIONAL, dropout=0.3, key=key),
+        [columns(11, L_X), columns(13, L_Z, seed=1), KEYS],
+        1,
+    ),
+    "layer_norm": (lambda e: layer_norm(e, GAMMA, BETA, epsilon=0.1), [columns(11)], 1),
+    "rms_norm": (lambda e: rms_norm(e, GAMMA), [columns(11)], 1),
+    "unembedding": (lambda e: unembedding(e, W_U), [columns(11)], 1),
+    "ed_transformer": (
+        lambda z, x, l: ed_transformer(z, x, ED, z_length=l),
+        [tokens(L_Z, seed=1), tokens(L_X), lengths(L_Z)],
+        1,
+    ),
+    "ed_hidden_state": (lambda z, x: ed_hidden_state(z, x, ED), [tokens(L_Z, seed=1), tokens(L_X)], 1),
+    "ed_encoding": (lambda z, l: ed_encoding(z, ED, z_length=l), [tokens(L_Z), lengths(L_Z)], 1),
+    "ed_decoding": (
+        lambda Z, x, l: ed_decoding(Z, x, ED, z_length=l),
+        [columns(11, L_Z), tokens(L_X), lengths(L_Z)],
+        1,
+    ),
+    "e_transformer": (lambda x, l: e_transformer(x, E, length=l), [tokens(L_X), lengths(L_X)], 1),
+    "e_hidden_state": (lambda x: e_hidden_state(x, E), [tokens(L_X)], 1),
+    "e_encoding": (lambda x, l: e_encoding(x, E, length=l), [tokens(L_X), lengths(L_X)], 1),
+    "d_transformer": (lambda x: d_transformer(x, D), [tokens(L_X)], 1),
+    "d_hidden_state": (
+        lambda x, t, n: d_hidden_state(x, D, positions=t, segments=n),
+        [tokens(L_X), tokens(L_X, seed=1, n=23), tokens(L_X, seed=2, n=2)],
+        1,
+    ),
+    "dropout of a model": (
+        lambda x, key: d_hidden_state(x, D, variant=DROPOUT, key=key),
+        [tokens(L_X), KEYS],
+        1,
+    ),
+    "d_inference": (
+        lambda x, key: d_inference(x, D, l_gen=4, tau=1.0, key=key),
+        [tokens(5), KEYS],
+        0,
+    ),
+}
+# The quick tests leave out what takes seconds to compile and is a part of something else here.
+PARTS = {"ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state", "e_encoding", "d_transformer"}
+MODELS_AND_HEADS = {"ed_transformer", "e_transformer", "d_hidden_state", "dropout of a model", "d_inference"} | {
+    "mh_attention",
+    "dropout of the weights",
+}
+
+
+def is_quick(name, batch):
+    if name in PARTS or batch == (3, 0):
+        return False
+    return name not in MODELS_AND_HEADS or batch == (4, 3) or (name == "d_hidden_state" and batch == (0,))
+
+
+def of_sequence(array, axis, index):
+    """By NumPy, since every new index would be a compilation; it has no typed keys."""
+    array = array if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
+    return jnp.asarray(array[(slice(None),) * axis + index])
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        pytest.param(name, batch, marks=() if is_quick(name, batch) else pytest.mark.slow)
+        for name in FUNCTIONS
+        for batch in BATCHES
+    ],
+)
+def test_a_batch_is_a_loop_over_its_sequences(name, batch):
+    f, arguments, out_axis = FUNCTIONS[name]
+    made = [argument.make(batch) for argument in arguments]
+    together = f(*made)
+    one = jax.eval_shape(f, *(argument.make(()) for argument in arguments))
+    assert together.shape == (*one.shape[:out_axis], *batch, *one.shape[out_axis:])
+    assert together.dtype == one.dtype
+    for index in np.ndindex(batch):
+        alone = f(*(of_sequence(a, argument.axis, index) for a, argument in zip(made, arguments, strict=True)))
+        cases.assert_close(of_sequence(together, out_axis, index), alone, 1e-12, f"{name}{index}")
+
+
+@pytest.mark.parametrize("batch", [(4, 3), pytest.param((0,), marks=pytest.mark.slow)])
+def test_a_batch_of_transductions_is_a_loop_where_each_ends_by_itself(batch):
+    z, l, keys = (a.make(batch) for a in (tokens(L_Z), lengths(L_Z), KEYS))
+    uneven = ED._replace(W_u=ED.W_u.at[16].mul(2))  # eos_token comes soon in some, late in others
+    x_hat, x_lengths = ed_inference(z, uneven, tau=4.0, key=keys, l_max=8, z_length=l)
+    assert (x_hat.shape, x_lengths.shape) == ((*batch, 8), batch)
+    for index in np.ndindex(batch):
+        alone, length = ed_inference(
+            of_sequence(z, 0, index),
+            uneven,
+            tau=4.0,
+            key=keys[index],
+            l_max=8,
+            z_length=of_sequence(l, 0, index),
+        )
+        np.testing.assert_array_equal(x_hat[index], alone)
+        assert x_lengths[index] == length
+    assert 0 in batch or len(np.unique(x_lengths)) > 2
+
+
+def test_what_has_no_batch_axes_serves_every_sequence_of_a_batch():
+    x = tokens(L_X).make((3,))
+    cases.assert_close(e_transformer(x, E, length=4), e_transformer(x, E, length=jnp.array([4, 4, 4])), 1e-14)
+    X, Z = columns(11, L_X).make((3,)), columns(13, L_Z, seed=1).make(())
+    of_each = jnp.broadcast_to(Z[:, None], (13, 3, L_Z))
+    cases.assert_close(
+        mh_attention(X, Z, HEADS, UNIDIRECTIONAL), mh_attention(X, of_each, HEADS, UNIDIRECTIONAL), 1e-14
+    )
+    t, n = jnp.arange(L_X)[::-1], jnp.arange(L_X) // 4
+    each = {"positions": jnp.stack([t, t, t]), "segments": jnp.stack([n, n, n])}
+    cases.assert_close(d_hidden_state(x, D, positions=t, segments=n), d_hidden_state(x, D, **each), 1e-14)
+
+
+# The masks of a batch, and that of one of its sequences as an array; some are one for all sequences.
+BATCH = (4, 3)
+OF_LENGTH = np.random.default_rng(7).integers(L_Z + 1, size=BATCH)
+OF_LENGTH[0, 0] = 0  # nothing to attend to
+NUMBERS = np.random.default_rng(8).integers(3, size=(*BATCH, L_X))
+t_z, t_x = np.indices((L_Z, L_X))
+t_1, t_2 = np.indices((L_X, L_X))
+EACH, ONE = np.asarray(MASKS.make(BATCH)), random_mask(L_Z, L_X)
+BATCH_MASKS = {
+    "one rule for all": (UNIDIRECTIONAL & banded(4), lambda i: (t_x - 4 < t_z) & (t_z <= t_x)),
+    "one length for all": (padding(jnp.asarray(4)), lambda i: t_z < 4),
+    "a length of each": (
+        UNIDIRECTIONAL & padding(jnp.asarray(OF_LENGTH)),
+        lambda i: (t_z <= t_x) & (t_z < OF_LENGTH[i]),
+    ),
+    "documents of each": (
+        UNIDIRECTIONAL & documents(jnp.asarray(NUMBERS)),
+        lambda i: (t_1 <= t_2) & (NUMBERS[i][t_1] == NUMBERS[i][t_2]),
+    ),
+    "documents of all, a length of each": (
+        documents(jnp.asarray(NUMBERS[0, 0])) & padding(jnp.asarray(OF_LENGTH)),
+        lambda i: (NUMBERS[0, 0][t_1] == NUMBERS[0, 0][t_2]) & (t_1 < OF_LENGTH[i]),
+    ),
+    "an array for all": (jnp.asarray(ONE), lambda i: ONE),
+    "an array of each": (jnp.asarray(EACH), lambda i: EACH[i]),
+}
+
+
+def value_and_gradients(mask, implementation):
+    """Lines 4 to the end of Algorithm 4, and their pullback: compiled as one program."""
+
+    @jax.jit
+    def f(mask, Q, K, V, E):
+        attend = functools.partial(scaled_dot_product_attention, mask=mask, implementation=implementation)
+        V_tilde, pullback = jax.vjp(attend, Q, K, V)
+        return V_tilde, *pullback(E)
+
+    return functools.partial(f, mask)
+
+
+@functools.cache
+def expected_of_masks(name):
+    """By the printed lines, sequence by sequence, from the mask as an array."""
+    _, dense = BATCH_MASKS[name]
+    l_z = dense((0, 0)).shape[0]
+    Q, K, V, E = matrices = (
+        cases.normal(5, *BATCH, L_X),
+        *(cases.normal(d, *BATCH, l, seed=d + l) for d, l in ((5, l_z), (7, l_z), (7, L_X))),
+    )
+    stacked = [np.zeros(a.shape) for a in (E, Q, K, V)]
+    for index in np.ndindex(BATCH):
+        results = printed_lines(jnp.asarray(dense(index)), *(of_sequence(a, 1, index) for a in matrices))
+        for whole, one in zip(stacked, results, strict=True):
+            whole[(slice(None), *index)] = one
+    return matrices, stacked
+
+
+@jax.jit
+def printed_lines(mask, Q, K, V, E):
+    V_tilde, pullback = jax.vjp(
+        functools.partial(scaled_dot_product_attention, mask=mask, implementation="paper"), Q, K, V
+    )
+    return V_tilde, *pullback(E)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name.endswith(("each", "each sequence")) and "documents" not in name else pytest.mark.slow
+        )
+        for name in BATCH_MASKS
+    ],
+)
+@implementations
+def test_masks_of_one_and_of_each_sequence(name, implementation):
+    mask, _ = BATCH_MASKS[name]
+    matrices, expected = expected_of_masks(name)
+    results = value_and_gradients(mask, implementation)(*matrices)
+    for part, actual, of_loop in zip(("Ṽ", "dQ", "dK", "dV"), results, expected, strict=True):
+        cases.assert_close(actual, of_loop, 1e-12, part)
+
+
+@pytest.mark.parametrize("name", ["a length of each", "documents of each", "documents of all, a length of each"])
+def test_a_structural_mask_of_a_batch_becomes_an_array_of_each_sequence(name):
+    mask, dense = BATCH_MASKS[name]
+    l_z = dense((0, 0)).shape[0]
+    expected = np.stack([dense(index) for index in np.ndindex(BATCH)]).reshape(*BATCH, l_z, L_X)
+    np.testing.assert_array_equal(mask.dense(l_z, L_X), expected)
+
+
+def test_a_structural_mask_joins_with_arrays_of_each_sequence():
+    expected = EACH & (t_z <= t_x) & (t_z < OF_LENGTH[..., None, None])
+    for joined in (
+        UNIDIRECTIONAL & padding(jnp.asarray(OF_LENGTH)) & jnp.asarray(EACH),
+        jnp.asarray(EACH) & (UNIDIRECTIONAL & padding(jnp.asarray(OF_LENGTH))),
+    ):
+        np.testing.assert_array_equal(joined, expected)
+
+
+EMPTY_MASKS = {
+    "bidirectional": lambda l_z, l_x: BIDIRECTIONAL,
+    "unidirectional": lambda l_z, l_x: UNIDIRECTIONAL,
+    "padding": lambda l_z, l_x: padding(0),
+    "array": lambda l_z, l_x: jnp.ones((l_z, l_x), bool),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        ("unidirectional", ()),
+        ("array", (3,)),
+        *(pytest.param(n, b, marks=pytest.mark.slow) for n in EMPTY_MASKS for b in [(), (3,), (4, 3)]),
+    ],
+)
+@implementations
+def test_without_context_or_without_tokens_nothing_is_attended_and_no_gradient_sent(implementation, name, batch):
+    for l_z, l_x in ((0, L_X), (L_Z, 0)):
+        Q, K, V, E = (cases.normal(d, *batch, l, seed=d) for d, l in ((5, l_x), (5, l_z), (7, l_z), (7, l_x)))
+        results = value_and_gradients(EMPTY_MASKS[name](l_z, l_x), implementation)(Q, K, V, E)
+        for actual, like in zip(results, (E, Q, K, V), strict=True):
+            np.testing.assert_array_equal(actual, np.zeros(like.shape))
+
+
+@exact_and_default
+def test_without_context_a_head_gives_0_and_the_heads_their_bias(implementation):
+    X, Z = cases.normal(11, 3, L_X), jnp.zeros((13, 3, 0))
+    np.testing.assert_array_equal(
+        attention(X, Z, HEAD, BIDIRECTIONAL, implementation=implementation), np.zeros((3, 3, L_X))
+    )
+    V_tilde = mh_attention(X, Z, HEADS, UNIDIRECTIONAL, implementation=implementation)
+    np.testing.assert_array_equal(V_tilde, np.broadcast_to(HEADS.b_o[:, None, None], (19, 3, L_X)))
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_single_query_without_context_is_0(batch):
+    e, E, W = cases.normal(11, *batch), jnp.zeros((11, *batch, 0)), head_params(d_x=11, d_z=11)
+    np.testing.assert_array_equal(single_query_attention(e, E, W), np.zeros((3, *batch)))
+    for gradient in jax.tree.leaves(jax.grad(lambda e, W: single_query_attention(e, E, W).sum(), (0, 1))(e, W)):
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+
+def loss_and_gradients(implementation, **options):
+    @jax.jit
+    def f(X, W_u, targets, weights):
+        def loss(X, W_u):
+            return log_loss(X, W_u, targets, weights=weights, implementation=implementation, **options)
+
+        return jax.value_and_grad(loss, (0, 1))(X, W_u)
+
+    return f
+
+
+@implementations
+def test_the_loss_of_a_batch_is_the_sum_of_its_sequences_losses(implementation):
+    X, targets = cases.normal(11, *BATCH, L_X), cases.random_tokens(*BATCH, L_X)
+    weights = jnp.asarray(np.random.default_rng(1).random((*BATCH, L_X))).at[0].set(0.0)
+    f, printed = (loss_and_gradients(how, label_smoothing=0.1) for how in (implementation, "paper"))
+    loss, (dX, dW_u) = f(X, W_U, targets, weights)
+    each = {
+        i: printed(of_sequence(X, 1, i), W_U, of_sequence(targets, 0, i), of_sequence(weights, 0, i))
+        for i in np.ndindex(BATCH)
+    }
+    cases.assert_close(loss, sum(one for one, _ in each.values()), 1e-12)
+    cases.assert_close(dW_u, sum(of_W_u for _, (_, of_W_u) in each.values()), 1e-12)
+    for index, (_, (of_X, _)) in each.items():
+        cases.assert_close(dX[(slice(None), *index)], of_X, 1e-12, str(index))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, L_X), (3, 0)])
+@implementations
+def test_the_loss_of_nothing_is_0(implementation, shape):
+    weights = jnp.ones(shape)
+    loss, (dX, dW_u) = loss_and_gradients(implementation)(jnp.ones((11, *shape)), W_U, jnp.zeros(shape, int), weights)
+    assert loss == 0
+    assert dX.shape == (11, *shape)
+    np.testing.assert_array_equal(dW_u, np.zeros(W_U.shape))
+
+
+MODELS = {
+    "d": (D, lambda theta, x, z, l, **options: d_hidden_state(x, theta, **options)),
+    "e": (E, lambda theta, x, z, l, **options: e_hidden_state(x, theta, length=l, **options)),
+    "ed": (ED, lambda theta, x, z, l, **options: ed_hidden_state(z, x, theta, z_length=l, **options)),
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "implementation"),
+    [
+        ("d", "auto"),
+        *(pytest.param(a, how, marks=pytest.mark.slow) for a in MODELS for how in cases.IMPLEMENTATIONS),
+        *(pytest.param(a, "auto", marks=pytest.mark.slow) for a in ("e", "ed")),
+    ],
+)
+def test_the_gradient_of_a_batch_is_the_sum_of_its_sequences_gradients(architecture, implementation):
+    theta, hidden_state = MODELS[architecture]
+
+    @jax.jit
+    def gradient(theta, x, z, l):
+        def loss(theta):
+            X = hidden_state(theta, x, z, l, implementation=implementation)
+            return log_loss(X, theta.W_u, jnp.roll(x, -1, axis=-1), implementation=implementation)
+
+        return jax.grad(loss)(theta)
+
+    x, z, l = (a.make((3,)) for a in (tokens(L_X), tokens(L_Z, seed=1), lengths(L_Z)))
+    each = [gradient(theta, x[b], z[b], l[b]) for b in range(3)]
+    cases.assert_trees_close(gradient(theta, x, z, l), jax.tree.map(lambda *g: sum(g), *each))
+
+
+Q3, K3, V3 = cases.normal(5, 3, L_X), cases.normal(5, 3, L_Z, seed=1), cases.normal(7, 3, L_Z, seed=2)
+X4, Z3 = cases.normal(11, 4, L_X), cases.normal(13, 3, L_Z)
+x3, x4 = cases.random_tokens(3, 5), cases.random_tokens(4, 5)
+KEY = jax.random.key(0)
+DISAGREE = {
+    "context": ("Z", lambda: attention(X4, Z3, HEAD, BIDIRECTIONAL)),
+    "a batch of contexts for one sequence": ("Z", lambda: mh_attention(X4[:, 0], Z3, HEADS, BIDIRECTIONAL)),
+    "keys of the attention": ("K", lambda: scaled_dot_product_attention(Q3, K3[:, :2], V3, BIDIRECTIONAL)),
+    "an array of another batch": (
+        "mask",
+        lambda: scaled_dot_product_attention(Q3, K3, V3, jnp.ones((4, L_Z, L_X), bool)),
+    ),
+    "an array of one sequence": (
+        "mask",
+        lambda: scaled_dot_product_attention(Q3, K3, V3, jnp.ones((1, L_Z, L_X), bool)),
+    ),
+    "lengths of another batch": ("mask", lambda: scaled_dot_product_attention(Q3, K3, V3, padding(jnp.array([1, 2])))),
+    "an array of the outer axis": (
+        "mask",
+        lambda: scaled_dot_product_attention(*(a[:, None] for a in (Q3, K3, V3)), jnp.ones((3, L_Z, L_X), bool)),
+    ),
+    "lengths": ("length", lambda: e_transformer(x3, E, length=jnp.array([1, 2]))),
+    "contexts": ("x", lambda: ed_transformer(x4, x3, ED)),
+    "targets": ("targets", lambda: log_loss(Z3[:11], W_U, cases.random_tokens(4, L_Z))),
+    "weights": ("weights", lambda: log_loss(Z3[:11], W_U, cases.random_tokens(3, L_Z), weights=jnp.ones(L_Z))),
+    "positions": ("positions", lambda: d_hidden_state(x3, D, positions=x4)),
+    "one key for a batch": ("key", lambda: d_inference(x3, D, l_gen=2, tau=1.0, key=KEY)),
+    "one key for the dropout of a batch": (
+        "key",
+        lambda: mh_attention(X4, X4, mh_params(d_x=11, d_z=11), BIDIRECTIONAL, dropout=0.1, key=KEY),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREE)
+def test_batches_that_disagree_are_refused(name, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the message is the library's own
+    argument, call = DISAGREE[name]
+    with pytest.raises(ValueError, match=rf"\b{argument}\w*\b.*: expected") as caught:
+        call()
+    assert type(caught.value) is ValueError

@@ -1,0 +1,290 @@
+"""Inside ``jax.shard_map``, with its checks, several devices compute the gradients that one device computes."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from algorithms import (
+    UNIDIRECTIONAL,
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    attention,
+    d_hidden_state,
+    e_hidden_state,
+    ed_hidden_state,
+    layer_norm,
+    log_loss,
+    mh_attention,
+    padding,
+    rms_norm,
+    scaled_dot_product_attention,
+    token_embedding,
+    unembedding,
+)
+from tests import cases
+from tests.algorithms.test_attention import head_params, mh_params
+
+EVERY = (*cases.IMPLEMENTATIONS, "auto")
+implementations = pytest.mark.parametrize("implementation", EVERY)
+B, L_X, L_Z = 8, 9, 6
+SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
+COLUMNS, ROWS = P(None, "data"), P("data")  # where the batch stands in matrices, and in tokens and lengths
+
+
+def mesh_of(n):
+    return jax.make_mesh((n,), ("data",), (AxisType.Auto,), devices=jax.devices()[:n])
+
+
+def gradients_inside(loss, n, specs, theta, data, given):
+    """By the parameters, which every device has, and by the data, of which each has its share: taken on the device."""
+
+    def of_device(theta, data, given):
+        value, gradients = jax.value_and_grad(loss, (0, 1))(theta, data, given)
+        return jax.lax.psum(value, "data"), gradients
+
+    return jax.shard_map(
+        of_device, mesh=mesh_of(n), in_specs=(P(), *specs), out_specs=(P(), (P(), specs[0])), check_vma=True
+    )(theta, data, given)
+
+
+def gradients_outside(loss, n, specs, theta, data, given):
+    """The same of the sum over the devices, taken outside of the map."""
+
+    def of_device(theta, data, given):
+        return jax.lax.psum(loss(theta, data, given), "data")
+
+    summed = jax.shard_map(of_device, mesh=mesh_of(n), in_specs=(P(), *specs), out_specs=P(), check_vma=True)
+    return jax.value_and_grad(summed, (0, 1))(theta, data, given)
+
+
+WAYS = {"inside": gradients_inside, "outside": gradients_outside}
+
+
+def assert_devices_are_one(loss, specs, theta, data, given, n, ways):
+    """``loss`` is a sum over the sequences. All in one program, since compiling is what takes the time."""
+
+    @jax.jit
+    def compute(theta, data, given):
+        expected = jax.value_and_grad(loss, (0, 1))(theta, data, given)
+        return expected, {way: WAYS[way](loss, n, specs, theta, data, given) for way in ways}
+
+    (expected_value, expected), of_ways = compute(theta, data, given)
+    for value, gradients in of_ways.values():
+        cases.assert_close(value, expected_value, 1e-11)
+        for actual, of_one in zip(gradients, expected, strict=True):
+            cases.assert_trees_close(actual, of_one, 1e-11)
+
+
+def sum_of_cubes(V_tilde):
+    """Not linear, so that a wrong cotangent shows."""
+    return (V_tilde**3).sum()
+
+
+X, Z = cases.normal(11, B, L_X), cases.normal(13, B, L_Z, seed=1)
+LENGTHS = jnp.asarray(np.random.default_rng(2).integers(1, L_Z + 1, size=B))
+ARRAYS = jnp.asarray(np.random.default_rng(3).random((B, L_Z, L_X)) < 0.6)
+x, z = cases.random_tokens(B, L_X), cases.random_tokens(B, L_Z, seed=1)
+NUMBERS = cases.random_tokens(B, L_X, n=3, seed=2)
+WEIGHTS = jnp.asarray(np.random.default_rng(4).random((B, L_X)))
+HEAD, HEADS = head_params(d_x=11, d_z=13), mh_params(d_x=11, d_z=13)
+W_U, GAMMA, BETA = cases.normal(17, 11, seed=4), cases.normal(11, seed=5), cases.normal(11, seed=6)
+
+# name → (loss of parameters, data, what else is given, and the implementation; the first three)
+FUNCTIONS = {
+    "attention": (
+        lambda W, d, given, how: sum_of_cubes(attention(d["X"], d["Z"], W, padding(given), implementation=how)),
+        (HEAD, {"X": X, "Z": Z}, LENGTHS),
+    ),
+    "mh_attention": (
+        lambda W, d, given, how: sum_of_cubes(mh_attention(d["X"], d["Z"], W, given, implementation=how)),
+        (HEADS, {"X": X, "Z": Z}, ARRAYS),
+    ),
+    "mh_attention, one mask": (
+        lambda W, d, given, how: sum_of_cubes(mh_attention(d["X"], d["Z"], W, UNIDIRECTIONAL, implementation=how)),
+        (HEADS, {"X": X, "Z": Z}, ()),
+    ),
+    "mh_attention, one context": (
+        lambda W, d, given, how: sum_of_cubes(
+            mh_attention(d["X"], jnp.stack([W["Z"]] * d["X"].shape[1], 1), W["W"], ARRAYS[0], implementation=how)
+        ),
+        ({"W": HEADS, "Z": Z[:, 0]}, {"X": X}, ()),
+    ),
+    "scaled_dot_product_attention": (
+        lambda W, d, given, how: sum_of_cubes(
+            W
+            * scaled_dot_product_attention(d["Q"], d["K"], d["V"], UNIDIRECTIONAL & padding(given), implementation=how)
+        ),
+        (
+            jnp.asarray(1.3),
+            {"Q": cases.normal(5, B, L_X), "K": cases.normal(5, B, L_Z, seed=1), "V": cases.normal(7, B, L_Z, seed=2)},
+            LENGTHS,
+        ),
+    ),
+    "log_loss": (
+        lambda W, d, given, how: log_loss(
+            d["X"], W["W_u"], given[0], weights=given[1], b_u=W["b_u"], label_smoothing=0.1, implementation=how
+        ),
+        ({"W_u": W_U, "b_u": cases.normal(17, seed=7)}, {"X": X}, (x, WEIGHTS)),
+    ),
+}
+QUICK = [
+    ("mh_attention", "paper", 4, ("inside",)),
+    ("mh_attention", "dense", 4, ("inside",)),
+    ("mh_attention", "blockwise", 4, ("inside",)),
+    ("mh_attention, one mask", "auto", 8, ("inside",)),
+    ("attention", "auto", 2, ("outside",)),
+    ("log_loss", "paper", 4, ("inside",)),
+    ("log_loss", "auto", 4, ("inside", "outside")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "n", "ways"),
+    [
+        *QUICK,
+        *(
+            pytest.param(name, how, n, tuple(WAYS), marks=pytest.mark.slow)
+            for name, how, n in itertools.product(FUNCTIONS, EVERY, (2, 8))
+        ),
+    ],
+)
+def test_gradients_of_replicated_parameters_and_of_sharded_data(name, implementation, n, ways):
+    loss, arguments = FUNCTIONS[name]
+    assert_devices_are_one(functools.partial(loss, how=implementation), (COLUMNS, ROWS), *arguments, n=n, ways=ways)
+
+
+@pytest.mark.parametrize("n", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_gradients_of_the_position_wise_functions(n):
+    """Those without an implementation to choose, in one program; what is split is the second of two batch axes."""
+    theta = {"W_e": cases.normal(11, 17), "gamma": GAMMA, "beta": BETA, "W_u": W_U}
+
+    def loss(theta, X, x):
+        return (
+            sum_of_cubes(token_embedding(x, theta["W_e"]))
+            + sum_of_cubes(layer_norm(X, theta["gamma"], theta["beta"], epsilon=0.1))
+            + 2 * sum_of_cubes(rms_norm(X, theta["gamma"]))
+            + 3 * sum_of_cubes(unembedding(X, theta["W_u"]))
+        )
+
+    specs = P(None, None, "data"), P(None, "data")
+    assert_devices_are_one(loss, specs, theta, jnp.swapaxes(X, 1, 2), x.T, n=n, ways=tuple(WAYS))
+
+
+CONSTANTS = {
+    "log_loss": (lambda W, X, x, how: log_loss(X, W, x, implementation=how), W_U),
+    "attention": (
+        lambda W, X, x, how: sum_of_cubes(attention(X, X, W, UNIDIRECTIONAL, implementation=how)),
+        head_params(d_x=11, d_z=11),
+    ),
+    "layer_norm": (lambda W, X, x, how: sum_of_cubes(layer_norm(X, W, 2 * W)), GAMMA),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        ("log_loss", "paper"),
+        ("log_loss", "auto"),
+        ("attention", "dense"),
+        ("attention", "blockwise"),
+        ("layer_norm", "auto"),
+        *(pytest.param(name, how, marks=pytest.mark.slow) for name in ("log_loss", "attention") for how in EVERY),
+    ],
+)
+def test_features_that_are_constants_and_parameters_that_are(name, implementation):
+    """A gradient by W alone, or by X alone: what is not differentiated has no cotangent, and still its devices."""
+    f, W = CONSTANTS[name]
+    f = functools.partial(f, how=implementation)
+    by_W, by_X = jax.grad(f), jax.grad(f, 1)
+
+    def by_stopped_features(W, X, x):
+        return jax.grad(lambda W: f(W, jax.lax.stop_gradient(jnp.sin(X)), x))(W)
+
+    @jax.jit
+    def compute(W, X, x):
+        functions = {"W": (by_W, P()), "X": (by_X, COLUMNS), "W, features stopped": (by_stopped_features, P())}
+        return {
+            what: (
+                gradient(W, X, x),
+                jax.shard_map(gradient, mesh=mesh_of(4), in_specs=(P(), COLUMNS, ROWS), out_specs=out)(W, X, x),
+            )
+            for what, (gradient, out) in functions.items()
+        }
+
+    for what, (expected, actual) in compute(W, X, x).items():
+        cases.assert_trees_close({what: actual}, {what: expected}, 1e-11)
+
+
+D = cases.random_theta(DTransformerConfig(L=1, **SIZES))
+E = cases.random_theta(ETransformerConfig(L=1, d_f=19, **SIZES))
+ED = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
+MODELS = {
+    "d": (lambda theta, x, z, n, l, **options: d_hidden_state(x, theta, segments=n, **options), D),
+    "e": (lambda theta, x, z, n, l, **options: e_hidden_state(x, theta, length=l, **options), E),
+    "ed": (lambda theta, x, z, n, l, **options: ed_hidden_state(z, x, theta, z_length=l, **options), ED),
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "implementation", "n", "ways"),
+    [
+        ("d", "auto", 8, ("inside",)),
+        *(
+            pytest.param(a, how, n, tuple(WAYS), marks=pytest.mark.slow)
+            for a, how, n in itertools.product(MODELS, EVERY, (2, 4))
+        ),
+    ],
+)
+def test_a_models_training_loss(architecture, implementation, n, ways):
+    """Every parameter by name: of the embeddings, the layers inside ``lax.scan``, and the unembedding."""
+    hidden_state, theta = MODELS[architecture]
+
+    def loss(theta, weights, tokens):
+        X = hidden_state(theta, *tokens, implementation=implementation)
+        targets = jnp.roll(tokens[0], -1, axis=-1)
+        return (log_loss(X, theta.W_u, targets, implementation=implementation)) + 0 * weights.sum()
+
+    assert_devices_are_one(loss, (ROWS, ROWS), theta, WEIGHTS, (x, z, NUMBERS, LENGTHS), n=n, ways=ways)
+
+
+@implementations
+def test_a_length_of_each_device(implementation):
+    """One sequence on every device, the length of which is a scalar there."""
+    Q, K, V = (cases.normal(B, d, l, seed=d) for d, l in ((5, L_X), (5, L_Z), (7, L_Z)))
+
+    def of_device(Q, K, V, length):
+        f = functools.partial(scaled_dot_product_attention, mask=padding(length[0]), implementation=implementation)
+        V_tilde, pullback = jax.vjp(f, Q[0], K[0], V[0])
+        return jax.tree.map(lambda a: a[None], (V_tilde, *pullback(V_tilde**2)))
+
+    f = jax.jit(jax.shard_map(of_device, mesh=mesh_of(B), in_specs=(ROWS,) * 4, out_specs=ROWS))
+    actual = f(Q, K, V, LENGTHS)
+    for b in range(B):
+        expected = printed_lines(Q[b], K[b], V[b], LENGTHS[b])
+        cases.assert_trees_close([a[b] for a in actual], list(expected), 1e-12)
+
+
+@jax.jit
+def printed_lines(Q, K, V, length):
+    f = functools.partial(scaled_dot_product_attention, mask=padding(length), implementation="paper")
+    V_tilde, pullback = jax.vjp(f, Q, K, V)
+    return V_tilde, *pullback(V_tilde**2)
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", *(pytest.param(h, marks=pytest.mark.slow) for h in EVERY)])
+def test_queries_of_each_device_and_a_context_of_all(implementation):
+    """The tokens are split, not the sequences: every device has all of the context, and its columns of the mask."""
+    Q, mask = cases.normal(5, 16), jnp.asarray(np.random.default_rng(5).random((L_Z, 16)) < 0.6)
+
+    def loss(context, Q, mask):
+        return sum_of_cubes(scaled_dot_product_attention(Q, *context, mask, implementation=implementation))
+
+    context = [cases.normal(5, L_Z, seed=1), cases.normal(7, L_Z, seed=2)]
+    assert_devices_are_one(loss, (COLUMNS, COLUMNS), context, Q, mask, n=4, ways=("inside",))
