@@ -193,7 +193,9 @@ MUTATIONS: dict[str, Mutation] = {
         None,
         ATTENTION_DROPOUT,
     ),
-    "heads in the wrong order": Mutation("attention.py", "Y = Y.reshape(-1,", "Y = Y[::-1].reshape(-1,", 5, "3", HEADS),
+    "heads in the wrong order": Mutation(
+        "attention.py", "Y = jnp.concatenate(Y)", "Y = jnp.concatenate(Y[::-1])", 5, "3", HEADS
+    ),
     "bias of the output skipped": Mutation(
         "attention.py", "linear(W.W_o, Y, W.b_o,", "linear(W.W_o, Y, 0 * W.b_o,", 5, "return", HEADS
     ),
