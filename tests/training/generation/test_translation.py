@@ -53,6 +53,7 @@ def test_tokens_are_those_of_algorithm_15(tau):
         assert lengths.min() < L_MAX  # some translation has ended by itself
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 def test_greedy_tokens_are_those_of_algorithm_15_in_float32():
     theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
@@ -172,7 +173,7 @@ def plain_beam_search(z, K, alpha, l_max):
     return beams[0]
 
 
-@pytest.mark.parametrize(("K", "alpha"), [(2, 0.0), (3, 0.6), (5, 2.0)])
+@pytest.mark.parametrize(("K", "alpha"), [(2, 0.0), (3, 0.6), pytest.param(5, 2.0, marks=pytest.mark.slow)])
 def test_beam_search_is_its_definition(K, alpha):
     z = np.random.default_rng(6).integers(5, size=(12, 3))
     tokens, lengths, scores = translate(

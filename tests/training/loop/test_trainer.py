@@ -180,7 +180,7 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
     settings = settings_for(
         "d",
         rows="chunks",
-        steps=40,
+        steps=60,
         eval_every=4,
         patience=2,
         learning_rate=0.05,
