@@ -64,7 +64,7 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "make: $(PYTHON) can not be run or is older than 3.11; name another: make PYTHON=/path/to/python3" >&2; exit 2; }
+		echo "make: $(PYTHON) cannot be run or is older than 3.11; name another: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "make: $(PYTHON) lacks the venv module; install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)

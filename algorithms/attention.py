@@ -14,8 +14,6 @@ from algorithms.ops.attention.choice import attend
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
 
-__all__ = ["attention", "mh_attention", "scaled_dot_product_attention", "single_query_attention"]
-
 
 def _check_has_key(arguments) -> None:
     if arguments["dropout"] and arguments["key"] is None:

@@ -10,8 +10,6 @@ from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation
 from algorithms.unembedding import unembedding, unembedding_matrix
 
-__all__ = ["d_hidden_state", "d_layer", "d_transformer"]
-
 
 def d_transformer(
     x: Integer[Array, "*batch l"],

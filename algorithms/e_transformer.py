@@ -14,8 +14,6 @@ from algorithms.notation import Implementation
 from algorithms.ops.linear import linear
 from algorithms.unembedding import unembedding, unembedding_matrix
 
-__all__ = ["e_encoding", "e_hidden_state", "e_layer", "e_transformer"]
-
 Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
 
 

@@ -14,8 +14,6 @@ from algorithms.notation import Implementation
 from algorithms.ops.dropout import fold_in
 from algorithms.unembedding import unembedding, unembedding_matrix
 
-__all__ = ["decoder_layer", "ed_decoding", "ed_encoding", "ed_hidden_state", "ed_transformer", "encoder_layer"]
-
 Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
 
 

@@ -9,8 +9,6 @@ from jaxtyping import Float, Integer
 from algorithms.notation import Implementation
 from algorithms.ops.lookup import lookup
 
-__all__ = ["positional_embedding", "sinusoid", "sinusoidal_positional_embedding", "token_embedding"]
-
 
 def token_embedding(
     v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"

@@ -20,8 +20,6 @@ from algorithms.notation import Implementation, accumulation_dtype, as_ids, bos_
 from algorithms.ops.dropout import fold_in
 from algorithms.training import FixedVariant
 
-__all__ = ["d_inference", "ed_inference", "sample"]
-
 
 def _check_room(arguments) -> None:
     l, l_gen, W_p = arguments["x"].shape[-1], arguments["l_gen"], arguments["theta"].W_p

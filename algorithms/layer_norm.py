@@ -10,8 +10,6 @@ from algorithms.machinery.contract import Range
 from algorithms.notation import Implementation, accumulation_dtype, as_columns
 from algorithms.ops import normalization
 
-__all__ = ["Epsilon", "layer_norm", "rms_norm"]
-
 Epsilon = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 
 

@@ -13,15 +13,11 @@ from algorithms.attention import mh_attention
 from algorithms.embedding import positional_embedding, sinusoid, token_embedding
 from algorithms.layer_norm import layer_norm, rms_norm
 from algorithms.machinery.hand_derived import varying_alike
-from algorithms.masks import Mask
-from algorithms.model.parameters import MHAttentionParams
 from algorithms.model.variants import Variant
 from algorithms.notation import Implementation, accumulation_dtype, are_numbers
 from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
-
-__all__ = ["Keys", "Steps", "for_each_layer", "without_padding"]
 
 Attend = Callable[..., Float[Array, "d_e *batch l_x"]]
 Keys = Sequence[Key[Array, "*batch"] | None]
@@ -68,12 +64,12 @@ class Steps(NamedTuple):
     def mh_attention(
         self,
         X: Float[Array, "d_e *batch l_x"],
-        Z: Float[Array, "d_e *#batch l_z"],
-        W: MHAttentionParams,
-        mask: Mask,
+        Z: Any,
+        W: Any,
+        mask: Any,
         key: Key[Array, "*batch"] | None,
     ) -> Float[Array, "d_e *batch l_x"]:
-        """``MHAttention(X, Z | 𝓦, Mask)``."""
+        """``MHAttention(X, Z | 𝓦, Mask)``; Z, 𝓦 and its mask are what ``attend`` reads, where there is one."""
         if self.attend is not None:
             return self.attend(X, Z, W, mask, key)
         rate = self.variant.dropout

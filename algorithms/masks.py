@@ -19,18 +19,6 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Bool, Integer
 
-__all__ = [
-    "BIDIRECTIONAL",
-    "UNIDIRECTIONAL",
-    "Mask",
-    "StructuralMask",
-    "banded",
-    "batch_axes",
-    "documents",
-    "padding",
-    "sequence_axes",
-]
-
 
 @functools.partial(
     jax.tree_util.register_dataclass,

@@ -56,18 +56,6 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Integer
 
-__all__ = [
-    "IMPLEMENTATIONS",
-    "Implementation",
-    "accumulation_dtype",
-    "are_numbers",
-    "as_columns",
-    "as_ids",
-    "bos_token",
-    "eos_token",
-    "mask_token",
-]
-
 Implementation = Literal["auto", "paper", "dense", "blockwise", "cudnn", "pallas"]
 
 IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)

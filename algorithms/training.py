@@ -21,8 +21,6 @@ from algorithms.notation import Implementation, as_ids, mask_token
 from algorithms.ops.log_loss import log_loss
 from algorithms.unembedding import unembedding_matrix
 
-__all__ = ["d_loss", "d_training", "e_loss", "e_training", "ed_loss", "ed_training", "mask_tokens"]
-
 Epochs = Annotated[int, Range("at least 0", lambda n: n >= 0)]
 Rate = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
 Probability = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]

@@ -8,8 +8,6 @@ from jaxtyping import Float
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import softmax
 
-__all__ = ["unembedding", "unembedding_matrix"]
-
 
 def unembedding(
     e: Float[Array, "d_e *batch"], W_u: Float[Array, "N_V d_e"], *, b_u: Float[Array, "N_V"] | None = None

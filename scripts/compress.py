@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
+from algorithms import DTransformerConfig
 from training.compression import CompressionError, compress, decompress
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
@@ -22,7 +23,7 @@ from training.runs.directory import load_run
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
+    """Return the command line."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(text: bytes, compressed: bytes) -> None:
-    """Prints the bits per byte, beside those of other compressors."""
+    """Print the bits per byte, beside those of other compressors."""
     print(f"{len(text)} bytes of text, {len(compressed)} compressed; bits per byte:")
     sizes = {"this model": 8 * len(compressed) / len(text), **compressed_bits_per_byte(text)}
     for name, bits in sizes.items():
@@ -47,13 +48,13 @@ def report(text: bytes, compressed: bytes) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compresses or decompresses.
+    """Compress or decompress.
 
     Raises:
         ValueError: the run or the file is not what it should be.
     """
     model: Any = load_run(arguments.run)
-    if model.task != "d":
+    if not isinstance(model.config, DTransformerConfig):
         raise CompressionError(
             f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"
         )
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Returns the bytes of a file."""
+    """Return the bytes of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -83,7 +84,7 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file."""
+    """Write a file."""
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -91,7 +92,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     try:
         run(arguments)

@@ -20,7 +20,7 @@ from training.runs.directory import RunDirectory, load_run
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
+    """Return the command line."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--part", choices=PARTS, default="test", help="which held-out data (default: test)")
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def show(comparison: Comparison) -> None:
-    """Prints the table, and what else was found."""
+    """Print the table, and what else was found."""
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
     width = max(map(len, comparison.rows))
     print(" " * width + "".join(f"{column:>15}" for column in columns))
@@ -46,7 +46,7 @@ def show(comparison: Comparison) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     try:
         run = load_run(arguments.run)

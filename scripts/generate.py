@@ -3,7 +3,7 @@ classifier names their class.
 
     scripts/generate.py runs/docs --prompt "The "                     # streams a continuation
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
-    echo "transformer" | scripts/generate.py runs/words --beam 4      # one line in, one line out
+    echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
     scripts/generate.py runs/docs --interactive                       # the model stays loaded
 
@@ -20,13 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
 from training.generation.text import Answerer, AnswerError, Options, answerer_for
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
+    """Return the command line."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = main.add_argument
     add("run", metavar="RUN", help="directory of the run")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.8; for translations 0)")
     add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
     add("--top-p", type=float, metavar="X", help="draw from the fewest tokens that have probability X together")
-    add("--beam", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
+    add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
@@ -47,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """Returns the options that were given."""
-    names = ("n", "l_gen", "l_max", "tau", "top_k", "top_p", "beam", "length_penalty", "seed")
+    """Return the options that were given."""
+    names = ("n", "l_gen", "l_max", "tau", "top_k", "top_p", "beam_size", "length_penalty", "seed")
     stop = tuple(arguments.stop) if arguments.stop else None
     if stop and "" in stop:
         raise AnswerError("--stop: expected some text, got none")
@@ -56,7 +56,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:
-    """Yields the texts to answer: the prompts, or stdin, line by line where the run takes lines."""
+    """Yield the texts to answer: the prompts, or stdin, line by line where the run takes lines."""
     if arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
@@ -66,7 +66,7 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool) -> None:
-    """Prints the answers, some texts at once."""
+    """Print the answers, some texts at once."""
     texts, first = iter(texts), 1
     while some := list(itertools.islice(texts, LINES_AT_ONCE)):
         for text, answers in zip(some, answerer.answers(some, first=first), strict=True):
@@ -79,7 +79,7 @@ def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool) -> No
 
 
 def shown(answer: dict) -> str:
-    """Returns an answer as text: for several candidates of a mask, and for a class, with their probabilities."""
+    """Return an answer as text: for several candidates of a mask, and for a class, with their probabilities."""
     lines = [answer["text"]]
     for number, candidates in enumerate(answer.get("masks", []), 1):
         if len(candidates) > 1:
@@ -90,14 +90,14 @@ def shown(answer: dict) -> str:
 
 
 def answer_one(answerer: Answerer, text: str) -> None:
-    """Prints the answer to one text as it comes."""
+    """Print the answer to one text as it comes."""
     for piece in answerer.stream(text):
         print(piece, end="", flush=True)
     print(flush=True)
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
-    """Answers line after line until the input ends; a line that can not be answered is complained about."""
+    """Answer line after line until the input ends; a line that cannot be answered is complained about."""
     asking = sys.stdin.isatty()
     while True:
         if asking:
@@ -115,14 +115,14 @@ def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Answers what was asked.
+    """Answer what was asked.
 
     Raises:
         ValueError: there is no such run, or a text or an option is wrong.
     """
     options = options_of(arguments)
     model = load_run(arguments.run)
-    answerer = answerer_for(model, options, RunDirectory(arguments.run).description().labels)
+    answerer = answerer_for(model, options)
     several = options.n is not None and options.n > 1
     if arguments.interactive:
         if arguments.prompt:
@@ -135,12 +135,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
-    """Returns whether it is known that there is one text only."""
+    """Return whether it is known that there is one text only."""
     return len(arguments.prompt) == 1 if arguments.prompt else not answerer.takes_lines
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     try:
         run(arguments)

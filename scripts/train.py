@@ -30,24 +30,19 @@ from training.mesh.sharding import Sharding
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import KINDS as VALUE_KINDS
-from training.settings import SETTINGS, TASKS, Settings, SettingsError, default_of, settings_from, settings_of
+from training.settings import SETTINGS, Settings, SettingsError
+from training.tasks import TASKS, Task, settings_from
 from training.tasks.models import check_sizes, model_config
 
-SUMMARIES = {
-    "d": "next tokens, with Algorithm 10",
-    "e": "masked tokens, with Algorithm 9",
-    "ed": "sequence to sequence, with Algorithm 8",
-    "classify": "classes of texts, with the encoder of Algorithm 9",
-}
 PAPER_NAMES = {"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "l_max", "p_mask"}  # kept as the paper writes them
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line: a subcommand for each task, a flag for each of its settings."""
+    """Return the command line: a subcommand for each task, a flag for each of its settings."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
-    for task in TASKS:
-        sub = tasks.add_parser(task, help=SUMMARIES[task], description=f"Train on {SUMMARIES[task]}.")
+    for task in TASKS.values():
+        sub = tasks.add_parser(task.name, help=task.summary, description=f"Train on {task.summary}.")
         sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run")
         sub.add_argument(
             "--config", metavar="FILE.json", help="settings by name, or a run's config.json; flags come first"
@@ -58,18 +53,18 @@ def parser() -> argparse.ArgumentParser:
             help="where tokens and fetched data are kept (default: ~/.cache/formal-algorithms)",
         )
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
-        for name in settings_of(task):
+        for name in task.all_settings():
             _add_flag(sub, name, task)
     return main
 
 
 def flag(name: str) -> str:
-    """Returns the flag of a setting."""
+    """Return the flag of a setting."""
     return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
 
 
-def _add_flag(sub: argparse.ArgumentParser, name: str, task: str) -> None:
-    setting, kind, default = SETTINGS[name], VALUE_KINDS[name], default_of(name, task)
+def _add_flag(sub: argparse.ArgumentParser, name: str, task: Task) -> None:
+    setting, kind, default = SETTINGS[name], VALUE_KINDS[name], task.default(name)
     shown = " ".join(default) or "none" if isinstance(default, tuple) else default
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": f"{setting.help} (default: {shown})"}
     if kind is bool:
@@ -84,10 +79,10 @@ def _add_flag(sub: argparse.ArgumentParser, name: str, task: str) -> None:
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """Returns the settings: flags first, then the file, then defaults.
+    """Return the settings: flags first, then the file, then defaults.
 
     Raises:
-        SettingsError: the file can not be read, or a setting can not be.
+        SettingsError: the file cannot be read, or a setting cannot be.
     """
     values: dict[str, Any] = {}
     if arguments.config:
@@ -110,39 +105,39 @@ class Bar:
         self._steps, self._quiet, self._bar, self._validation = settings.steps, quiet, None, ""
 
     def began(self, step: int) -> None:
-        """Shows the bar."""
+        """Show the bar."""
         if step:
             say(f"going on after step {step}")
         self._bar = tqdm(total=self._steps, initial=step, disable=self._quiet, unit="step", dynamic_ncols=True)
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         if self._bar is not None:
             rate = f", {line['tokens_per_second']:.0f} tokens/s" if "tokens_per_second" in line else ""
             self._bar.set_description_str(f"loss {line['loss']:.3f}{rate}{self._validation}", refresh=False)
             self._bar.update(step - self._bar.n)
 
     def evaluated(self, step: int, results: dict[str, float]) -> None:
-        """Shows the validation loss."""
+        """Show the validation loss."""
         self._validation = f", validation {results['loss']:.3f}"
 
     def warned(self, message: str) -> None:
-        """Says what is not as it should be."""
+        """Say what is not as it should be."""
         say(f"warning: {message}")
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
 
 
 def say(text: str) -> None:
-    """Prints a message for the user."""
+    """Print a message for the user."""
     print(text, file=sys.stderr, flush=True)
 
 
 def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts) -> None:
-    """Trains, and says how good the model is."""
+    """Train, and say how good the model is."""
     check_sizes(settings)
     optimizer_from(settings)
     Sharding(settings.sharding, settings.batch_size)
@@ -169,7 +164,7 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
 
 
 def report(settings: Settings, data: RunData, results: dict[str, float], files: RunDirectory) -> None:
-    """Prints what the model makes of the held-out data, and what it has learned."""
+    """Print what the model makes of the held-out data, and what it has learned."""
     for line in summary(settings, data, results):
         print(line)
     text = sample(files.path)
@@ -179,7 +174,7 @@ def report(settings: Settings, data: RunData, results: dict[str, float], files: 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     with Interrupts() as interrupts:
         try:
@@ -189,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
             say(f"interrupted; the same command {'goes on from the last checkpoint' if begun else 'begins anew'}")
             if interrupted.working:
                 sys.stdout.flush()
-                os._exit(interrupted.status)  # a compilation can not be stopped otherwise
+                os._exit(interrupted.status)  # a compilation cannot be stopped otherwise
             return interrupted.status
         except ValueError as error:
             say(f"train.py: {error}")

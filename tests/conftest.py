@@ -12,6 +12,9 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
 os.environ.setdefault("NPROC", "16")
 
+import dataclasses
+import functools
+
 import hypothesis
 import jax
 import pytest
@@ -33,4 +36,29 @@ hypothesis.settings.load_profile("jax")
 def x32():
     """Run the test in JAX's default 32-bit mode, as most callers do."""
     with jax.enable_x64(False):
+        yield
+
+
+@functools.cache
+def _what_trainers_compiled():
+    """What the trainers of a process have compiled, by all that decides it."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def compile_once():
+    """Let trainers with equal settings share what they compile: tracing it is most of a short run."""
+    from training.loop.trainer import Trainer  # noqa: PLC0415 (most tests need nothing of training/)
+
+    compiled, original = _what_trainers_compiled(), Trainer._compiled
+
+    def lookup(trainer):
+        settings = dataclasses.replace(trainer._settings, data=(), validation_data=())
+        key = repr((settings, trainer._description.config, trainer._data.labels, jax.config.jax_enable_x64))
+        if key not in compiled:
+            compiled[key] = original(trainer)
+        return compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_compiled", lookup)
         yield

@@ -8,20 +8,22 @@ import numpy as np
 
 from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 from training.runs.directory import Description, RunDirectory
-from training.settings import settings_from
+from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config
 
-SIZES = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 40, "dropout": 0.0}
+SIZES = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 40, "dropout": 0.1}  # a trained model is used without dropout
 LETTERS = CharacterTokenizer("abcdefghij .")
 LABELS = ("ham", "spam", "other")
 
 
-def make_run(path: Path, task: str, tokenizer: Tokenizer = LETTERS, **values: Any) -> Path:
-    """Writes a run as training leaves it; the parameters are random, with large logits."""
+def make_run(
+    path: Path, task: str, tokenizer: Tokenizer = LETTERS, labels: tuple[str, ...] = LABELS, **values: Any
+) -> Path:
+    """Write a run as training leaves it; the parameters are random, with large logits."""
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 2}
     settings = settings_from({**SIZES, **layers, **values}, task=task)
     config = model_config(settings, tokenizer.N_V)
-    labels = LABELS if task == "classify" else ()
+    labels = labels if TASKS[task].records == "labeled" else ()
     files = RunDirectory(path)
     files.begin(Description(settings, config, labels, {"tokenizer": tokenizer.fingerprint()}), tokenizer)
     theta = init_model(jax.random.key(3), task, config, scheme="glorot", N_C=len(labels))

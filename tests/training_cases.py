@@ -7,12 +7,13 @@ import numpy as np
 
 from training.data.loading import RunData, make_dataset
 from training.data.records import Corpus, Document
-from training.data.store import LabelledStore, PairStore, Splits, TokenStore
+from training.data.store import LabeledStore, PairStore, Splits, TokenStore
 from training.data.tokenizers import CharacterTokenizer
 from training.loop.trainer import Trainer
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupts
-from training.settings import Settings, settings_from
+from training.settings import Settings
+from training.tasks import settings_from
 from training.tasks.models import model_config
 
 LETTERS = 14
@@ -48,11 +49,11 @@ def data_for(settings: Settings) -> RunData:
         parts = [PairStore(store, store) for store in parts]
     elif settings.task == "classify":
         labels = [np.array([s[i][1] % 2 for i in range(len(s))], np.int32) for s in parts]
-        parts = [LabelledStore(s, of_s, ("even", "odd")) for s, of_s in zip(parts, labels, strict=True)]
+        parts = [LabeledStore(s, of_s, ("even", "odd")) for s, of_s in zip(parts, labels, strict=True)]
     train, validation = (make_dataset(settings, store) for store in parts)
     documents = [Document("abc")]
     corpus = Corpus(
-        name="tiny", kind="text", source="", licence="", fingerprint="", train=documents, validation=documents, test=[]
+        name="tiny", kind="text", source="", license="", fingerprint="", train=documents, validation=documents, test=[]
     )
     tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
     return RunData(

@@ -8,8 +8,6 @@ import jax
 
 from algorithms.machinery.contract import contract_of
 
-__all__ = ["REGISTRY", "Algorithm", "algorithm", "compiled"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -34,8 +34,6 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-__all__ = ["Contract", "Range", "Relation", "UpTo", "check_key", "contract_of"]
-
 
 class Range(NamedTuple):
     """The values that an argument may take.

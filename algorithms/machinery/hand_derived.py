@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-__all__ = ["hand_derived", "varies_over", "varying_alike"]
-
 T = TypeVar("T")
 
 

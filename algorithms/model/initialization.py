@@ -23,8 +23,6 @@ from algorithms.model.parameters import (
 )
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 
-__all__ = ["count_params", "init_d_transformer", "init_e_transformer", "init_ed_transformer"]
-
 Scheme = Literal["glorot", "gpt2"]
 
 

@@ -10,18 +10,6 @@ from typing import Annotated, NamedTuple
 from jax import Array
 from jaxtyping import Float
 
-__all__ = [
-    "AttentionParams",
-    "DTransformerParams",
-    "EDDecoderLayerParams",
-    "EDTransformerParams",
-    "ETransformerParams",
-    "LayerNormParams",
-    "MHAttentionParams",
-    "MLPParams",
-    "TransformerLayerParams",
-]
-
 
 class AttentionParams(NamedTuple):
     """𝓦_qkv: the query, key and value projections of one head (Algorithms 3 and 4)."""

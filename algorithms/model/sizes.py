@@ -5,8 +5,6 @@ from typing import Any
 
 from algorithms.model.variants import PAPER, Variant
 
-__all__ = ["DTransformerConfig", "EDTransformerConfig", "ETransformerConfig", "TransformerConfig"]
-
 _DERIVED: Any = None  # the default of a field that __post_init__ derives from the others
 
 

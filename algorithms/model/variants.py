@@ -9,8 +9,6 @@ import jax
 from algorithms.machinery.contract import Relation
 from algorithms.model.parameters import LayerNormParams
 
-__all__ = ["BERT", "GPT2", "NO_DROPOUT", "PAPER", "VASWANI", "Variant"]
-
 Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 Positions = Literal["learned", "sinusoidal"]

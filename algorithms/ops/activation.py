@@ -9,8 +9,6 @@ from jaxtyping import Float
 
 from algorithms.machinery.hand_derived import hand_derived
 
-__all__ = ["activate", "gelu", "gelu_tanh", "relu"]
-
 
 def relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``max(0, x)``, with derivative 0 at x = 0.

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Key, UInt32
 
-__all__ = ["dropout", "fold_in", "kept", "seed_of"]
-
 K = TypeVar("K", bound=Array | None)
 
 
@@ -37,7 +35,7 @@ def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"
         return X
 
     def draw(seed):
-        return kept(seed, rate, jnp.arange(X.shape[0]), jnp.arange(X.shape[-1]))
+        return keep_mask(seed, rate, jnp.arange(X.shape[0]), jnp.arange(X.shape[-1]))
 
     for _ in range(key.ndim):
         draw = jax.vmap(draw, out_axes=1)
@@ -45,7 +43,7 @@ def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"
 
 
 def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
-    """Two random words of a key, or of every key of a batch, from which ``kept`` draws a matrix."""
+    """Two random words of a key, or of every key of a batch, from which ``keep_mask`` draws a matrix."""
 
     def draw(key):
         return jax.random.bits(key, (2,), jnp.uint32)
@@ -55,7 +53,7 @@ def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
     return draw(key)
 
 
-def kept(
+def keep_mask(
     seed: UInt32[Array, "2"], rate: float, rows: Integer[Array, "m"], columns: Integer[Array, "n"]
 ) -> Bool[Array, "m n"]:
     """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone, whatever else is drawn.

@@ -12,8 +12,6 @@ from jaxtyping import Float
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import accumulation_dtype, as_columns
 
-__all__ = ["linear", "logits", "product"]
-
 LEAST = 2**16
 """Entries of the smallest group of rows; XLA's CPU backend takes a batch of smaller ones on one core, too."""
 

@@ -12,8 +12,6 @@ from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import Implementation, are_numbers, as_ids
 from algorithms.ops.linear import logits
 
-__all__ = ["log_loss", "token_losses"]
-
 Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 
 LOGITS_PER_CHUNK = 2**21

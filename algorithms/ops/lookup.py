@@ -8,8 +8,6 @@ from jaxtyping import Float, Integer
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import accumulation_dtype, as_ids
 
-__all__ = ["lookup"]
-
 ONE_HOT_LIMIT = 1024
 """Columns up to which the gradient of the matrix is a matrix product instead of a scatter."""
 

@@ -8,8 +8,6 @@ from jax import Array
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.notation import accumulation_dtype, as_columns
 
-__all__ = ["layer_norm", "rms_norm"]
-
 
 class _Residuals(NamedTuple):
     X: Array

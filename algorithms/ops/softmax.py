@@ -5,8 +5,6 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-__all__ = ["softmax", "softmax_backward"]
-
 
 def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
     """``exp A[i, t] / Σ_j exp A[j, t]`` over the rows of each column; 0 in a column that is −∞ throughout, or empty.

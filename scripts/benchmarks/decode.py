@@ -24,18 +24,18 @@ PROMPT, L_GEN = 32, 64
 
 
 def generator(config: DTransformerConfig) -> Generator:
-    """Returns a model with random parameters."""
+    """Return a model with random parameters."""
     return Generator(init_d_transformer(jax.random.key(0), config, scheme="gpt2"), config)
 
 
 def greedy(model: Generator, prompts: np.ndarray) -> Callable[[], Any]:
-    """Returns a call that continues prompts by L_GEN tokens."""
+    """Return a call that continues prompts by L_GEN tokens."""
     lengths, key = np.full(len(prompts), prompts.shape[1]), jax.random.key(0)
     return lambda: np.asarray(model.generate(prompts, lengths=lengths, l_gen=L_GEN, tau=0.0, key=key))
 
 
 def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Callable[[], Any]] | None:
-    """Returns what makes of prompts a call that continues them with Hugging Face's `generate`, on so many threads."""
+    """Return what makes of prompts a call that continues them with Hugging Face's `generate`, on so many threads."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return None
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
@@ -66,7 +66,7 @@ def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Call
 
 
 def beside_pytorch(rounds: int) -> str:
-    """Returns the table of generation beside Hugging Face's, at batch 1 and 16, with the better number of threads."""
+    """Return the table of generation beside Hugging Face's, at batch 1 and 16, with the better number of threads."""
     model, theirs = generator(SMALL), hugging_face(SMALL)
     rows = []
     for B in (1, 16):
@@ -86,13 +86,13 @@ def beside_pytorch(rounds: int) -> str:
 
 
 def per(timing: Timing, n: int) -> str:
-    """Returns the time of one of n parts."""
+    """Return the time of one of n parts."""
     median, low, high = (1e3 * seconds / n for seconds in timing)
     return f"{median:.2f} ({low:.2f}-{high:.2f})"
 
 
 def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
-    """Returns a call that generates n tokens, the last of which has `context` tokens before it."""
+    """Return a call that generates n tokens, the last of which has `context` tokens before it."""
     state = decoding.empty_state(model.weights, B=1, C=capacity(context))
     keys = jax.random.split(jax.random.key(0), 1)
     states = [state]
@@ -108,7 +108,7 @@ def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
 
 
 def by_context(rounds: int) -> str:
-    """Returns the table of the time per token by the length of the context."""
+    """Return the table of the time per token by the length of the context."""
     model, n = generator(SMALL), 32
     contexts = (64, 128, 256, 512, 1024)
     timing = alternate({str(context): steps_at(model, context, n) for context in contexts}, rounds)
@@ -118,7 +118,7 @@ def by_context(rounds: int) -> str:
 
 
 def beside_memory(rounds: int) -> str:
-    """Returns the table of the share of the memory's bandwidth at the size of GPT-2, batch 1."""
+    """Return the table of the share of the memory's bandwidth at the size of GPT-2, batch 1."""
     model, n = generator(GPT2_124M), 8
     # W_e and W_p give one column each; everything else is read for every token.
     read = jax.block_until_ready(jax.tree.leaves((model.weights.layers, model.weights.norm, model.weights.W_u)))

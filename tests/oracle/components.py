@@ -201,7 +201,7 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array) -> Array:
 
 
 def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
-    """Return Algorithm 6: layer normalisation, with no term added to the variance.
+    """Return Algorithm 6: layer normalization, with no term added to the variance.
 
     Args:
         e: activations of one token [d_e].
@@ -219,7 +219,7 @@ def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
 
 
 def rms_norm(e: Array, gamma: Array) -> Array:
-    """Return Algorithm 6 with m = beta = 0: root mean square normalisation.
+    """Return Algorithm 6 with m = beta = 0: root mean square normalization.
 
     Args:
         e: activations of one token [d_e].

@@ -43,7 +43,7 @@ def causal_mask(l: int) -> Array:
 
 
 def layer_norm_each(X: Array, norm: Any) -> Array:
-    """Return X with every column, token by token, replaced by its layer normalisation.
+    """Return X with every column, token by token, replaced by its layer normalization.
 
     Args:
         X: activations [d, l].

@@ -17,20 +17,42 @@ from training.runs.directory import load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
-SIZES = ["--H", 2, "--d_e", 8, "--d_mlp", 8, "--batch-size", 4, "--steps", 3, "--peak", 1e9, "--tokenizer", "bytes"]
+SIZES = [
+    "--L",
+    "1",
+    "--H",
+    "2",
+    "--d_e",
+    "8",
+    "--d_mlp",
+    "8",
+    "--l_max",
+    "32",
+    "--batch-size",
+    "4",
+    "--steps",
+    "3",
+    "--peak",
+    "1e9",
+    "--tokenizer",
+    "bytes",
+]
 
 
 @pytest.fixture
 def evaluated(tmp_path, capsys):
-    """Trains a run for three steps and evaluates it; returns what was printed, and the rows and samples."""
+    """Evaluate a run, trained for three steps or random; return what was printed, the rows, samples and directory."""
 
-    def run(task, train_lines, held_out_lines, *flags, part="validation"):
-        (tmp_path / "train.txt").write_text(train_lines)
-        (tmp_path / "held-out.txt").write_text(held_out_lines)
+    def run(task, train_lines, held_out_lines, *, part="validation", trained=False, **options):
+        files = [str(tmp_path / "train.txt"), str(tmp_path / "held-out.txt")]
+        for file, lines in zip(files, (train_lines, held_out_lines), strict=True):
+            pathlib.Path(file).write_text(lines)
         directory, cache = tmp_path / "run", ["--cache", tmp_path / "cache"]
-        files = ["--data", tmp_path / "train.txt", "--validation-data", tmp_path / "held-out.txt"]
-        arguments = [task, "--quiet", "--run", directory, *cache, *files, *SIZES, *flags]
-        assert train.main([*map(str, arguments)]) == 0
+        if trained:
+            arguments = [task, "--quiet", "--run", directory, *cache, "--data", files[0], "--validation-data", files[1]]
+            assert train.main([*map(str, arguments), *SIZES]) == 0
+        else:
+            make_run(directory, task, BYTES, data=files[:1], validation_data=files[1:], batch_size=4, **options)
         capsys.readouterr()
         assert evaluate.main([*map(str, [directory, "--part", part, *cache])]) == 0
         found = json.loads((directory / f"evaluation-{part}.json").read_text())
@@ -40,7 +62,7 @@ def evaluated(tmp_path, capsys):
 
 
 def test_a_decoder_beside_compressors(evaluated):
-    out, rows, _, directory = evaluated("d", TRAIN, HELD_OUT, "--L", 1, "--l_max", 32)
+    out, rows, _, directory = evaluated("d", TRAIN, HELD_OUT, trained=True)
     trained = json.loads((directory / "results.json").read_text())
     assert rows["this model"]["loss"] == pytest.approx(trained["loss"], rel=1e-6)
     assert rows["this model"]["perplexity"] == pytest.approx(math.exp(trained["loss"]), rel=1e-6)
@@ -51,7 +73,7 @@ def test_a_decoder_beside_compressors(evaluated):
 
 
 def test_an_encoder_beside_the_most_frequent_token(evaluated):
-    _, rows, _, _ = evaluated("e", "a" * 4000, "a" * 900, "--L", 1, "--l_max", 100)
+    _, rows, _, _ = evaluated("e", "a" * 4000, "a" * 900, l_max=100)
     guess = rows["token frequencies"]
     assert guess["accuracy"] > 0.9  # all but bos and eos
     assert guess["perplexity"] == pytest.approx(math.exp(guess["loss"]))
@@ -61,7 +83,7 @@ def test_an_encoder_beside_the_most_frequent_token(evaluated):
 def test_a_classifier_beside_logistic_regression(evaluated):
     kinds = [("good", "fine") if n % 3 else ("bad", "broken") for n in range(90)]
     lines = [f"{label}\tthis is {word} number {n}\n" for n, (label, word) in enumerate(kinds)]
-    _, rows, samples, _ = evaluated("classify", "".join(lines), "".join(lines[-40:]), "--L", 1, "--l_max", 48)
+    _, rows, samples, _ = evaluated("classify", "".join(lines), "".join(lines[-40:]), labels=("bad", "good"))
     assert rows["TF-IDF and logistic regression"]["accuracy"] == 1
     assert 0 <= rows["this model"]["accuracy"] <= 1
     assert len(samples) == report.SHOWN
@@ -82,9 +104,7 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
     pairs = [Pair(f"line {n}", f"this is the line {n} of all") for n in range(60)]
     lines = [f"{pair.source}\t{pair.target}\n" for pair in pairs]
     pairs, held_out = pairs[:6], "".join(lines[:6])
-    _, rows, samples, directory = evaluated(
-        "ed", "".join(lines[6:]), held_out, "--L_enc", 1, "--L_dec", 1, "--l_max", 40
-    )
+    _, rows, samples, directory = evaluated("ed", "".join(lines[6:]), held_out)
     assert rows["this model"]["exact_match"] == 0
     assert rows["this model"]["pairs"] == 6
     assert samples[0].startswith("line 0 → ")
@@ -95,7 +115,8 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
 
     answers = {pair.source: pair.target if n < 4 else "this is not the line at all" for n, pair in enumerate(pairs)}
     monkeypatch.setattr(report, "answerer_for", lambda run, options: Answerer())
-    found = report._translator(load_run(directory), pairs)
+    run = load_run(directory)
+    found = report._translator(run, None, None, "validation", pairs)
     figures = found.rows["this model"]
     assert figures["exact_match"] == pytest.approx(4 / 6)
     reference = [[pair.target for pair in pairs]]

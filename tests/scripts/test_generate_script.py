@@ -16,7 +16,7 @@ from algorithms import d_inference, e_transformer, ed_inference
 from tests.run_cases import BYTES, LABELS, LETTERS, make_run
 from training.generation.text import _certain, _pieces
 from training.runs.directory import load_run
-from training.tasks.classification import class_probabilities
+from training.tasks.classify import class_probabilities
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
 
@@ -34,7 +34,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def answered(script, runs, capsys, monkeypatch):
-    """Runs the script on the run of a task; returns what it printed."""
+    """Run the script on the run of a task; return what it printed."""
 
     def call(task, *arguments, stdin=None):
         if stdin is not None:
@@ -47,12 +47,18 @@ def answered(script, runs, capsys, monkeypatch):
     return call
 
 
+def as_used(model):
+    """The variant of a run, without the dropout that it was trained with."""
+    assert model.config.variant.dropout > 0
+    return model.config.variant.without_dropout()
+
+
 def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
     """What Algorithm 14 makes of a prompt, up to eos."""
     model = load_run(runs["d"])
     x = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(prompt)])
     key = jax.random.fold_in(jax.random.key(seed), r)
-    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key).tolist()
+    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key, variant=as_used(model)).tolist()
     return LETTERS.decode(tokens[: tokens.index(LETTERS.eos_token)] if LETTERS.eos_token in tokens else tokens)
 
 
@@ -98,7 +104,8 @@ def test_an_encoder_decoder_translates_line_by_line(answered, runs):
     expected = []
     for line in lines:
         z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
-        tokens, length = ed_inference(z, model.theta, tau=0.0, key=jax.random.key(0), l_max=9)
+        options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 9, "variant": as_used(model)}
+        tokens, length = ed_inference(z, model.theta, **options)
         expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
     stdin = "\n".join(lines) + "\n"
     assert answered("ed", "--l_max", 9, stdin=stdin).splitlines() == expected
@@ -110,7 +117,7 @@ def test_a_beam_finds_translations_at_least_as_likely(answered):
         lines = answered("ed", "--json", "--l_max", 7, *flags, stdin="abc\nfade\n").splitlines()
         return [json.loads(line)["answers"][0]["log_probability"] for line in lines]
 
-    greedy, beam = scores(), scores("--beam", 9, "--length-penalty", 0)
+    greedy, beam = scores(), scores("--beam-size", 9, "--length-penalty", 0)
     assert all(b >= g - 1e-5 for b, g in zip(beam, greedy, strict=True))
 
 
@@ -118,7 +125,7 @@ def test_an_encoder_fills_masks(answered, runs):
     model = load_run(runs["e"])
     text = "ab[MASK]d e[MASK]"
     tokens = [LETTERS.bos_token, *LETTERS.encode("ab"), LETTERS.mask_token, *LETTERS.encode("d e"), LETTERS.mask_token]
-    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta))
+    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta, variant=as_used(model)))
     best = np.argsort(-P, axis=0)
     answer = json.loads(answered("e", "--prompt", text, "--n", 2, "--json"))["answers"][0]
     for candidates, t in zip(answer["masks"], (3, 7), strict=True):
@@ -177,21 +184,21 @@ def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeyp
         ("d", ["--prompt", "abc", "--tau", "-1"], None, "tau: expected a temperature >= 0"),
         ("d", ["--prompt", "abc", "--n", "0"], None, "n: expected at least 1"),
         ("d", ["--prompt", "abc", "--stop", ""], None, "--stop: expected some text"),
-        ("d", ["--prompt", "abc", "--beam", "3"], None, "--beam does nothing here: the run is a decoder"),
-        ("ed", ["--beam", "16"], "abc\n", "beam_size: expected at least 1 and at most 15"),
-        ("ed", ["--beam", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
+        ("d", ["--prompt", "abc", "--beam-size", "3"], None, "--beam-size does not apply: the run is a decoder"),
+        ("ed", ["--beam-size", "16"], "abc\n", "beam_size: expected at least 1 and at most 15"),
+        ("ed", ["--beam-size", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
         ("ed", ["--n", "2"], "abc\n", "would be the same"),
-        ("ed", ["--top-k", "2"], "abc\n", "--top-k does nothing here: the run is an encoder-decoder"),
+        ("ed", ["--top-k", "2"], "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
         ("ed", [], "abc\n\nb\n", "text 2 is empty"),
         ("ed", ["--l_max", "41"], "abc\n", "l_max: expected at least 1 and at most 40"),
         ("e", ["--prompt", "abc"], None, "there is no [MASK] to be filled in the text 'abc'"),
-        ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does nothing here: the run is an encoder,"),
+        ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does not apply: the run is an encoder,"),
         ("e", ["--prompt", "a[MASK]", "--n", "16"], None, "n: expected at least 1 and at most 15"),
         (
             "classify",
             ["--seed", "1"],
             "abc\n",
-            "--seed does nothing here: the run is a classifier, whose options are none",
+            "--seed does not apply: the run is a classifier, whose options are none",
         ),
         ("d", ["--interactive", "--prompt", "abc"], None, "leave --prompt out"),
     ],

@@ -6,13 +6,16 @@ import json
 
 import pytest
 
-from training.settings import TASKS, settings_of
+from training.tasks import TASKS
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
 TINY = {"--tokenizer": "bytes", "--batch-size": 4, "--steps": 3, "--eval-batches": 2, "--peak": 1e9} | {
     f"--{name}": size for name, size in SIZES.items()
 }
+
+
+pytestmark = pytest.mark.usefixtures("compile_once")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def script():
 
 @pytest.fixture
 def train(script, tmp_path, capsys):
-    """Runs the command line; returns status, standard output and standard error."""
+    """Run the command line; return status, standard output and standard error."""
 
     def run(*arguments, flags=TINY, run="run"):
         own = {"--run": tmp_path / run, "--cache": tmp_path / "cache"}
@@ -83,7 +86,7 @@ def test_a_file_of_settings(train, text, tmp_path):
     assert json.loads((tmp_path / "again" / "config.json").read_text())["settings"] == written
 
 
-def test_a_task_may_be_read_from_labelled_text(train, tmp_path):
+def test_a_task_may_be_read_from_labeled_text(train, tmp_path):
     path = tmp_path / "labels.tsv"
     path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(80)))
     status, out, _ = train("classify", "--data", path)
@@ -130,7 +133,7 @@ def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
         (["--tokenizer", "nothing"], "cannot read the tokenizer nothing"),
     ],
 )
-def test_what_can_not_be_is_refused(train, text, arguments, message):
+def test_what_cannot_be_is_refused(train, text, arguments, message):
     given = arguments if "--data" in arguments else ["--data", text, *arguments]
     assert_refused(train("d", *given), message)
 
@@ -142,7 +145,9 @@ def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
 
 
 def test_an_exploding_run_ends_with_status_1(train, text):
-    status, _, err = train("d", "--data", text, "--learning-rate", "1e30", "--clip", "0", "--checkpoint-every", "1")
+    status, _, err = train(
+        "d", "--data", text, "--learning-rate", "1e30", "--clip-norm", "0", "--checkpoint-every", "1"
+    )
     assert status == 1
     assert err.count("\n") == 1
     assert "train.py: step 2: the loss is " in err
@@ -155,8 +160,8 @@ def test_help_has_every_setting_with_its_default(script, capsys, task):
         script.main([task, "--help"])
     assert ended.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert out.count("(default: ") == len(settings_of(task)) + 1
-    for name in settings_of(task):
+    assert out.count("(default: ") == len(TASKS[task].all_settings()) + 1
+    for name in TASKS[task].all_settings():
         assert script.flag(name) in out
 
 

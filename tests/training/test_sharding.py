@@ -11,6 +11,9 @@ from training.mesh.sharding import Sharding
 SHORT = {"batch_size": 16, "steps": 3, "learning_rate": 0.01, "dropout": 0.1}
 
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
 def losses(directory, task, sharding, **values):
     trainer, witness = make_trainer(directory, settings_for(task, sharding=sharding, **SHORT, **values))
     with jax.enable_x64(False):
@@ -22,8 +25,8 @@ def losses(directory, task, sharding, **values):
     ("task", "sharding", "values"),
     [
         ("d", "fsdp", {}),
-        pytest.param("d", "data", {"accumulate": 2}, marks=pytest.mark.slow),
-        pytest.param("ed", "fsdp", {"accumulate": 2}, marks=pytest.mark.slow),
+        pytest.param("d", "data", {"accumulation_steps": 2}, marks=pytest.mark.slow),
+        pytest.param("ed", "fsdp", {"accumulation_steps": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_the_losses_are_those_of_one_device(tmp_path, task, sharding, values):
@@ -44,6 +47,6 @@ def test_what_lies_where():
     ("kind", "batch_size", "message"),
     [("data", 7, r"batch_size is 7, no multiple of the 8 devices of sharding data"), ("ring", 8, "no sharding 'ring'")],
 )
-def test_what_can_not_be_split_is_refused(kind, batch_size, message):
+def test_what_cannot_be_split_is_refused(kind, batch_size, message):
     with pytest.raises(ValueError, match=message):
         Sharding(kind, batch_size)

@@ -33,11 +33,11 @@ STREAM_TOKENS = 4096
 
 
 class CompressionError(ValueError):
-    """A text can not be compressed, or a file not be decompressed; the message is one sentence."""
+    """A text cannot be compressed, or a file not be decompressed; the message is one sentence."""
 
 
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
-    """Compresses a text.
+    """Compress a text.
 
     Args:
         text: what to compress.
@@ -76,7 +76,7 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
-    """Gives a compressed text back.
+    """Give a compressed text back.
 
     Args:
         compressed: what `compress` returned.
@@ -109,7 +109,7 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
 
 
 def model_checksum(generator: Generator) -> int:
-    """Returns a number that tells models apart."""
+    """Return a number that tells models apart."""
     leaves = {name: np.asarray(leaf) for name, leaf in flatten(generator.theta).items()}
     return zlib.crc32(json.dumps([checksums(leaves), repr(generator.config)], sort_keys=True).encode())
 
@@ -131,7 +131,7 @@ def _read(compressed: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _streams(n: int) -> int:
-    """Returns in how many streams n tokens are coded: 1, 2, 4, 8 or 16."""
+    """Return in how many streams n tokens are coded: 1, 2, 4, 8 or 16."""
     streams = 1
     while streams < 16 and n > 2 * streams * STREAM_TOKENS:
         streams *= 2
@@ -155,7 +155,7 @@ class _Predictor:
         self._read = texts.shape[1] - 1
 
     def probabilities(self) -> np.ndarray:
-        """Returns the probabilities of the next token of each stream, ``[streams, N_V]``; a special one never comes."""
+        """Return the probabilities of the next token of each stream, ``[streams, N_V]``; a special one never comes."""
         generator = self._generator
         P, self._state = _advance(generator.weights, self._state, variant=generator.config.variant)
         self._read += 1
@@ -164,7 +164,7 @@ class _Predictor:
         return P
 
     def append(self, tokens: np.ndarray) -> None:
-        """Tells the next token of each stream."""
+        """Tell the next token of each stream."""
         l_max = self._generator.config.l_max
         self._texts = np.concatenate([self._texts, tokens[:, None]], axis=1)[:, -l_max:]
         if self._read == l_max:

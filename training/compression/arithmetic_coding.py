@@ -15,7 +15,7 @@ TOTAL = 1 << COUNT_BITS
 
 
 def counts(p: np.ndarray) -> np.ndarray:
-    """Returns probabilities as integers: each at least 1, cumulative, from 0 to 2^24.
+    """Return probabilities as integers: each at least 1, cumulative, from 0 to 2^24.
 
     Args:
         p: probabilities of the symbols, of which at most 2^23 are possible.
@@ -28,7 +28,7 @@ def counts(p: np.ndarray) -> np.ndarray:
     """
     p = np.asarray(p, np.float64)
     if not np.all(np.isfinite(p)) or np.any(p < 0) or not p.sum() > 0:
-        raise ValueError("the model's probabilities are no numbers: it can not be used for compression")
+        raise ValueError("the model's probabilities are no numbers: it cannot be used for compression")
     cumulative = np.cumsum(p)
     cumulative = np.floor(cumulative / cumulative[-1] * (TOTAL - len(p))).astype(np.int64)
     return np.concatenate([[0], cumulative + np.arange(1, len(p) + 1)])
@@ -42,7 +42,7 @@ class Encoder:
         self._bits: list[int] = []
 
     def encode(self, cumulative: np.ndarray, symbol: int) -> None:
-        """Appends a symbol.
+        """Append a symbol.
 
         Args:
             cumulative: of all symbols, from `counts`.
@@ -67,7 +67,7 @@ class Encoder:
         self._pending = 0
 
     def finish(self) -> bytes:
-        """Returns the bits of all symbols, the last byte filled with 0."""
+        """Return the bits of all symbols, the last byte filled with 0."""
         self._pending += 1
         self._emit(int(self._low >= QUARTER))
         return np.packbits(np.array(self._bits, np.uint8)).tobytes()
@@ -83,7 +83,7 @@ class Decoder:
         self._value = int("".join(map(str, (self._bits + [0] * BITS)[:BITS])), 2)
 
     def decode(self, cumulative: np.ndarray) -> int:
-        """Returns the next symbol.
+        """Return the next symbol.
 
         Args:
             cumulative: as it was encoded with.

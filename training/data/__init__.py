@@ -1,1 +1,1 @@
-"""Data: files and named corpora, tokenised, stored, and read in batches."""
+"""Data: files and named corpora, tokenized, stored, and read in batches."""

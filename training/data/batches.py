@@ -3,7 +3,7 @@
     data = NextTokens(splits.train, l_max=128, batch_size=32, seed=0)       # "chunks", "windows", "packed"
     data = MaskedTokens(splits.train, l_max=128, batch_size=32, seed=0)     # the paper's rule or BERT's
     data = SequencePairs(splits.train, l_max=64, batch_size=32, seed=0)
-    data = LabelledTexts(splits.train, l_max=64, batch_size=32, seed=0)
+    data = LabeledTexts(splits.train, l_max=64, batch_size=32, seed=0)
 
     data.batch(step)               # one batch, in any order of steps
     data.batch(step, rows=slice(0, 8))      # what one process of several needs of it
@@ -27,7 +27,7 @@ import numpy as np
 
 from training.data.packing import Chunks, pack
 from training.data.records import DataError, fingerprint
-from training.data.store import LabelledStore, PairStore, TokenStore
+from training.data.store import LabeledStore, PairStore, TokenStore
 
 Batch = dict[str, np.ndarray]
 
@@ -44,7 +44,12 @@ class Dataset(abc.ABC):
       seed: decides the order of the examples and every random choice in them.
       n_examples: examples in one epoch.
       fingerprint: hash of everything that decides the batches.
+      n_too_long: how many examples have more than l_max tokens, where that matters.
+      too_long: what is done with those.
     """
+
+    n_too_long: int = 0
+    too_long: str = ""
 
     def __init__(self, *identity: object, n_examples: int, l_max: int, batch_size: int, seed: int) -> None:
         if batch_size < 1:
@@ -59,12 +64,17 @@ class Dataset(abc.ABC):
         self._order = grain.MapDataset.range(n_examples).seed(seed).shuffle().repeat()
 
     @property
+    def tokens_per_byte(self) -> float | None:
+        """Predicted tokens for each UTF-8 byte of the text; None where not every byte is predicted once."""
+        return None
+
+    @property
     def n_steps(self) -> int:
         """Batches that hold every example once."""
         return -(-self.n_examples // self.batch_size)
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """Returns the training batch of a step, or some of its rows.
+        """Return the training batch of a step, or some of its rows.
 
         Args:
           step: from 0.
@@ -78,13 +88,13 @@ class Dataset(abc.ABC):
         return self._examples(indices, rows, np.random.default_rng([self.seed, step]))
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Returns an endless iterator over the batches from a step on, read ahead by two threads."""
+        """Return an endless iterator over the batches from a step on, read ahead by two threads."""
         steps = grain.MapDataset.range(first_step, ENDLESS)
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
         return iter(steps.map(lambda step: self.batch(step, rows=rows)).to_iter_dataset(ahead))
 
     def evaluation_batches(self, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Yields every example exactly once, in order; empty rows fill the last batch."""
+        """Yield every example exactly once, in order; empty rows fill the last batch."""
         for step in range(self.n_steps):
             first = step * self.batch_size
             indices = np.arange(first, first + self.batch_size)
@@ -93,11 +103,11 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """Returns `rows` of the batch of the examples with these numbers, −1 for an empty row."""
+        """Return `rows` of the batch of the examples with these numbers, −1 for an empty row."""
 
 
 def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Returns sequences of a store as rows of `width` columns, int32, filled with eos_token."""
+    """Return sequences of a store as rows of `width` columns, int32, filled with eos_token."""
     x = np.full((len(starts), width), store.N_V - 1, np.int32)
     for row, start, length in zip(x, starts, lengths, strict=True):
         row[:length] = store.tokens[start : start + length]
@@ -105,7 +115,7 @@ def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: i
 
 
 def _checked(store: TokenStore, l_max: int) -> TokenStore:
-    """Returns the store, if chunks of it are sequences to learn from."""
+    """Return the store, if chunks of it are sequences to learn from."""
     if l_max < 2:
         raise DataError(f"l_max is {l_max}, expected at least 2: a sequence needs a token and the next one")
     if store.part == "train" and store.n_tokens < l_max:
@@ -117,7 +127,7 @@ def _checked(store: TokenStore, l_max: int) -> TokenStore:
 
 
 def _located(chunks: Chunks, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns starts and lengths of chunks, with length 0 for the number −1."""
+    """Return starts and lengths of chunks, with length 0 for the number −1."""
     starts, lengths = chunks.locate(np.maximum(indices, 0))
     return starts, np.where(indices < 0, 0, lengths).astype(np.int32)
 
@@ -160,6 +170,12 @@ class NextTokens(Dataset):
             self._packed, self._row_starts = pack(lengths, l_max)
             n_examples = len(self._row_starts) - 1
         super().__init__(store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
+
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """Predicted tokens for each byte: all but bos, of which windows have but one."""
+        n_bos = 1 if self.mode == "windows" else len(self.store)
+        return (self.store.n_tokens - n_bos) / self.store.n_bytes
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         if self.mode == "packed":
@@ -247,15 +263,14 @@ class MaskedTokens(Dataset):
 class SequencePairs(Dataset):
     """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
 
-    A pair of which one side, with bos and eos, has more than l_max tokens is left out: a part of a sentence does not
-    translate a part of the other.
-
-    Attributes:
-      n_too_long: how many pairs were left out.
+    A pair of which one side, with bos and eos, has more than l_max tokens is left out: training on fragments would
+    teach the model to translate fragments.
 
     Raises:
       DataError: no pair is short enough, or a bad l_max, pad_multiple, batch_size or seed.
     """
+
+    too_long = "pairs are left out"
 
     def __init__(
         self,
@@ -266,7 +281,7 @@ class SequencePairs(Dataset):
         seed: int = 0,
         pad_multiple: int | None = None,
     ) -> None:
-        """Makes the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
+        """Make the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
         multiple of it, otherwise l_max wide.
         """
         if pad_multiple is not None and pad_multiple < 1:
@@ -308,19 +323,18 @@ class SequencePairs(Dataset):
         return {"z": z, "z_length": z_length, "x": x, "x_length": x_length}
 
 
-class LabelledTexts(Dataset):
+class LabeledTexts(Dataset):
     """Texts and their classes: {"x", "length", "label"}.
 
     Of a text with more than l_max tokens, the first l_max − 1 and eos are kept.
-
-    Attributes:
-      n_too_long: how many texts are cut.
 
     Raises:
       DataError: a bad l_max, batch_size or seed.
     """
 
-    def __init__(self, store: LabelledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
+    too_long = "texts are cut"
+
+    def __init__(self, store: LabeledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
         if l_max < 2:
             raise DataError(f"l_max is {l_max}, expected at least 2: bos and eos")
         self.store = store

@@ -1,9 +1,9 @@
-"""The user's own files: text, JSON lines, tab-separated pairs and labelled text, streamed, however large.
+"""The user's own files: text, JSON lines, tab-separated pairs and labeled text, streamed, however large.
 
     corpus = read_corpus(["a.txt", "b.jsonl"], "text")
     corpus = read_corpus(["train.tsv"], "pairs", validation_paths=["valid.tsv"])
 
-| suffix | text | pairs | labelled |
+| suffix | text | pairs | labeled |
 |---|---|---|---|
 | .jsonl, .json | {"text": …} | {"source": …, "target": …} | {"label": …, "text": …} |
 | anything else | the file is one document | source TAB target | label TAB text |
@@ -12,7 +12,7 @@ Files are UTF-8 (a byte order mark is dropped); every line of JSON lines or TSV 
 longer than 16 MiB, or a section's size where sections are held out of it (1/200 of all the text, at least
 1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation files are given, a
 share of the records is held out (and so much at most that validating stays quick). Every
-file is read to its end first, and every line is checked when the data are tokenised, before any training.
+file is read to its end first, and every line is checked when the data are tokenized, before any training.
 """
 
 import codecs
@@ -29,7 +29,7 @@ from training.data.records import (
     DataError,
     Document,
     Kind,
-    Labelled,
+    Labeled,
     Pair,
     fingerprint,
     hash64,
@@ -46,13 +46,13 @@ LARGEST_VALIDATION = 8 << 20
 FIELDS: dict[Kind, tuple[str, ...]] = {
     "text": ("text",),
     "pairs": ("source", "target"),
-    "labelled": ("label", "text"),
+    "labeled": ("label", "text"),
 }
-RECORDS: dict[Kind, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labelled": Labelled}
+RECORDS: dict[Kind, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labeled": Labeled}
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
-    """Cuts a text into sections, without ever holding more than one.
+    """Cut a text into sections, without ever holding more than one.
 
     A section ends before the first paragraph that begins after `size` characters; where there is none within
     8 times as many, between two lines. White space at the end of the text is left to the last section.
@@ -83,7 +83,7 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
 
 
 def _start_says(path: Path, start: bytes) -> str | None:
-    """Returns what is wrong with a file that begins so, if that can be seen."""
+    """Return what is wrong with a file that begins so, if that can be seen."""
     if not start:
         return f"{path} is empty"
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -92,7 +92,7 @@ def _start_says(path: Path, start: bytes) -> str | None:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Reads a file once, in blocks, and checks that it is text in UTF-8.
+    """Read a file once, in blocks, and check that it is text in UTF-8.
 
     Args:
       path: the file.
@@ -101,7 +101,7 @@ def check_file(path: Path) -> tuple[int, str]:
       its size in bytes, and the SHA-256 of its contents.
 
     Raises:
-      DataError: it can not be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
+      DataError: it cannot be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
         byte offset.
     """
     digest = hashlib.sha256()
@@ -140,7 +140,7 @@ def _decode(
     *,
     final: bool = False,
 ) -> None:
-    """Decodes the next block, which begins in `line` at byte `offset`."""
+    """Decode the next block, which begins in `line` at byte `offset`."""
     pending = len(decoder.getstate()[0])  # bytes of a character that the block before began
     try:
         decoder.decode(block, final)
@@ -153,7 +153,7 @@ def _decode(
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    """Yields a file's lines with their ends, in pieces of a megabyte where they are longer."""
+    """Yield a file's lines with their ends, in pieces of a megabyte where they are longer."""
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         while line := file.readline(BLOCK):
             yield line
@@ -287,7 +287,7 @@ def read_corpus(
     validation_paths: Sequence[str | Path] = (),
     validation_fraction: float = 0.05,
 ) -> Corpus[Any]:
-    """Checks that the user's files are text, and splits their records into training and validation.
+    """Check that the user's files are text, and split their records into training and validation.
 
     Args:
       paths: the files to train on.
@@ -300,7 +300,7 @@ def read_corpus(
       a corpus whose parts are streams; test is empty. Iterating over them checks every line.
 
     Raises:
-      DataError: a file can not be read, is empty, binary or not UTF-8; when the records are read, also: a
+      DataError: a file cannot be read, is empty, binary or not UTF-8; when the records are read, also: a
         line is malformed, there is too little to hold some out. The message names the file and the line.
     """
     if not paths:
@@ -318,7 +318,7 @@ def read_corpus(
         name=_name(files),
         kind=kind,
         source=_name(files),
-        licence="the user's",
+        license="the user's",
         fingerprint=fingerprint(kind, len(files), *contents, validation_fraction),
         train=_Part(split, 0),
         validation=_Part(split, 1),

@@ -5,19 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.batches import Dataset, LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Kind
-from training.data.store import Splits, tokenize_labelled, tokenize_pairs, tokenize_text
+from training.data.store import Splits, tokenize_labeled, tokenize_pairs, tokenize_text
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
+from training.tasks import TASKS
 
-KINDS: dict[str, Kind] = {"d": "text", "e": "text", "ed": "pairs", "classify": "labelled"}
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "d": lambda store, settings, **sizes: NextTokens(store, mode=settings.rows, **sizes),
+    "e": lambda store, settings, **sizes: MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes),
+    "ed": lambda store, settings, **sizes: SequencePairs(store, **sizes),
+    "classify": lambda store, settings, **sizes: LabeledTexts(store, **sizes),
+}
+"""What makes batches of a task's tokens."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
-    "labelled": tokenize_labelled,
+    "labeled": tokenize_labeled,
 }
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
 
@@ -47,7 +54,7 @@ class RunData:
     @property
     def tokens_per_byte(self) -> float | None:
         """Predicted tokens for each UTF-8 byte of the held-out text; None where not every byte is predicted once."""
-        return tokens_per_byte(self.validation)
+        return self.validation.tokens_per_byte
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -60,7 +67,7 @@ class RunData:
 
 
 def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cache_dir: Path | None = None) -> RunData:
-    """Reads, splits and tokenises the data of a run, and checks all of them.
+    """Read, split and tokenize the data of a run, and check all of them.
 
     Args:
         settings: of the run.
@@ -86,20 +93,8 @@ def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cac
     )
 
 
-def tokens_per_byte(data: Dataset) -> float | None:
-    """Returns the predicted tokens for each UTF-8 byte of a text; None where not every byte is predicted once.
-
-    Args:
-        data: a part of the data.
-    """
-    if not isinstance(data, NextTokens):
-        return None
-    windows = data.mode == "windows"  # there, only the first bos is not predicted
-    return (data.store.n_tokens - (1 if windows else len(data.store))) / data.store.n_bytes
-
-
 def make_dataset(settings: Settings, store: Any) -> Dataset:
-    """Returns the batches of a part of the data.
+    """Return the batches of a part of the data.
 
     Args:
         settings: of the run.
@@ -108,23 +103,19 @@ def make_dataset(settings: Settings, store: Any) -> Dataset:
     Raises:
         DataError: there are none that fit.
     """
-    sizes: dict[str, int] = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    if settings.task == "d":
-        return NextTokens(store, mode=settings.rows, **sizes)
-    if settings.task == "e":
-        return MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes)
-    return SequencePairs(store, **sizes) if settings.task == "ed" else LabelledTexts(store, **sizes)
+    sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
+    return DATASETS[settings.task](store, settings, **sizes)
 
 
 def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
-    kind = KINDS[settings.task]
+    kind = TASKS[settings.task].records
     if not settings.data:
         raise DataError("no data were named; give the name of a data set, or files")
     named = [name for name in settings.data if name in SOURCES and not Path(name).is_file()]
     if not named:
         return read_corpus(settings.data, kind, validation_paths=settings.validation_data)
     if len(settings.data) > 1 or settings.validation_data:
-        raise DataError(f"{named[0]} is a named data set with its own held-out part: it can not be joined with files")
+        raise DataError(f"{named[0]} is a named data set with its own held-out part: it cannot be joined with files")
     if SOURCES[named[0]].kind != kind:
         fitting = ", ".join(name for name, source in SOURCES.items() if source.kind == kind)
         raise DataError(
@@ -168,8 +159,7 @@ def _notes(settings: Settings, store: Any, train: Dataset, validation: Dataset) 
     dropped = getattr(store, "dropped_paragraphs", 0)
     if dropped:
         return (f"{dropped} paragraphs of the training text are held out, so they are left out",)
-    long = [data.n_too_long for data in (train, validation) if isinstance(data, SequencePairs | LabelledTexts)]
-    if not sum(long):
+    if not train.n_too_long + validation.n_too_long:
         return ()
-    what = "pairs are left out" if settings.task == "ed" else "texts are cut"
-    return (f"{long[0]} training and {long[1]} held-out {what}: they have more than l_max = {settings.l_max} tokens",)
+    sizes = f"{train.n_too_long} training and {validation.n_too_long} held-out"
+    return (f"{sizes} {train.too_long}: they have more than l_max = {settings.l_max} tokens",)

@@ -29,7 +29,7 @@ class Chunks:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """Returns where the chunks with these numbers start, and their lengths."""
+        """Return where the chunks with these numbers start, and their lengths."""
         sequence = np.searchsorted(self._ends, indices, side="right")
         first = np.where(sequence > 0, self._ends[sequence - 1], 0)
         starts = self._offsets[sequence] + (indices - first) * (self.l_max - self.overlap)
@@ -40,7 +40,7 @@ Group = tuple[tuple[int, ...], int]  # the lengths in a row, and how many rows a
 
 
 def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
-    """Fills rows best fit decreasing, on a histogram: `counts[n]` items of length n."""
+    """Fill rows best fit decreasing, on a histogram: `counts[n]` items of length n."""
     by_room: list[list[Group]] = [[] for _ in range(capacity + 1)]
     for length in range(capacity, 0, -1):
         left = int(counts[length])
@@ -57,7 +57,7 @@ def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
 def _put(
     length: int, left: int, row: tuple[int, ...], room: int, number: int, by_room: list[list[Group]]
 ) -> tuple[int, int]:
-    """Puts up to `left` items into `number` rows, as many as fit; returns rows used and items left."""
+    """Put up to `left` items into `number` rows, as many as fit; return rows used and items left."""
     each = room // length
     full = min(number, left // each)
     if full:
@@ -70,7 +70,7 @@ def _put(
 
 
 def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
-    """Packs items into rows, best fit decreasing.
+    """Pack items into rows, best fit decreasing.
 
     Args:
       lengths: [n], each between 1 and `capacity`.

@@ -4,7 +4,7 @@ Three kinds of data, three record types, each with `where` (file and line, or th
 
 * text: `Document(text, where)`;
 * pairs: `Pair(source, target, where)`;
-* labelled text: `Labelled(label, text, where)`.
+* labeled text: `Labeled(label, text, where)`.
 
 A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files,
 so a user iterates over them and never asks for their length.
@@ -14,7 +14,7 @@ so a user iterates over them and never asks for their length.
     splits = training.data.store.tokenize_text(corpus, tokenizer)   # on disk, memory-mapped
 
 The split depends on the records' contents alone: a record's key (its text, or a pair's source, white space
-normalised) is hashed, and the records with the smallest hashes are held out. Records with the same key are
+normalized) is hashed, and the records with the smallest hashes are held out. Records with the same key are
 on the same side, whatever the order of the files.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-Kind = Literal["text", "pairs", "labelled"]
+Kind = Literal["text", "pairs", "labeled"]
 
 
 class DataError(ValueError):
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     where: str = ""
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """One text and its class."""
 
     label: str
@@ -57,7 +57,7 @@ class Labelled(NamedTuple):
     where: str = ""
 
 
-R = TypeVar("R", Document, Pair, Labelled)
+R = TypeVar("R", Document, Pair, Labeled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Corpus(Generic[R]):
 
     Attributes:
       name: what the user called it.
-      kind: "text", "pairs" or "labelled".
+      kind: "text", "pairs" or "labeled".
       source: where it comes from.
-      licence: under which terms.
+      license: under which terms.
       fingerprint: hash of the contents and of the split.
       train, validation, test: re-iterable collections of records; test may be empty.
     """
@@ -76,43 +76,43 @@ class Corpus(Generic[R]):
     name: str
     kind: Kind
     source: str
-    licence: str
+    license: str
     fingerprint: str
     train: Iterable[R]
     validation: Iterable[R]
     test: Iterable[R]
 
     def parts(self) -> dict[str, Iterable[R]]:
-        """Returns the three collections by name."""
+        """Return the three collections by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
-def normalised(text: str) -> str:
-    """Returns `text` with every run of white space as one space, and none at the ends."""
+def normalized(text: str) -> str:
+    """Return `text` with every run of white space as one space, and none at the ends."""
     return " ".join(text.split())
 
 
-def record_key(record: Document | Pair | Labelled) -> str:
-    """Returns what decides the side of a record: its text, or a pair's source, with white space
-    normalised.
+def record_key(record: Document | Pair | Labeled) -> str:
+    """Return what decides the side of a record: its text, or a pair's source, with white space
+    normalized.
     """
-    return normalised(record.source if isinstance(record, Pair) else record.text)
+    return normalized(record.source if isinstance(record, Pair) else record.text)
 
 
 def paragraphs(text: str) -> list[str]:
-    """Returns the paragraphs of `text`, the non-blank parts between blank lines, each without white space
+    """Return the paragraphs of `text`, the non-blank parts between blank lines, each without white space
     at its ends.
     """
     return [p for p in (part.strip() for part in re.split(r"\n\s*\n", text)) if p]
 
 
 def hash64(text: str) -> int:
-    """Returns a 64-bit hash of `text` that is the same on every machine and in every run."""
+    """Return a 64-bit hash of `text` that is the same on every machine and in every run."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def fingerprint(*parts: object) -> str:
-    """Returns a hexadecimal SHA-256 of the parts' `str`, in order, each length-prefixed."""
+    """Return a hexadecimal SHA-256 of the parts' `str`, in order, each length-prefixed."""
     digest = hashlib.sha256()
     for part in parts:
         data = str(part).encode("utf-8", "surrogatepass")
@@ -121,7 +121,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def records_fingerprint(records: Iterable[Any]) -> str:
-    """Returns a fingerprint of the records' contents, in order."""
+    """Return a fingerprint of the records' contents, in order."""
     digest = hashlib.sha256()
     for record in records:
         for part in record[:-1]:  # the last field is `where`
@@ -149,7 +149,7 @@ class Deduplicated:
 
     Attributes:
       documents: what is filtered.
-      seen: hashes of normalised paragraphs.
+      seen: hashes of normalized paragraphs.
       dropped: how many paragraphs the last complete iteration left out.
     """
 
@@ -161,7 +161,7 @@ class Deduplicated:
         dropped = 0
         for document in self.documents:
             parts = paragraphs(document.text)
-            kept = [p for p in parts if hash64(normalised(p)) not in self.seen]
+            kept = [p for p in parts if hash64(normalized(p)) not in self.seen]
             dropped += len(parts) - len(kept)
             if len(kept) == len(parts):
                 yield document
@@ -171,7 +171,7 @@ class Deduplicated:
 
 
 def _thresholds(records: Iterable[R], key: Callable[[R], str], fractions: tuple[float, float], name: str) -> list[int]:
-    """Returns 0, the ends of test and of validation, and 2⁶⁴ on the line of hashes; see `hold_out`."""
+    """Return 0, the ends of test and of validation, and 2⁶⁴ on the line of hashes; see `hold_out`."""
     hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
     validation, test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)
     if validation + test >= len(hashes):
@@ -190,7 +190,7 @@ def hold_out(
     name: str,
     key: Callable[[R], str] = record_key,
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
-    """Splits records by the hash of their keys.
+    """Split records by the hash of their keys.
 
     Args:
       records: re-iterable; a list gives lists, anything else gives streams.
@@ -215,7 +215,7 @@ def hold_out(
 def without_shared_paragraphs(
     train: Iterable[Document], validation: Iterable[Document], test: Iterable[Document]
 ) -> tuple[Iterable[Document], Iterable[Document], Iterable[Document]]:
-    """Takes the test's paragraphs out of validation, and those of both out of training.
+    """Take the test's paragraphs out of validation, and those of both out of training.
 
     Args:
       train: documents, re-iterable; may be a stream.
@@ -225,14 +225,14 @@ def without_shared_paragraphs(
     Returns:
       train, validation and test, with no paragraph on two sides.
     """
-    in_test = frozenset(hash64(normalised(p)) for d in test for p in paragraphs(d.text))
+    in_test = frozenset(hash64(normalized(p)) for d in test for p in paragraphs(d.text))
     distinct_validation = list(Deduplicated(validation, in_test))
-    held_out = in_test | {hash64(normalised(p)) for d in distinct_validation for p in paragraphs(d.text)}
+    held_out = in_test | {hash64(normalized(p)) for d in distinct_validation for p in paragraphs(d.text)}
     return Deduplicated(train, held_out), distinct_validation, test
 
 
 def joined_bytes(documents: Iterable[Document]) -> bytes:
-    """Returns the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte are
+    """Return the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte are
     counted over.
     """
     return "\n\n".join(d.text for d in documents).encode()

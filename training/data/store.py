@@ -1,9 +1,9 @@
-"""Tokenised data on disk, memory-mapped: text is tokenised once, however large it is, and then read at
+"""Tokenized data on disk, memory-mapped: text is tokenized once, however large it is, and then read at
 random.
 
     splits = tokenize_text(corpus, tokenizer)          # Splits(train, validation, test) of TokenStore
     splits = tokenize_pairs(corpus, tokenizer)         # ... of PairStore(source, target)
-    splits = tokenize_labelled(corpus, tokenizer)      # ... of LabelledStore(text, labels, names)
+    splits = tokenize_labeled(corpus, tokenizer)      # ... of LabeledStore(text, labels, names)
 
 Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store lies under the cache
 directory in a folder named by the fingerprint of data and tokenizer, and is renamed into place when it is
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Int, Int32, UInt
 
-from training.data.records import Corpus, DataError, Document, Labelled, Pair, fingerprint
+from training.data.records import Corpus, DataError, Document, Labeled, Pair, fingerprint
 from training.data.tokenizers import Tokenizer
 
 FORMAT = "token store 1"
@@ -33,7 +33,7 @@ BATCH_CHARACTERS = 1 << 22
 
 
 def default_cache_dir() -> Path:
-    """Returns `$XDG_CACHE_HOME/formal-algorithms`, or `~/.cache/formal-algorithms` where that is not set."""
+    """Return `$XDG_CACHE_HOME/formal-algorithms`, or `~/.cache/formal-algorithms` where that is not set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "formal-algorithms"
 
 
@@ -80,7 +80,7 @@ class TokenStore:
     def from_sequences(
         cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
     ) -> "TokenStore":
-        """Returns a store in memory of sequences that already have their bos and eos.
+        """Return a store in memory of sequences that already have their bos and eos.
 
         Raises:
           DataError: a token ID is outside [0, N_V).
@@ -105,7 +105,7 @@ class PairStore:
 
 
 @dataclass(frozen=True)
-class LabelledStore:
+class LabeledStore:
     """A store and the class of each sequence.
 
     Attributes:
@@ -122,7 +122,7 @@ class LabelledStore:
         return len(self.text)
 
 
-S = TypeVar("S", TokenStore, PairStore, LabelledStore)
+S = TypeVar("S", TokenStore, PairStore, LabeledStore)
 
 
 class Splits(NamedTuple, Generic[S]):
@@ -134,7 +134,7 @@ class Splits(NamedTuple, Generic[S]):
 
 
 def token_dtype(N_V: int) -> type[np.unsignedinteger]:
-    """Returns the smallest dtype of tokens below N_V: uint16 or uint32."""
+    """Return the smallest dtype of tokens below N_V: uint16 or uint32."""
     return np.uint16 if N_V <= 1 << 16 else np.uint32
 
 
@@ -150,7 +150,7 @@ class _ColumnWriter:
         self._bytes = 0
 
     def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
-        """Tokenises texts, frames them with bos and eos, and writes them; `where` is for messages."""
+        """Tokenize texts, frame them with bos and eos, and write them; `where` is for messages."""
         for ids in _encode(self._tokenizer, texts, where):
             framed = [self._tokenizer.bos_token, *ids, self._tokenizer.eos_token]
             self._file.write(np.array(framed, self._dtype).tobytes())
@@ -158,7 +158,7 @@ class _ColumnWriter:
         self._bytes += sum(len(text.encode()) for text in texts)
 
     def describe(self, dropped_paragraphs: int) -> None:
-        """Writes the offsets and the description."""
+        """Write the offsets and the description."""
         offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))]).astype(np.int64)
         np.save(self._directory / "offsets.npy", offsets)
         meta = {
@@ -172,7 +172,7 @@ class _ColumnWriter:
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
-    """Tokenises a batch; an error says which text it was."""
+    """Tokenize a batch; an error says which text it was."""
     try:
         return tokenizer.encode_batch(texts)
     except DataError:
@@ -185,7 +185,7 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) ->
 
 
 def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
-    """Groups records to about a megabyte of text, so that a tokenizer may work in parallel."""
+    """Group records to about a megabyte of text, so that a tokenizer may work in parallel."""
     batch, size = [], 0
     for record in records:
         batch.append(record)
@@ -200,7 +200,7 @@ def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
 def _write_part(
     directory: Path, records: Iterable[Any], tokenizer: Tokenizer, columns: Sequence[Callable[[Any], str]]
 ) -> None:
-    """Writes one store for each column of texts, in the folders 0, 1, … of `directory`."""
+    """Write one store for each column of texts, in the folders 0, 1, … of `directory`."""
     folders = [directory / str(i) for i in range(len(columns))]
     with contextlib.ExitStack() as files:
         writers = []
@@ -217,7 +217,7 @@ def _write_part(
 
 
 def _open(directory: Path, identity: str, part: str) -> TokenStore:
-    """Opens a store; its sizes must agree with its description."""
+    """Open a store; its sizes must agree with its description."""
     try:
         meta = json.loads((directory / "meta.json").read_text())
         offsets = np.load(directory / "offsets.npy")
@@ -240,7 +240,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
-    """Calls `write` with a temporary folder that becomes `directory`, unless that exists."""
+    """Call `write` with a temporary folder that becomes `directory`, unless that exists."""
     if directory.is_dir():
         return
     try:
@@ -265,7 +265,7 @@ def _tokenize(
     columns: Sequence[Callable[[Any], str]],
     write_more: Callable[[Path], None] | None = None,
 ) -> tuple[Path, dict[str, list[TokenStore]]]:
-    """Returns where the corpus lies tokenised, now if not before, and the columns of each part."""
+    """Return where the corpus lies tokenized, now if not before, and the columns of each part."""
     identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
 
@@ -288,7 +288,7 @@ def _tokenize(
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None
 ) -> Splits[TokenStore]:
-    """Tokenises a text corpus into memory-mapped stores.
+    """Tokenize a text corpus into memory-mapped stores.
 
     Args:
       corpus: of kind "text".
@@ -299,23 +299,23 @@ def tokenize_text(
       the stores of train, validation and test.
 
     Raises:
-      DataError: a text can not be tokenised, a part is empty, or the cache can not be written or is damaged.
+      DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
     """
     _, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))
 
 
 def tokenize_pairs(corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None) -> Splits[PairStore]:
-    """Tokenises a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
+    """Tokenize a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
     columns = [lambda record: record.source, lambda record: record.target]
     _, stores = _tokenize(corpus, tokenizer, cache_dir, columns)
     return Splits(*(PairStore(source, target) for source, target in stores.values()))
 
 
-def tokenize_labelled(
-    corpus: Corpus[Labelled], tokenizer: Tokenizer, *, cache_dir: Path | None = None
-) -> Splits[LabelledStore]:
-    """Tokenises a corpus of labelled texts; see `tokenize_text`.
+def tokenize_labeled(
+    corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None
+) -> Splits[LabeledStore]:
+    """Tokenize a corpus of labeled texts; see `tokenize_text`.
 
     Raises:
       DataError: also if there is only one class, or a held-out text has a class that no training text has.
@@ -333,11 +333,11 @@ def tokenize_labelled(
     directory, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text], write_labels)
     names = tuple(json.loads((directory / "names.json").read_text()))
     return Splits(
-        *(LabelledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())
+        *(LabeledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())
     )
 
 
-def _labels(records: Iterable[Labelled], index: dict[str, int]) -> np.ndarray:
+def _labels(records: Iterable[Labeled], index: dict[str, int]) -> np.ndarray:
     labels = array.array("i")
     for record in records:
         if record.label not in index:

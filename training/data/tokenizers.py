@@ -62,18 +62,18 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Returns the token IDs of `text`, without bos and eos.
+        """Return the token IDs of `text`, without bos and eos.
 
         Raises:
           DataError: the text has something that the vocabulary lacks.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token IDs of each text; the tokenizers that can do so work in parallel."""
+        """Return the token IDs of each text; the tokenizers that can do so work in parallel."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of token IDs; the special tokens give nothing.
+        """Return the text of token IDs; the special tokens give nothing.
 
         Raises:
           DataError: an ID is outside [0, N_V).
@@ -88,18 +88,18 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def _decode(self, ids: list[int]) -> str:
-        """Returns the text of ordinary token IDs."""
+        """Return the text of ordinary token IDs."""
 
     @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` needs: "kind" and the vocabulary."""
+        """Return what `from_json` needs: "kind" and the vocabulary."""
 
     def fingerprint(self) -> str:
-        """Returns a hash of everything that decides how text becomes tokens."""
+        """Return a hash of everything that decides how text becomes tokens."""
         return fingerprint(json.dumps(self.to_json(), sort_keys=True))
 
     def save(self, path: str | Path) -> None:
-        """Writes the tokenizer to one JSON file."""
+        """Write the tokenizer to one JSON file."""
         text = json.dumps({"format": FORMAT, **self.to_json()}, ensure_ascii=False, indent=1, sort_keys=True)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
@@ -122,14 +122,14 @@ class ByteTokenizer(Tokenizer):
     N_V = 256 + 3
 
     def encode(self, text: str) -> list[int]:
-        """Returns the UTF-8 bytes of `text`."""
+        """Return the UTF-8 bytes of `text`."""
         return list(_utf8(text))
 
     def _decode(self, ids: list[int]) -> str:
         return bytes(ids).decode(errors="replace")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the kind; there is nothing else."""
+        """Return the kind; there is nothing else."""
         return {"kind": "bytes"}
 
 
@@ -146,7 +146,7 @@ class CharacterTokenizer(Tokenizer):
         self._ids = {character: i for i, character in enumerate(self.vocabulary)}
 
     def encode(self, text: str) -> list[int]:
-        """Returns one ID for each character.
+        """Return one ID for each character.
 
         Raises:
           DataError: names the first character that is not in the vocabulary.
@@ -164,7 +164,7 @@ class CharacterTokenizer(Tokenizer):
         return "".join(self.vocabulary[i] for i in ids)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the kind and the characters."""
+        """Return the kind and the characters."""
         return {"kind": "characters", "vocabulary": self.vocabulary}
 
 
@@ -184,14 +184,14 @@ class WordTokenizer(Tokenizer):
         self._ids = {word: i for i, word in enumerate(self.vocabulary)}
 
     def encode(self, text: str) -> list[int]:
-        """Returns one ID for each word, 0 for an unknown one."""
+        """Return one ID for each word, 0 for an unknown one."""
         return [self._ids.get(word, 0) for word in WORD.findall(text)]
 
     def _decode(self, ids: list[int]) -> str:
         return "".join(self.vocabulary[i] for i in ids)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the kind and the words."""
+        """Return the kind and the words."""
         return {"kind": "words", "vocabulary": self.vocabulary}
 
 
@@ -225,11 +225,11 @@ class LibraryTokenizer(Tokenizer):
         return mask, bos, eos
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token IDs of `text`."""
+        """Return the token IDs of `text`."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token IDs of each text, working in parallel."""
+        """Return the token IDs of each text, working in parallel."""
         for text in texts:
             _utf8(text)
         return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -238,12 +238,12 @@ class LibraryTokenizer(Tokenizer):
         return self._inner.decode(ids, skip_special_tokens=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the kind and the library's own description."""
+        """Return the kind and the library's own description."""
         return {"kind": "library", "tokenizer": json.loads(self._inner.to_str())}
 
 
 def _train_bpe(texts: Iterable[str], N_V: int) -> LibraryTokenizer:
-    """Trains GPT-2's byte-level byte pair encoding: all 256 bytes and at most N_V-259 merges."""
+    """Train GPT-2's byte-level byte pair encoding: all 256 bytes and at most N_V-259 merges."""
     inner = library.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     inner.decoder = decoders.ByteLevel()
@@ -264,14 +264,14 @@ def _train_words(texts: Iterable[str], N_V: int) -> WordTokenizer:
 
 
 def sampled(texts: Iterable[str], share: float) -> Iterable[str]:
-    """Returns about `share` of the texts, chosen by their contents, so that the choice is the same in
+    """Return about `share` of the texts, chosen by their contents, so that the choice is the same in
     every run.
     """
     return texts if share >= 1 else (t for t in texts if hash64(t) < share * 2**64)
 
 
 def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
-    """Builds a tokenizer from data.
+    """Build a tokenizer from data.
 
     Args:
       kind: "bytes" (needs no data), "characters", "words" or "bpe".
@@ -304,7 +304,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
 
 
 def from_json(state: dict[str, Any]) -> Tokenizer:
-    """Returns the tokenizer that `Tokenizer.to_json` described.
+    """Return the tokenizer that `Tokenizer.to_json` described.
 
     Raises:
       KeyError, TypeError: the description is incomplete or of an unknown kind.
@@ -317,7 +317,7 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
 
 
 def gpt2_tokenizer(vocabulary: str | Path, merges: str | Path) -> LibraryTokenizer:
-    """Returns a byte-level BPE from GPT-2's two files (encoder.json and vocab.bpe, or vocab.json and
+    """Return a byte-level BPE from GPT-2's two files (encoder.json and vocab.bpe, or vocab.json and
     merges.txt).
     """
     inner = library.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
@@ -327,7 +327,7 @@ def gpt2_tokenizer(vocabulary: str | Path, merges: str | Path) -> LibraryTokeniz
 
 
 def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
-    """Returns BERT's WordPiece tokenizer from its vocab.txt; it lower-cases if no entry has an upper-case
+    """Return BERT's WordPiece tokenizer from its vocab.txt; it lower-cases if no entry has an upper-case
     letter.
 
     Raises:
@@ -359,7 +359,7 @@ def _load_directory(path: Path) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer.
+    """Read a tokenizer.
 
     Args:
       path: a file that `Tokenizer.save` wrote; a tokenizer.json of the `tokenizers` library; BERT's

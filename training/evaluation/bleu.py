@@ -6,7 +6,7 @@ import sacrebleu
 
 
 def bleu(outputs: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    """Returns sacrebleu's corpus BLEU and chrF, with its defaults, between 0 and 100.
+    """Return sacrebleu's corpus BLEU and chrF, with its defaults, between 0 and 100.
 
     BLEU counts sequences of up to four words; where no reference has that many, as among single words, it is left out.
 

@@ -20,7 +20,7 @@ def evaluate(
     tokens_per_byte: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Returns what a model makes of held-out batches.
+    """Return what a model makes of held-out batches.
 
     Args:
         totals: the compiled sums over a batch.
@@ -47,5 +47,5 @@ def evaluate(
 
 
 def perplexity(loss: float) -> float:
-    """Returns e^loss, infinite where that is too large."""
+    """Return e^loss, infinite where that is too large."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -17,26 +17,27 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from algorithms import d_inference
-from training.data.batches import Dataset, MaskedTokens
-from training.data.loading import RunData, make_dataset, tokens_per_byte
-from training.data.records import DataError, Labelled, Pair, joined_bytes
+from training.data.batches import Dataset
+from training.data.loading import RunData, make_dataset
+from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
 from training.generation.scoring import classify
 from training.generation.text import Options, answerer_for
 from training.runs.directory import Description, Run, load_run
 from training.settings import Settings
-from training.tasks.objectives import OBJECTIVES, make_totals
+from training.tasks import TASKS
+from training.tasks.objectives import make_totals
 
 PARTS = ("validation", "test")
 THIS = "this model"
@@ -62,7 +63,7 @@ class Comparison:
     missing: list[str] = dataclasses.field(default_factory=list)
 
     def baseline(self, module: str, package: str) -> ModuleType | None:
-        """Returns a module of baselines, or notes that it needs a package that is not installed."""
+        """Return a module of baselines, or notes that it needs a package that is not installed."""
         try:
             return importlib.import_module(f"training.evaluation.{module}")
         except ModuleNotFoundError as error:
@@ -73,7 +74,7 @@ class Comparison:
 
 
 def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
-    """Measures a run on a held-out part of its data.
+    """Measure a run on a held-out part of its data.
 
     Args:
         run: the trained model.
@@ -87,39 +88,33 @@ def compare(run: Run, description: Description, data: RunData, part: str, *, lim
     """
     if part not in PARTS:
         raise DataError(f"there is no part {part!r}; choose one of {', '.join(PARTS)}")
-    store = getattr(data.stores, part)
-    records = getattr(data.corpus, part)
-    if not len(store):
+    if not len(getattr(data.stores, part)):
         raise DataError(f"{data.corpus.name} has no {part} part; choose another of {', '.join(PARTS)}")
-    if run.task == "d":
-        return _decoder(run, description, data, store, records)
-    if run.task == "e":
-        return _encoder(run, description, data, store)
-    chosen = list(itertools.islice(records, limit or None))
-    return _translator(run, chosen) if run.task == "ed" else _classifier(run, description, data, chosen)
+    chosen = itertools.islice(getattr(data.corpus, part), limit or None)
+    return EVALUATIONS[run.task].compare(run, description, data, part, chosen)
 
 
-def _evaluation(run: Run, description: Description, data: Dataset) -> Figures:
-    totals = jax.jit(make_totals(OBJECTIVES[run.task], description.settings, run.config.variant))
-    return evaluate(totals, run.theta, data.evaluation_batches(), tokens_per_byte=tokens_per_byte(data))
+def _figures(run: Run, description: Description, data: Dataset) -> Figures:
+    totals = jax.jit(make_totals(TASKS[run.task].objective, description.settings, run.config.variant))
+    return evaluate(totals, run.theta, data.evaluation_batches(), tokens_per_byte=data.tokens_per_byte)
 
 
-def _decoder(run: Run, description: Description, data: RunData, store, records) -> Comparison:
-    found = Comparison({THIS: _evaluation(run, description, make_dataset(description.settings, store))})
+def _decoder(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
+    store = getattr(data.stores, part)
+    found = Comparison({THIS: _figures(run, description, make_dataset(description.settings, store))})
     ngram = found.baseline("baselines.ngram", "nltk")
     if ngram:
         score = ngram.ngram_score(data.stores.train, store)
         found.rows["3-gram, Witten-Bell"] = score._asdict()
-    for name, bits in compressed_bits_per_byte(joined_bytes(records)).items():
+    for name, bits in compressed_bits_per_byte(joined_bytes(getattr(data.corpus, part))).items():
         found.rows[name] = {"bits_per_byte": bits}
     return found
 
 
-def _encoder(run: Run, description: Description, data: RunData, store) -> Comparison:
-    held_out = make_dataset(description.settings, store)
-    found = Comparison({THIS: _evaluation(run, description, held_out)})
-    assert isinstance(held_out, MaskedTokens)
-    counts = np.bincount(data.stores.train.tokens, minlength=store.N_V) + 1.0
+def _encoder(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
+    held_out = make_dataset(description.settings, getattr(data.stores, part))
+    found = Comparison({THIS: _figures(run, description, held_out)})
+    counts = np.bincount(data.stores.train.tokens, minlength=run.config.N_V) + 1.0
     nats = -np.log(counts / counts.sum())
     masked = np.concatenate([batch["x"][batch["loss_mask"]] for batch in held_out.evaluation_batches()])
     loss = float(nats[masked].mean())
@@ -128,9 +123,9 @@ def _encoder(run: Run, description: Description, data: RunData, store) -> Compar
     return found
 
 
-def _translator(run: Run, records: list[Pair]) -> Comparison:
+def _translator(run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Pair]) -> Comparison:
     room = run.config.l_max - 2  # bos and eos
-    fitting = [pair for pair in records if len(run.tokenizer.encode(pair.source)) <= room]
+    fitting = [pair for pair in chosen if len(run.tokenizer.encode(pair.source)) <= room]
     answerer = answerer_for(run, Options())
     outputs: list[str] = []
     for i in range(0, len(fitting), AT_ONCE):
@@ -147,27 +142,27 @@ def _translator(run: Run, records: list[Pair]) -> Comparison:
     return found
 
 
-def _classifier(run: Run, description: Description, data: RunData, records: list[Labelled]) -> Comparison:
-    labels = description.labels
+def _classifier(run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Labeled]) -> Comparison:
+    labels, chosen = run.labels, list(chosen)
     store = data.stores.train
     rarest = int(np.bincount(store.labels, minlength=len(labels)).argmin())
-    truth = np.array([labels.index(record.label) for record in records])
-    predicted = np.concatenate([_classes(run, records[i : i + AT_ONCE]) for i in range(0, len(records), AT_ONCE)])
+    truth = np.array([labels.index(record.label) for record in chosen])
+    predicted = np.concatenate([_classes(run, chosen[i : i + AT_ONCE]) for i in range(0, len(chosen), AT_ONCE)])
     measure = functools.partial(classification_figures, truth, positive=rarest, classes=len(labels))
     found = Comparison({THIS: measure(predicted)})
     tfidf = found.baseline("baselines.tfidf", "scikit-learn sklearn")
     if tfidf:
         train = list(data.corpus.train)
-        guesses = tfidf.predict([(r.text, r.label) for r in train], [record.text for record in records])
+        guesses = tfidf.predict([(r.text, r.label) for r in train], [record.text for record in chosen])
         found.rows["TF-IDF and logistic regression"] = measure(np.array([labels.index(guess) for guess in guesses]))
-    for record, guess in itertools.islice(zip(records, predicted, strict=True), SHOWN):
+    for record, guess in itertools.islice(zip(chosen, predicted, strict=True), SHOWN):
         found.samples.append(
             f"{labels[guess]}: {record.text[:80]}" + ("" if labels[guess] == record.label else "   (wrong)")
         )
     return found
 
 
-def _classes(run: Run, records: list[Labelled]) -> np.ndarray:
+def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
     """The likeliest class of each text; what is longer than l_max is cut as in training."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
@@ -179,7 +174,7 @@ def _classes(run: Run, records: list[Labelled]) -> np.ndarray:
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
-    """Returns accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
+    """Return accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
 
     Args:
         truth: the classes, by number.
@@ -204,8 +199,37 @@ def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, f
     return hits / found, hits / there, 2 * hits / max(float(predicted.sum() + truth.sum()), 1)
 
 
+def _continuation(run: Run) -> str:
+    l_gen, eos = min(SAMPLED, run.config.l_max), run.tokenizer.eos_token
+    x, variant = jnp.array([run.tokenizer.bos_token]), run.config.variant.without_dropout()
+    tokens = d_inference(x, run.theta, l_gen=l_gen, tau=0.7, key=jax.random.key(0), variant=variant).tolist()
+    ended = tokens.index(eos) if eos in tokens else len(tokens)
+    return f"a sample (Algorithm 14, temperature 0.7):\n{run.tokenizer.decode(tokens[:ended])}"
+
+
+class Evaluation(NamedTuple):
+    """How the runs of a task are evaluated.
+
+    Attributes:
+        compare: from run, description, data, part and the chosen records of it to what was found.
+        sample: shows what a run has learned, if there is something to show at the end of a training.
+    """
+
+    compare: Callable[..., Comparison]
+    sample: Callable[[Run], str] = lambda run: ""
+
+
+EVALUATIONS: dict[str, Evaluation] = {
+    "d": Evaluation(_decoder, _continuation),
+    "e": Evaluation(_encoder),
+    "ed": Evaluation(_translator),
+    "classify": Evaluation(_classifier),
+}
+"""How the runs of a task are evaluated."""
+
+
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
-    """Yields lines on what the trained parameters make of the held-out data.
+    """Yield lines on what the trained parameters make of the held-out data.
 
     Args:
         settings: of the run.
@@ -225,19 +249,10 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
 
 
 def sample(directory: Path) -> str:
-    """Returns a text that a decoder's run makes up with Algorithm 14, or nothing for another task.
+    """Return what shows what a run has learned: a text that a decoder makes up; nothing for other tasks.
 
     Args:
         directory: of the run.
     """
-    run: Any = load_run(directory)
-    if run.task != "d":
-        return ""
-    bos = jnp.array([run.tokenizer.bos_token])
-    if run.config.variant.name != "PAPER":
-        return ""
-    l_gen = min(SAMPLED, run.config.l_max)
-    tokens = d_inference(bos, run.theta, l_gen=l_gen, tau=0.7, key=jax.random.key(0)).tolist()
-    eos = run.tokenizer.eos_token
-    ended = tokens.index(eos) if eos in tokens else len(tokens)
-    return f"a sample (Algorithm 14, temperature 0.7):\n{run.tokenizer.decode(tokens[:ended])}"
+    run = load_run(directory)
+    return EVALUATIONS[run.task].sample(run)

@@ -6,6 +6,7 @@
 What is compiled serves all prompts, contexts and outputs whose lengths lie in one bucket, for one batch size.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,7 @@ def generate(
     eos: int | None = None,
     key: Key[Array, ""],
 ) -> Int[Array, "B l_gen"]:
-    """Continues prompts: for each of them the tokens of Algorithm 14, ``d_inference(prompt, theta, …)``.
+    """Continue prompts: for each of them the tokens of Algorithm 14, ``d_inference(prompt, theta, …)``.
 
     Request r draws with the key ``fold_in(key, r)``, and its token i with ``fold_in(that, i)``; so its tokens do not
     depend on the other requests, nor on the padding.
@@ -91,7 +92,7 @@ class Generator:
     def __init__(self, theta: DTransformerParams, config: DTransformerConfig) -> None:
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
-        self.config = config
+        self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, l_max=config.l_max)
 
     def generate(
@@ -125,7 +126,7 @@ class Generator:
         eos: int | None = None,
         key: Key[Array, ""],
     ) -> Iterator[np.ndarray]:
-        """Yields what `generate` returns, column by column, as they come, until all sequences have ended."""
+        """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
         state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key)
         first = int(state.first)
         for stop in range(first + 1, first + l_gen + 1):
@@ -144,7 +145,7 @@ class Generator:
         return state, _keys_of(key, len(x)), _options(self.config, tau, top_k, top_p, eos)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
-        """Reads prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""
+        """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
         return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=capacity(P + 2))
@@ -162,7 +163,7 @@ def translate(
     tau: float = 0.0,
     key: Key[Array, ""] | None = None,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-    """Translates contexts: for each of them what Algorithm 15 gives, ``ed_inference(z, theta, …)``, or a beam search.
+    """Translate contexts: for each of them what Algorithm 15 gives, ``ed_inference(z, theta, …)``, or a beam search.
 
     A beam search keeps the ``beam_size`` translations Y with the largest
     ``log P(Y | z) / ((5 + |Y|)/6)^length_penalty`` until all of them have ended, where |Y| counts the tokens after
@@ -206,7 +207,7 @@ class Translator:
     def __init__(self, theta: EDTransformerParams, config: EDTransformerConfig) -> None:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
-        self.config = config
+        self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, l_max=config.l_max)
 
     def translate(
@@ -250,7 +251,7 @@ class Translator:
         tau: float = 0.0,
         key: Key[Array, ""] | None = None,
     ) -> Iterator[np.ndarray]:
-        """Yields the tokens of `translate` that follow bos_token, column by column, as they come."""
+        """Yield the tokens of `translate` that follow bos_token, column by column, as they come."""
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key)
         state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2))
         for stop in range(1, l_max):
@@ -285,7 +286,7 @@ def _options(config, tau, top_k, top_p, eos) -> dict[str, Any]:
 
 
 def _decoded(weights, context: Context | None, state: State, keys, stop: int, options: dict[str, Any]) -> State:
-    """Generates up to slot `stop`, one compiled loop for each bucket of the cache."""
+    """Generate up to slot `stop`, one compiled loop for each bucket of the cache."""
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)

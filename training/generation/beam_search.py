@@ -18,7 +18,7 @@ __all__ = ["beam_search"]
 def beam_search(
     weights: Weights, context: Context, *, l_max: int, beam_size: int, length_penalty: float, variant: Variant
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-    """Searches the likeliest translations; the arguments and the result are those of `training.generation.translate`.
+    """Search the likeliest translations; the arguments and the result are those of `training.generation.translate`.
 
     Every step extends each translation that has not ended by every token, and keeps the best ``beam_size`` of these and
     of those that have ended. So one beam is the greedy translation, and as many as there are translations find the
@@ -53,7 +53,7 @@ def _repeated(context: Context, K: int) -> Context:
 def _search(
     weights: Weights, context: Context, state: State, counts: Int[Array, "BK"], stop, alpha, *, K: int, variant: Variant
 ) -> tuple[State, Int[Array, "BK"]]:
-    """Searches up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, with bos_token."""
+    """Search up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, with bos_token."""
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
     eos = eos_token(N_V)
     # A translation that has ended is extended in one way only, which costs nothing: by eos.

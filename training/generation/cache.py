@@ -33,7 +33,7 @@ SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
 
 def bucket(n: int) -> int:
-    """Returns the least of 16, 24, 32, 48, 64, 96, … that is at least n.
+    """Return the least of 16, 24, 32, 48, 64, 96, … that is at least n.
 
     Example:
       >>> [bucket(n) for n in (1, 17, 33, 64, 1000)]
@@ -46,7 +46,7 @@ def bucket(n: int) -> int:
 
 
 def capacity(n: int) -> int:
-    """Returns how many slots a cache of at least n begins with; it doubles when they are full.
+    """Return how many slots a cache of at least n begins with; it doubles when they are full.
 
     Every capacity is compiled for itself, so small ones are left out.
     """
@@ -60,7 +60,7 @@ class KeyValues(NamedTuple):
     V: Float[Array, "HB C d_mid"]
 
     def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "KeyValues":
-        """Returns the cache with the key and the value of one more token of each sequence in a slot."""
+        """Return the cache with the key and the value of one more token of each sequence in a slot."""
 
         def store(cache, column):
             rows = _rows(column)[:, None, :]
@@ -69,7 +69,7 @@ class KeyValues(NamedTuple):
         return KeyValues(store(self.K, K), store(self.V, V))
 
     def grown(self, C: int) -> "KeyValues":
-        """Returns the cache with C slots, the new ones 0."""
+        """Return the cache with C slots, the new ones 0."""
 
         def grow(cache):
             return jnp.pad(cache, ((0, 0), (0, C - cache.shape[1]), (0, 0)))
@@ -77,7 +77,7 @@ class KeyValues(NamedTuple):
         return KeyValues(grow(self.K), grow(self.V))
 
     def of_sequences(self, chosen: Int[Array, "n"], B: int) -> "KeyValues":
-        """Returns the cache of the chosen ones of B sequences, in that order."""
+        """Return the cache of the chosen ones of B sequences, in that order."""
 
         def choose(cache):
             of_heads = cache.reshape(-1, B, *cache.shape[1:])
@@ -92,7 +92,7 @@ def _rows(columns: Float[Array, "H d B"]) -> Float[Array, "HB d"]:
 
 
 def keys_and_values(X: Float[Array, "d_e B l"], heads: AttentionParams, implementation: str) -> KeyValues:
-    """Returns the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens."""
+    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens."""
 
     def arranged(columns):
         H, d, B, l = columns.shape
@@ -139,13 +139,13 @@ class Projections(NamedTuple):
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
-        """Returns the weights for tokens that attend each other, or a context whose keys and values are known."""
+        """Return the weights for tokens that attend each other, or a context whose keys and values are known."""
         W_q, b_q, W_k, b_k, W_v, b_v = params.heads
         W, b = ((W_q,), (b_q,)) if context else ((W_q, W_k, W_v), (b_q, b_k, b_v))
         return Projections(jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]), b, params.W_o, params.b_o)
 
     def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
-        """Returns the queries, and where the tokens attend each other, the keys and the values."""
+        """Return the queries, and where the tokens attend each other, the keys and the values."""
         ends = np.cumsum([b.size for b in self.b])[:-1]
         parts = jnp.split(product(self.W, X), ends)
         return [Y.reshape(*b.shape, -1) + b[..., None] for Y, b in zip(parts, self.b, strict=True)]

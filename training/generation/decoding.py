@@ -94,7 +94,7 @@ class State(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("l_max",))
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, l_max: int) -> Weights:
-    """Returns the parameters of Algorithm 10, or of the decoder of Algorithm 8, as `Weights`."""
+    """Return the parameters of Algorithm 10, or of the decoder of Algorithm 8, as `Weights`."""
     stacked = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
     L = jax.tree.leaves(stacked)[0].shape[0]
     W_p = theta.W_p
@@ -122,7 +122,7 @@ def _layer(params: TransformerLayerParams | EDDecoderLayerParams):
 def prefill(
     theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant, C: int
 ) -> State:
-    """Reads prompts with Algorithm 10, all columns at once.
+    """Read prompts with Algorithm 10, all columns at once.
 
     Args:
         theta: the parameters.
@@ -163,7 +163,7 @@ def prefill(
 def encode(
     theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"], *, variant: Variant
 ) -> Context:
-    """Encodes contexts with lines 1-9 of Algorithm 8, and forms the keys and values that its line 16 attends."""
+    """Encode contexts with lines 1-9 of Algorithm 8, and form the keys and values that its line 16 attends."""
     Z = ed_encoding(z, theta, variant=variant, z_length=z_lengths)
 
     def of_layer(heads):
@@ -176,7 +176,7 @@ def encode(
 
 @functools.partial(jax.jit, static_argnames=("B", "C"))
 def empty_state(weights: Weights, *, B: int, C: int) -> State:
-    """Returns B sequences that have their first token only, bos_token."""
+    """Return B sequences that have their first token only, bos_token."""
     dtype, N_V = weights.W_e.dtype, weights.W_e.shape[1]
 
     def empty(layer):
@@ -193,7 +193,7 @@ def empty_state(weights: Weights, *, B: int, C: int) -> State:
 
 @functools.partial(jax.jit, static_argnames=("C",))
 def grow(state: State, *, C: int) -> State:
-    """Returns the state with room for C slots."""
+    """Return the state with room for C slots."""
     tokens = jnp.pad(state.tokens, ((0, 0), (0, C - state.tokens.shape[1])))
     return state._replace(caches=tuple(cache.grown(C) for cache in state.caches), tokens=tokens)
 
@@ -201,7 +201,7 @@ def grow(state: State, *, C: int) -> State:
 def step(
     weights: Weights, context: Context | None, state: State, *, variant: Variant
 ) -> tuple[Float[Array, "N_V B"], tuple[KeyValues, ...]]:
-    """Reads the token in the last slot of every sequence.
+    """Read the token in the last slot of every sequence.
 
     Returns:
         the distribution of each next token, and the caches with the token that was read.
@@ -245,7 +245,7 @@ def decode(
     variant: Variant,
     top_k: int | None,
 ) -> State:
-    """Generates tokens up to slot `stop`, or until every sequence has ended.
+    """Generate tokens up to slot `stop`, or until every sequence has ended.
 
     Args:
         weights: the parameters.

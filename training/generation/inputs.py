@@ -89,7 +89,7 @@ def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
     """Check that every prompt can be continued by l_gen tokens (the last of which is not read any more).
 
     Raises:
-        ValueError: if one can not.
+        ValueError: if one cannot.
     """
     r = int(lengths.argmax())
     if lengths[r] + l_gen - 1 > l_max:
@@ -153,8 +153,9 @@ def check_translation(
     if not jnp.isfinite(length_penalty) or length_penalty < 0:
         raise ValueError(f"length_penalty: expected a finite number >= 0, got {length_penalty}")
     check_temperature(tau)
-    check_key("key", key)
-    if tau > 0 and key is None:
+    if key is not None:
+        check_key("key", key)
+    elif tau > 0:
         raise ValueError(f"key: drawing at temperature tau = {tau} needs a key, got None")
     if tau > 0 and beam_size > 1:
         raise ValueError(f"tau: a beam search of beam_size = {beam_size} draws nothing, so tau must be 0, got {tau}")

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int, Key
 
 from algorithms.inference import sample
 from algorithms.notation import accumulation_dtype
+from algorithms.ops.dropout import fold_in
 from algorithms.ops.softmax import softmax
 
 __all__ = ["draw", "restricted"]
@@ -21,7 +22,7 @@ def draw(
     top_k: int | None,
     top_p: float | Float[Array, ""] | None,
 ) -> Int[Array, "B"]:
-    """Draws a token for each sequence, from the distribution in its column.
+    """Draw a token for each sequence, from the distribution in its column.
 
     Args:
         P: the distributions.
@@ -36,7 +37,7 @@ def draw(
         return jnp.argmax(P, axis=0)
 
     def drawn(_):
-        of_token = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, i)
+        of_token = fold_in(keys, i)
         if top_k is None and top_p is None:
             return sample(P, tau, of_token)
         return sample(restricted(P, tau=tau, top_k=top_k, top_p=top_p), 1.0, of_token)

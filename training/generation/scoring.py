@@ -28,11 +28,13 @@ from algorithms import (
     ed_hidden_state,
     mask_token,
 )
+from algorithms.layers import without_padding
 from algorithms.ops.log_loss import token_losses
 from algorithms.unembedding import unembedding_matrix
 from training.generation import inputs
 from training.generation.cache import bucket
-from training.tasks.classification import ClassifierParams, class_probabilities
+from training.tasks.classify import ClassifierParams, class_probabilities
+from training.tasks.objectives import has_next, next_tokens
 
 __all__ = ["bits_per_byte", "classify", "fill_masks", "log_probabilities", "log_probability", "perplexity"]
 
@@ -59,7 +61,7 @@ def log_probability(
     Raises:
         TypeError: for tokens that are no integers, or parameters of another architecture.
         ValueError: for a sequence that is empty, longer than l_max, or has an unknown token; or for contexts that are
-            missing, or that a decoder can not have.
+            missing, or that a decoder cannot have.
     """
     return log_probabilities(theta, x, lengths=lengths, config=config, z=z, z_lengths=z_lengths).sum(axis=1)
 
@@ -82,19 +84,16 @@ def log_probabilities(
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
     inputs.check_model(theta, config, *kinds)
     x, lengths = inputs.checked("x", x, lengths, config)
-    wide, variant = _padded(x, config), config.variant.without_dropout()
-    if is_decoder:
-        if z is not None or z_lengths is not None:
-            raise ValueError("z: a decoder has no context, so expected None")
-        losses = _d_losses(theta, wide, lengths, variant=variant)
-    else:
+    if is_decoder and (z is not None or z_lengths is not None):
+        raise ValueError("z: a decoder has no context, so expected None")
+    context = None
+    if not is_decoder:
         if z is None or z_lengths is None:
             raise ValueError("z: an encoder-decoder needs contexts and their lengths, z and z_lengths, got None")
         z, z_lengths = inputs.checked("z", z, z_lengths, config)
         inputs.check_rows(z, x)
-        losses = _ed_losses(
-            theta, _padded(z, config), z_lengths, wide, lengths, variant=config.variant.without_dropout()
-        )
+        context = _padded(z, config), z_lengths
+    losses = _losses(theta, context, _padded(x, config), lengths, variant=config.variant.without_dropout())
     return -np.asarray(losses)[:, : x.shape[1] - 1]
 
 
@@ -234,28 +233,15 @@ def _padded(x: np.ndarray, config: Any) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))
-def _d_losses(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
-    t = jnp.arange(x.shape[1])[None]
-    x = jnp.where(t < lengths[:, None], x, 0)
-
-    def of_sequence(x):
+def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
+    x = without_padding(x, lengths)
+    if context is None:
         X = d_hidden_state(x, theta, variant=variant)
-        return token_losses(X, unembedding_matrix(theta), jnp.roll(x, -1), None, 0.0, "paper")
-
-    return jnp.where(t < lengths[:, None] - 1, jax.lax.map(of_sequence, x), 0)
-
-
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _ed_losses(theta: EDTransformerParams, z, z_lengths, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
-    t = jnp.arange(x.shape[1])[None]
-    x = jnp.where(t < lengths[:, None], x, 0)
-
-    def of_pair(pair):
-        z, z_length, x = pair
-        X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_length)
-        return token_losses(X, unembedding_matrix(theta), jnp.roll(x, -1), None, 0.0, "paper")
-
-    return jnp.where(t < lengths[:, None] - 1, jax.lax.map(of_pair, (z, z_lengths, x)), 0)
+    else:
+        z, z_lengths = context
+        X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
+    losses = token_losses(X, unembedding_matrix(theta), next_tokens(x), None, 0.0, "auto")
+    return jnp.where(has_next(x, lengths) > 0, losses, 0)
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))

@@ -1,6 +1,6 @@
 """What a trained run makes of texts: a decoder continues them, an encoder fills their masks, and so on.
 
-answerer = answerer_for(load_run(directory), Options(n=2), labels)
+answerer = answerer_for(load_run(directory), Options(n=2))
 answerer.answers(["once upon", "a time"])     # for each text its n answers
 for piece in answerer.stream("once upon"): …   # the one answer to one text, as it comes
 """
@@ -13,13 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from algorithms import DTransformerConfig, EDTransformerConfig, ETransformerConfig
 from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Generator, Translator
 from training.generation.scoring import classify, fill_masks
 from training.runs.directory import Run
 
-__all__ = ["Answer", "Answerer", "AnswerError", "OPTIONS", "Options", "answerer_for"]
+__all__ = ["Answer", "Answerer", "AnswerError", "Options", "answerer_for"]
 
 L_GEN, TAU = 200, 0.8
 MASK = "[MASK]"
@@ -30,7 +29,7 @@ Answer = dict[str, Any]
 
 
 class AnswerError(ValueError):
-    """A text can not be answered, or an option not be heeded; the message is one sentence."""
+    """A text cannot be answered, or an option does not apply; the message is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Options:
         tau: temperature.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the nucleus only.
-        beam: translations to keep in a beam search.
+        beam_size: translations to keep in a beam search.
         length_penalty: of a beam search.
         seed: of what is drawn.
         stop: texts before which an answer ends.
@@ -56,41 +55,23 @@ class Options:
     tau: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    beam: int | None = None
+    beam_size: int | None = None
     length_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] | None = None
 
 
-OPTIONS = {
-    "d": ("n", "l_gen", "tau", "top_k", "top_p", "seed", "stop"),
-    "ed": ("n", "l_max", "tau", "beam", "length_penalty", "seed"),
-    "e": ("n",),
-    "classify": (),
-}
-"""The options that the runs of a task heed."""
-KINDS = {"d": "a decoder", "ed": "an encoder-decoder", "e": "an encoder", "classify": "a classifier"}
-
-
-def answerer_for(run: Run, options: Options, labels: Sequence[str] = ()) -> "Answerer":
-    """Returns what answers with a run.
+def answerer_for(run: Run, options: Options) -> "Answerer":
+    """Return what answers with a run.
 
     Args:
         run: the trained model.
         options: how to answer.
-        labels: the names of a classifier's classes.
 
     Raises:
-        AnswerError: an option is given that runs of this kind do not have.
+        AnswerError: an option is given that does not apply to runs of this kind.
     """
-    for field in dataclasses.fields(options):
-        if getattr(options, field.name) is not None and field.name not in OPTIONS[run.task]:
-            heeded = ", ".join(f"--{name.replace('_', '-')}" for name in OPTIONS[run.task]) or "none"
-            name = field.name.replace("_", "-")
-            raise AnswerError(f"--{name} does nothing here: the run is {KINDS[run.task]}, whose options are {heeded}")
-    if run.task == "classify":
-        return _Classifier(run, options, labels)
-    return {"d": _Continuer, "ed": _Translator, "e": _MaskFiller}[run.task](run, options)
+    return ANSWERERS[run.task](run, options)
 
 
 class Answerer(abc.ABC):
@@ -99,24 +80,34 @@ class Answerer(abc.ABC):
     Attributes:
         takes_lines: whether each text is a line; a decoder continues any text.
         streams: whether an answer comes piece by piece.
+        model: what the run is.
         verb: what is done to a text.
+        applicable: names of the options that apply.
     """
 
     takes_lines = True
     streams = False
-    verb = "answer"
+    model: str
+    verb: str
+    applicable: tuple[str, ...]
 
     def __init__(self, run: Run, options: Options) -> None:
         self.config: Any = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.options = options
+        for name, value in dataclasses.asdict(options).items():
+            if value is not None and name not in self.applicable:
+                flags = ", ".join(map(_flag, self.applicable)) or "none"
+                raise AnswerError(
+                    f"{_flag(name)} does nothing here: the run is {self.model}, whose options are {flags}"
+                )
         if options.n is not None and options.n < 1:
             raise AnswerError(f"n: expected at least 1, got {options.n}")
         self.n = options.n or 1
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """Returns the answers to each text.
+        """Return the answers to each text.
 
         Args:
             texts: what to answer.
@@ -128,11 +119,11 @@ class Answerer(abc.ABC):
         """
 
     def stream(self, text: str) -> Iterator[str]:
-        """Yields the pieces of the one answer to a text, as they come."""
+        """Yield the pieces of the one answer to a text, as they come."""
         yield self.answers([text])[0][0]["text"]
 
     def _sequences(self, texts: Sequence[str], first: int, *, eos: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of texts, framed by bos and perhaps eos, and their lengths."""
+        """Return the tokens of texts, framed by bos and perhaps eos, and their lengths."""
         rows = []
         for number, text in enumerate(texts, first):
             tokens = self._encoded(text)
@@ -163,11 +154,12 @@ class _Continuer(Answerer):
 
     takes_lines = False
     streams = True
+    model = "a decoder"
     verb = "continue"
+    applicable = ("n", "l_gen", "tau", "top_k", "top_p", "seed", "stop")
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        assert isinstance(run.config, DTransformerConfig)
         self._generator = Generator(run.theta, run.config)
 
     def _requests(self, lengths: np.ndarray) -> dict[str, Any]:
@@ -208,16 +200,17 @@ class _Translator(Answerer):
     """Algorithm 15."""
 
     streams = True
+    model = "an encoder-decoder"
     verb = "translate"
+    applicable = ("n", "l_max", "tau", "beam_size", "length_penalty", "seed")
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        assert isinstance(run.config, EDTransformerConfig)
         self._translator = Translator(run.theta, run.config)
 
     def stream(self, text: str) -> Iterator[str]:
         o = self.options
-        if o.beam is not None and o.beam > 1:
+        if o.beam_size is not None and o.beam_size > 1:
             return super().stream(text)  # no beam is known to be the best before the end
         z, lengths = self._sequences([text], 1, eos=True)
         columns = self._translator.stream(z, lengths=lengths, l_max=self._l_max(), tau=o.tau or 0.0, key=self._key())
@@ -236,7 +229,7 @@ class _Translator(Answerer):
             z[rows],
             lengths=lengths[rows],
             l_max=self._l_max(),
-            beam_size=1 if o.beam is None else o.beam,
+            beam_size=1 if o.beam_size is None else o.beam_size,
             length_penalty=LENGTH_PENALTY if o.length_penalty is None else o.length_penalty,
             tau=o.tau or 0.0,
             key=self._key(),
@@ -251,11 +244,12 @@ class _Translator(Answerer):
 class _MaskFiller(Answerer):
     """Algorithm 9."""
 
+    model = "an encoder"
     verb = "fill"
+    applicable = ("n",)
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        assert isinstance(run.config, ETransformerConfig)
         self._theta = run.theta
 
     def _encoded(self, text: str) -> list[int]:
@@ -285,13 +279,15 @@ class _MaskFiller(Answerer):
 
 
 class _Classifier(Answerer):
-    """sources/003, §12.7."""
+    """A linear map of the first token's encoding (Radu 2026, §12.7)."""
 
+    model = "a classifier"
     verb = "classify"
+    applicable = ()
 
-    def __init__(self, run: Run, options: Options, labels: Sequence[str]) -> None:
+    def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        self._params, self._labels = run.theta, labels
+        self._params, self._labels = run.theta, run.labels
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         x, lengths = self._sequences(texts, first, eos=True)
@@ -307,8 +303,16 @@ class _Classifier(Answerer):
         ]
 
 
+ANSWERERS: dict[str, type[Answerer]] = {"d": _Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
+"""What answers with a run of a task."""
+
+
+def _flag(option: str) -> str:
+    return "--" + (option if option in ("l_gen", "l_max") else option.replace("_", "-"))
+
+
 def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str]) -> Iterator[str]:
-    """Yields the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it."""
+    """Yield the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it."""
     tokens: list[int] = []
     shown = ""
     for column in columns:
@@ -325,13 +329,13 @@ def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence
 
 
 def _before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Returns the text before the first of the stops, and whether there is one."""
+    """Return the text before the first of the stops, and whether there is one."""
     places = [place for place in map(text.find, stops) if place >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
-    """Returns the text without what may still become a stop, or another character when more bytes come."""
+    """Return the text without what may still become a stop, or another character when more bytes come."""
     end = len(text.rstrip(REPLACEMENT))
     for stop in stops:
         for k in range(min(len(stop) - 1, len(text)), 0, -1):

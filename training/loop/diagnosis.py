@@ -1,4 +1,4 @@
-"""Why a training can not go on: what is not finite, and where."""
+"""Why a training cannot go on: what is not finite, and where."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ def _kept(checkpoint: int | None) -> str:
 
 
 def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: int | None) -> TrainingError:
-    """Returns the error for an update whose loss or gradient is not finite.
+    """Return the error for an update whose loss or gradient is not finite.
 
     Args:
         step: the update.
@@ -34,7 +34,7 @@ def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: i
     where = f"not finite are the gradients of {named}" if places else "each gradient is finite, but their norm is not"
     return TrainingError(
         f"step {step}: the loss is {loss} and {where}, at learning rate {rate:.3g}. The update was not made; "
-        f"{_kept(checkpoint)}. Try a smaller learning_rate, a clip, or dtype float32, in another directory"
+        f"{_kept(checkpoint)}. Try a smaller learning_rate, a clip_norm, or dtype float32, in another directory"
     )
 
 
@@ -49,7 +49,7 @@ def _places(name: str, array: np.ndarray) -> list[str]:
 
 
 def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> TrainingError:
-    """Returns the error for a loss that is too large.
+    """Return the error for a loss that is too large.
 
     Args:
         step: the update.
@@ -59,10 +59,10 @@ def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> T
     """
     return TrainingError(
         f"step {step}: the loss is {loss:.4g} nats, more than {limit:.4g} (explosion times a uniform guess's); "
-        f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip, in another directory"
+        f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip_norm, in another directory"
     )
 
 
 def loss_limit(factor: float, classes: int) -> float:
-    """Returns the loss from which on a training has exploded: `factor` times that of a uniform guess."""
+    """Return the loss from which on a training has exploded: `factor` times that of a uniform guess."""
     return factor * math.log(classes)

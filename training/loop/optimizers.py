@@ -3,14 +3,14 @@
 | optimizer | is |
 |---|---|
 | `sgd` | the paper's: θ ← θ − η·∇loss |
-| `adam` | Adam with β₁ = 0.9, β₂ = 0.98, ε = 10⁻⁹ (sources/003, §12.5) |
+| `adam` | Adam with β₁ = 0.9, β₂ = 0.98, ε = 10⁻⁹ (Vaswani et al. 2017, §5.3) |
 | `adamw` | Adam with decoupled weight decay, which spares biases, norms and embeddings |
 
 | schedule | learning rate of step t = 1, 2, … |
 |---|---|
 | `constant` | η |
 | `cosine` | linear from 0 to η over the warm-up, then half a cosine down to `final_fraction`·η at the last step |
-| `vaswani` | η · d_e^−0.5 · min(t^−0.5, t·warmup^−1.5) (sources/003, §12.5) |
+| `vaswani` | η · d_e^−0.5 · min(t^−0.5, t·warmup^−1.5) (Vaswani et al. 2017, §5.3) |
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ VASWANI_WARMUP = 4000
 def make_schedule(
     name: str, learning_rate: float, *, steps: int, warmup: int, final_fraction: float, d_e: int
 ) -> optax.Schedule:
-    """Returns the learning rate as a function of the number of steps already done.
+    """Return the learning rate as a function of the number of steps already done.
 
     Args:
         name: one of `SCHEDULES`.
@@ -38,7 +38,7 @@ def make_schedule(
         d_e: dimensions of the embedding, for `vaswani`.
 
     Raises:
-        ValueError: an unknown name, or a warm-up that the schedule can not have.
+        ValueError: an unknown name, or a warm-up that the schedule cannot have.
     """
     if name not in SCHEDULES:
         raise ValueError(f"there is no schedule {name!r}; choose one of {', '.join(SCHEDULES)}")
@@ -61,7 +61,7 @@ def make_schedule(
 
 
 def decays(params: Any) -> Any:
-    """Returns which arrays weight decay is for: matrices, but neither embeddings nor positions."""
+    """Return which arrays weight decay is for: matrices, but neither embeddings nor positions."""
 
     def of_leaf(path, leaf):
         name = path[-1].name
@@ -71,15 +71,15 @@ def decays(params: Any) -> Any:
 
 
 def make_optimizer(
-    name: str, schedule: optax.Schedule, *, weight_decay: float = 0.0, clip: float = 0.0, beta2: float = 0.98
+    name: str, schedule: optax.Schedule, *, weight_decay: float = 0.0, clip_norm: float = 0.0, beta2: float = 0.98
 ) -> optax.GradientTransformation:
-    """Returns an optimizer.
+    """Return an optimizer.
 
     Args:
         name: one of `OPTIMIZERS`.
         schedule: the learning rate.
         weight_decay: λ of `adamw`; the others have none.
-        clip: largest global norm of a gradient; 0 leaves gradients as they are.
+        clip_norm: largest global norm of a gradient; 0 leaves gradients as they are.
         beta2: β₂ of `adam` and `adamw`.
 
     Raises:
@@ -96,4 +96,4 @@ def make_optimizer(
         optimizer = optax.adam(schedule, b1, beta2, eps)
     else:
         optimizer = optax.adamw(schedule, b1, beta2, eps, weight_decay=weight_decay, mask=decays)
-    return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
+    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer) if clip_norm else optimizer

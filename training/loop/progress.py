@@ -29,7 +29,7 @@ class Progress:
     results: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def note(self, results: dict[str, float], patience: int) -> bool:
-        """Takes note of an evaluation after `step` updates.
+        """Take note of an evaluation after `step` updates.
 
         Args:
             results: of the evaluation.
@@ -47,20 +47,20 @@ class Progress:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the progress as JSON."""
+        """Return the progress as JSON."""
         return {**dataclasses.asdict(self), "best_loss": str(self.best_loss)}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "Progress":
-        """Returns what `to_json` described."""
+        """Return what `to_json` described."""
         return cls(**{**state, "best_loss": float(state["best_loss"])})
 
 
 class Rates:
-    """Tokens per second and the share of the machine's peak, over the updates since they were last read."""
+    """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
 
     def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
-        """Begins to measure.
+        """Begin to measure.
 
         Args:
             clock: seconds.
@@ -80,15 +80,15 @@ class Rates:
         self._updates += 1
 
     def skip(self) -> None:
-        """Leaves out the time since the last update."""
+        """Leave out the time since the last update."""
         self._last = self._clock()
 
     def read(self) -> dict[str, float]:
-        """Returns the rates, and begins anew."""
+        """Return the rates, and begins anew."""
         seconds = max(self._seconds, 1e-9)
         rates = {
             "tokens_per_second": self._tokens / seconds,
-            "peak_share": self._updates * self._flops / seconds / self._peak,
+            "mfu": self._updates * self._flops / seconds / self._peak,
         }
         self._seconds = self._tokens = self._updates = 0.0
         return rates

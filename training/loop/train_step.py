@@ -22,13 +22,13 @@ class TrainState(NamedTuple):
         params: the parameters, float32.
         opt_state: the optimizer's.
         healthy: false from the first update on whose loss or gradient is not finite; nothing changes any more then.
-        average: exponential average of the parameters, or None.
+        ema: exponential moving average of the parameters, or None.
     """
 
     params: Any
     opt_state: Any
     healthy: Bool[Array, ""]
-    average: Any
+    ema: Any
 
 
 class StepMetrics(NamedTuple):
@@ -45,7 +45,7 @@ Step = Callable[[TrainState, Batch, Int[Array, ""], Key[Array, ""]], tuple[Train
 
 
 def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """Returns the learning rate and the optimizer of a run.
+    """Return the learning rate and the optimizer of a run.
 
     Args:
         settings: of the run.
@@ -65,26 +65,26 @@ def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTr
         settings.optimizer,
         schedule,
         weight_decay=settings.weight_decay,
-        clip=settings.clip,
+        clip_norm=settings.clip_norm,
         beta2=settings.beta2,
     )
     return schedule, optimizer
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, *, average: float = 0.0) -> TrainState:
-    """Returns the state before the first update.
+def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0) -> TrainState:
+    """Return the state before the first update.
 
     Args:
         params: the parameters.
         optimizer: what updates them.
-        average: decay of their exponential average; 0 for none.
+        ema_decay: decay of their exponential moving average; 0 for none.
     """
-    copy = jax.tree.map(jnp.copy, params) if average else None  # a buffer may be donated only once
+    copy = jax.tree.map(jnp.copy, params) if ema_decay else None  # a buffer may be donated only once
     return TrainState(params, optimizer.init(params), jnp.asarray(True), copy)
 
 
 def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Callable[..., Any]:
-    """Returns the function (params, batch, step, key) → (loss per token, gradient, tokens) of a whole batch.
+    """Return the function (params, batch, step, key) → (loss per token, gradient, tokens) of a whole batch.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
     whole batch, so that loss and gradient do not depend on the number of parts.
@@ -101,9 +101,9 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
         if variant.dropout:
             key = jax.random.fold_in(key, step)
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
-        if settings.accumulate == 1:
+        if settings.accumulation_steps == 1:
             return *jax.value_and_grad(part_loss)(params, batch, keys, weight), tokens
-        parts = jax.tree.map(lambda a: _parts(a, settings.accumulate), (dict(batch), keys))
+        parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
 
         def add(total, part):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight)), None
@@ -129,10 +129,10 @@ def make_step(
     settings: Settings,
     variant: Variant,
 ) -> Step:
-    """Returns the update (state, batch, step, key) → (state, metrics), to be compiled.
+    """Return the update (state, batch, step, key) → (state, metrics), to be compiled.
 
     Args:
-        objective: what is minimised.
+        objective: what is minimized.
         optimizer: what makes updates of gradients.
         schedule: the learning rate, for the metrics.
         settings: of the run.
@@ -146,11 +146,11 @@ def make_step(
         healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        average = state.average
-        if average is not None:  # at first over few steps, so that the start is soon forgotten
-            decay = jnp.minimum(settings.average, (1 + step) / (10 + step)).astype(jnp.float32)
-            average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
-        new = TrainState(params, opt_state, healthy, average)
+        ema = state.ema
+        if ema is not None:  # at first over few steps, so that the start is soon forgotten
+            decay = jnp.minimum(settings.ema_decay, (1 + step) / (10 + step)).astype(jnp.float32)
+            ema = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, params)
+        new = TrainState(params, opt_state, healthy, ema)
         new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), new, state)
         new = new._replace(healthy=healthy)
         return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy)

@@ -24,8 +24,9 @@ from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.runs.metrics import MetricsLog, cut, plot_losses, read_metrics, tensorboard_writer
+from training.tasks import TASKS
 from training.tasks.models import init_model
-from training.tasks.objectives import OBJECTIVES, make_totals
+from training.tasks.objectives import make_totals
 
 IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
@@ -60,7 +61,7 @@ class Trainer:
         observer: Observer,
         clock: Callable[[], float],
     ) -> None:
-        """Makes a trainer.
+        """Make a trainer.
 
         Args:
             description: settings and model of the run.
@@ -78,7 +79,7 @@ class Trainer:
         self._sharding = Sharding(self._settings.sharding, self._settings.batch_size)
         self._schedule, self._optimizer = optimizer_from(self._settings)
         self._variant = description.config.variant
-        self._objective = OBJECTIVES[self._settings.task]
+        self._objective = TASKS[self._settings.task].objective
         seed = jax.random.key(self._settings.seed)
         self._init_key, self._key = jax.random.fold_in(seed, 0), jax.random.fold_in(seed, 1)
         self._limit = loss_limit(self._settings.explosion, len(description.labels) or description.config.N_V)
@@ -86,15 +87,15 @@ class Trainer:
         self._progress = Progress()
 
     def train(self) -> dict[str, float]:
-        """Trains from the last checkpoint, or from the start, to the end.
+        """Train from the last checkpoint, or from the start, to the end.
 
         Returns:
             what the trained parameters make of all held-out data.
 
         Raises:
             Interrupted: a signal came; a checkpoint is saved.
-            TrainingError: loss or gradient are not finite, or the loss exploded, or a file can not be written.
-            CheckpointError: a checkpoint can not be written, or none can be read.
+            TrainingError: loss or gradient are not finite, or the loss exploded, or a file cannot be written.
+            CheckpointError: a checkpoint cannot be written, or none can be read.
         """
         try:
             with contextlib.ExitStack() as opened:
@@ -107,8 +108,8 @@ class Trainer:
 
     def _train(self, opened: contextlib.ExitStack) -> dict[str, float]:
         settings, files = self._settings, self._files
-        self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, keep=settings.keep))
-        self._best = opened.enter_context(Checkpoints(files.best, keep=1)) if settings.patience else None
+        self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
+        self._best = opened.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
         self._restore_or_begin()
         events = tensorboard_writer(files.tensorboard, self._progress.step) if settings.tensorboard else None
         self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, events)))
@@ -126,7 +127,7 @@ class Trainer:
         def begin(key):
             c = self._description
             params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
-            return init_state(params, self._optimizer, average=c.settings.average)
+            return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
 
         template = jax.eval_shape(begin, self._init_key)
         self._state_sharding = self._sharding.of(template)
@@ -137,32 +138,32 @@ class Trainer:
             return
         trees = self._sharding.place(restored.trees)
         opt_state, healthy = trees["state"]
-        self._state = TrainState(trees["params"], opt_state, healthy, trees.get("average"))
+        self._state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"))
         self._progress = Progress.from_json(restored.meta["progress"])
         if not cut(self._files.metrics, restored.meta["metrics_bytes"]):
             self._observer.warned(f"{self._files.metrics} is shorter than it was: a part of the record is lost")
 
     def _compile(self) -> None:
         settings = self._settings
-        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant)
-        totals = make_totals(self._objective, settings, self._variant)
-
-        def compile_all():
-            batch = self._data.train.batch(0)
-            held_out = next(iter(self._data.validation.evaluation_batches()))
-            state, by_row = self._state_sharding, self._sharding.batch
-            shardings: dict[str, Any] = {}
-            if by_row is not None:
-                shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
-            update = jax.jit(step, donate_argnums=0, **shardings)
-            compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
-            compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
-            peak = settings.peak or matmul_peak(self._clock, settings.dtype)
-            return compiled_step, compiled_totals, peak
-
-        self._step, self._totals, peak = self._interrupts.run(compile_all)
+        self._step, self._totals, peak = self._interrupts.run(self._compiled)
         flops = step_flops(settings.task, self._description.config, batch_size=settings.batch_size, l=settings.l_max)
         self._rates = Rates(self._clock, flops=flops, peak=peak)
+
+    def _compiled(self) -> tuple[Any, Any, float]:
+        """Return the compiled update and sums over a held-out batch, and the machine's peak."""
+        settings = self._settings
+        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant)
+        totals = make_totals(self._objective, settings, self._variant)
+        batch = self._data.train.batch(0)
+        held_out = next(iter(self._data.validation.evaluation_batches()))
+        state, by_row = self._state_sharding, self._sharding.batch
+        shardings: dict[str, Any] = {}
+        if by_row is not None:
+            shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
+        update = jax.jit(step, donate_argnums=0, **shardings)
+        compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
+        compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
+        return compiled_step, compiled_totals, settings.peak or matmul_peak(self._clock, settings.dtype)
 
     def _loop(self) -> None:
         if self._progress.pending:
@@ -198,7 +199,7 @@ class Trainer:
         return step % self._settings.eval_every == 0 or step == self._settings.steps
 
     def _settle(self, *, most: int) -> None:
-        """Reads the results of updates, until at most so many are in flight."""
+        """Read the results of updates, until at most so many are in flight."""
         while len(self._in_flight) > most:
             step, metrics = self._in_flight.popleft()
             loss, tokens, norm, rate = (float(value) for value in metrics[:4])
@@ -224,7 +225,7 @@ class Trainer:
             self._observer.updated(step, line)
 
     def _evaluate(self) -> None:
-        """Evaluates after the last update, and writes the line that waits for it."""
+        """Evaluate after the last update, and write the line that waits for it."""
         step = self._progress.step
         results = self._evaluation(0 if step == self._settings.steps else self._settings.eval_batches)
         self._log.append((self._progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
@@ -244,7 +245,7 @@ class Trainer:
         )
 
     def _evaluated_params(self) -> Any:
-        return self._state.params if self._state.average is None else self._state.average
+        return self._state.params if self._state.ema is None else self._state.ema
 
     def _save(self) -> None:
         meta = {
@@ -261,20 +262,20 @@ class Trainer:
         return next(iter(self._checkpoints.steps()), None)
 
     def _diagnosis(self, step: int, loss: float, rate: float) -> TrainingError:
-        """Computes the gradient of a bad update again; the state is still that before it."""
+        """Compute the gradient of a bad update again; the state is still that before it."""
         gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant))
         _, gradients, _ = gradient(self._state.params, self._data.train.batch(step - 1), np.int32(step - 1), self._key)
         return not_finite(step, loss, rate, gradients, self._last_checkpoint())
 
     def _finish(self) -> dict[str, float]:
-        """Writes what is left when the last update is done: parameters, results and the picture."""
+        """Write what is left when the last update is done: parameters, results and the picture."""
         results = self._progress.results
         if self._best:
             self._best.wait()
             template = jax.eval_shape(self._evaluated_params)
             restored = read_checkpoint(self._files.best, self._progress.best_step, {"params": template})
             params = self._sharding.place(restored.trees["params"])
-            self._state = self._state._replace(params=params, average=None)
+            self._state = self._state._replace(params=params, ema=None)
             results = self._evaluation(0)
         self._checkpoints.wait()
         self._files.save_parameters(self._evaluated_params())
@@ -286,4 +287,4 @@ class Trainer:
 def _items(state: TrainState) -> dict[str, Any]:
     """What a checkpoint holds; the parameters can be read without the rest."""
     items: dict[str, Any] = {"params": state.params, "state": (state.opt_state, state.healthy)}
-    return items if state.average is None else {**items, "average": state.average}
+    return items if state.ema is None else {**items, "ema": state.ema}

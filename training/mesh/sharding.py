@@ -23,14 +23,14 @@ class Sharding:
     """
 
     def __init__(self, kind: str, batch_size: int) -> None:
-        """Chooses the devices.
+        """Choose the devices.
 
         Args:
             kind: "none" for one device; "data" splits the batch over all of them and "fsdp" the parameters too.
             batch_size: sequences in an update.
 
         Raises:
-            ValueError: an unknown kind, or a batch that can not be split evenly.
+            ValueError: an unknown kind, or a batch that cannot be split evenly.
         """
         if kind not in SHARDINGS:
             raise ValueError(f"there is no sharding {kind!r}; choose one of {', '.join(SHARDINGS)}")
@@ -46,7 +46,7 @@ class Sharding:
         self.batch = NamedSharding(self._mesh, P(AXIS))
 
     def of(self, tree: Any) -> Any:
-        """Returns the sharding of every array of a pytree, or None where there is one device.
+        """Return the sharding of every array of a pytree, or None where there is one device.
 
         With fsdp an array is split along its largest axis that the devices divide; else each device has all of it.
 
@@ -66,7 +66,7 @@ class Sharding:
         return P(*(AXIS if i == axis else None for i in range(len(shape))))
 
     def place(self, tree: Any) -> Any:
-        """Returns a pytree of NumPy arrays as arrays on the devices."""
+        """Return a pytree of NumPy arrays as arrays on the devices."""
         shardings = self.of(tree)
         if shardings is None:
             return jax.tree.map(jax.numpy.array, tree)

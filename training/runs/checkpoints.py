@@ -2,9 +2,9 @@
 
 orbax writes a step into a temporary folder and renames it when it is complete, so a process that is killed leaves
 no half a checkpoint. It does not notice bits that flip on the disk, so every array's CRC-32 is kept beside it. A
-checkpoint that can not be read, or reads back as something else, is set aside, and the one before it is restored.
+checkpoint that cannot be read, or reads back as something else, is set aside, and the one before it is restored.
 
-    checkpoints = Checkpoints(directory, keep=2)
+    checkpoints = Checkpoints(directory, max_to_keep=2)
     checkpoints.save(step, {"params": params, "state": state}, {"anything": "JSON"})
     step, trees, meta = checkpoints.restore_latest({"params": shapes, "state": shapes}, warn)
     checkpoints.close()
@@ -27,7 +27,7 @@ DAMAGED = "damaged"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint can not be written or read; the message says what to do."""
+    """A checkpoint cannot be written or read; the message says what to do."""
 
 
 class Restored(NamedTuple):
@@ -45,12 +45,12 @@ class Restored(NamedTuple):
 
 
 def saved_steps(directory: Path) -> list[int]:
-    """Returns the steps that have a complete checkpoint, the newest first."""
+    """Return the steps that have a complete checkpoint, the newest first."""
     return sorted((int(path.name) for path in directory.glob("*") if path.name.isdigit()), reverse=True)
 
 
 def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
-    """Reads one checkpoint and verifies it.
+    """Read one checkpoint and verify it.
 
     Args:
         directory: of the checkpoints.
@@ -58,7 +58,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
         templates: pytrees of what has shape and dtype, by name: the items to read.
 
     Raises:
-        CheckpointError: it can not be read, or is not what was saved.
+        CheckpointError: it cannot be read, or is not what was saved.
     """
     names = {item: flatten(template) for item, template in templates.items()}
     items: dict[str, Any] = {
@@ -85,22 +85,22 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
 
 
 class Checkpoints:
-    """The checkpoints in a directory, of which the newest `keep` stay."""
+    """The checkpoints in a directory, of which the newest `max_to_keep` stay."""
 
-    def __init__(self, directory: Path, *, keep: int) -> None:
+    def __init__(self, directory: Path, *, max_to_keep: int) -> None:
         self._directory = directory.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(max_to_keep=max_to_keep, cleanup_tmp_directories=True)
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot make {directory}: {error.strerror}") from None
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a complete checkpoint, the newest first."""
+        """Return the steps that have a complete checkpoint, the newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copies the arrays, and writes them in the background.
+        """Copy the arrays, and write them in the background.
 
         Args:
             step: updates that are done.
@@ -108,7 +108,7 @@ class Checkpoints:
             meta: anything that JSON can hold.
 
         Raises:
-            CheckpointError: this checkpoint or the one before it can not be written.
+            CheckpointError: this checkpoint or the one before it cannot be written.
         """
         self.wait()
         if step in self._manager.all_steps():
@@ -123,10 +123,10 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete.
+        """Return when the last checkpoint is complete.
 
         Raises:
-            CheckpointError: it can not be written.
+            CheckpointError: it cannot be written.
         """
         try:
             self._manager.wait_until_finished()
@@ -135,7 +135,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Reads the newest checkpoint that is sound; those that are not are set aside.
+        """Read the newest checkpoint that is sound; those that are not are set aside.
 
         Args:
             templates: pytrees of what has shape and dtype, by name: the items to read.
@@ -173,10 +173,10 @@ class Checkpoints:
                 raise
 
     def close(self) -> None:
-        """Waits for the last checkpoint and ends orbax's threads.
+        """Wait for the last checkpoint and end orbax's threads.
 
         Raises:
-            CheckpointError: it can not be written.
+            CheckpointError: it cannot be written.
         """
         try:
             self.wait()

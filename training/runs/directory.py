@@ -27,10 +27,11 @@ import safetensors.numpy
 from training.data.tokenizers import Tokenizer, load_tokenizer
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, unflatten
-from training.settings import Settings, differences, settings_from
-from training.tasks.models import ModelConfig, config_from_json, config_to_json, model_shapes
+from training.settings import Settings, differences
+from training.tasks import settings_from, settings_to_json
+from training.tasks.models import config_from_json, config_to_json, model_shapes
 
-FORMAT = "formal-algorithms run 1"
+FORMAT = "formal-algorithms run 2"
 
 
 class RunError(ValueError):
@@ -44,13 +45,15 @@ class Run(NamedTuple):
         theta: its parameters.
         config: its sizes and variant.
         tokenizer: what makes its tokens.
-        task: d, e, ed or classify.
+        task: one of `training.tasks.TASKS`.
+        labels: the classes, by number; none but for classification.
     """
 
     theta: Any
-    config: ModelConfig
+    config: Any
     tokenizer: Tokenizer
     task: str
+    labels: tuple[str, ...] = ()
 
 
 class Description(NamedTuple):
@@ -64,16 +67,16 @@ class Description(NamedTuple):
     """
 
     settings: Settings
-    config: ModelConfig
+    config: Any
     labels: tuple[str, ...]
     fingerprints: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the contents of config.json."""
+        """Return the contents of config.json."""
         return {
             "format": FORMAT,
             "task": self.settings.task,
-            "settings": self.settings.to_json(),
+            "settings": settings_to_json(self.settings),
             "model": config_to_json(self.config),
             "labels": list(self.labels),
             "fingerprints": self.fingerprints,
@@ -97,7 +100,7 @@ class RunDirectory:
         self.results = self.path / "results.json"
 
     def exists(self) -> bool:
-        """Returns whether a run began here.
+        """Return whether a run began here.
 
         Raises:
             RunError: there is something else.
@@ -115,7 +118,7 @@ class RunDirectory:
         return False
 
     def description(self) -> Description:
-        """Returns what config.json says.
+        """Return what config.json says.
 
         Raises:
             RunError: it is missing or damaged.
@@ -123,20 +126,20 @@ class RunDirectory:
         try:
             state = json.loads(self.config.read_text(encoding="utf-8"))
             if state.get("format") != FORMAT:
-                raise ValueError(f"its format is {state.get('format')!r}, expected {FORMAT!r}")
+                raise ValueError(f"its format is {state.get('format')!r}, expected {FORMAT!r}; train it anew")
             settings = settings_from(state["settings"], task=state["task"])
             config = config_from_json(state["task"], state["model"])
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
         except OSError as error:
             raise RunError(f"{self.path} is no run: cannot read {self.config}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{self.config} can not be read: {error}") from None
+            raise RunError(f"{self.config} cannot be read: {error}") from None
 
     def begin(self, description: Description, tokenizer: Tokenizer) -> None:
-        """Writes tokenizer.json and, last, config.json.
+        """Write tokenizer.json and, last, config.json.
 
         Raises:
-            RunError: they can not be written.
+            RunError: they cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -147,7 +150,7 @@ class RunDirectory:
             raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def check_continues(self, description: Description) -> None:
-        """Checks that the run which began here is the one described.
+        """Check that the run which began here is the one described.
 
         Raises:
             RunError: names what differs.
@@ -167,18 +170,18 @@ class RunDirectory:
                 )
 
     def save_parameters(self, theta: Any) -> None:
-        """Writes the trained parameters, with their checksums."""
+        """Write the trained parameters, with their checksums."""
         leaves = {name: np.ascontiguousarray(array) for name, array in flatten(theta).items()}
         metadata = {"checksums": json.dumps(checksums(leaves))}
         write_atomically(self.parameters, lambda path: safetensors.numpy.save_file(leaves, path, metadata))
 
     def save_results(self, results: dict[str, Any]) -> None:
-        """Writes what the trained parameters make of the held-out data."""
+        """Write what the trained parameters make of the held-out data."""
         write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Lets `write` make a file beside `path`, and renames it when it is on the disk.
+    """Let `write` make a file beside `path`, and rename it when it is on the disk.
 
     Args:
         path: of the file.
@@ -192,13 +195,13 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def load_run(directory: str | Path) -> Run:
-    """Reads the model of a run: the final parameters, or those of the last sound checkpoint of an unfinished run.
+    """Read the model of a run: the final parameters, or those of the last sound checkpoint of an unfinished run.
 
     Args:
         directory: of the run.
 
     Returns:
-        parameters, configuration, tokenizer and task.
+        parameters, configuration, tokenizer, task and classes.
 
     Raises:
         RunError: there is no run, or nothing was trained yet, or it is damaged.
@@ -215,8 +218,8 @@ def load_run(directory: str | Path) -> Run:
     if files.parameters.is_file():
         theta = _read_parameters(files.parameters, template)
     else:
-        theta = _from_checkpoint(files, template, averaged=description.settings.average > 0)
-    return Run(theta, description.config, tokenizer, task)
+        theta = _from_checkpoint(files, template, ema=description.settings.ema_decay > 0)
+    return Run(theta, description.config, tokenizer, task, description.labels)
 
 
 def _read_parameters(path: Path, template: Any) -> Any:
@@ -232,8 +235,8 @@ def _read_parameters(path: Path, template: Any) -> Any:
     return unflatten(template, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
 
 
-def _from_checkpoint(files: RunDirectory, template: Any, *, averaged: bool) -> Any:
-    item = "average" if averaged else "params"
+def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
+    item = "ema" if ema else "params"
     if not files.checkpoints.is_dir():
         raise RunError(f"the run in {files.path} has no checkpoint yet")
     for step in saved_steps(files.checkpoints):

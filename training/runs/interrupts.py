@@ -58,12 +58,12 @@ class Interrupts:
         self.status = 128 + number
 
     def check(self) -> None:
-        """Raises Interrupted if a signal came."""
+        """Raise Interrupted if a signal came."""
         if self.status:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Calls a function in another thread and returns what it returns, or raises what it raises.
+        """Call a function in another thread and return what it returns, or raise what it raises.
 
         Raises:
             Interrupted: a signal came; the function goes on, and its result is lost.

@@ -14,10 +14,10 @@ class Writer(Protocol):
     """Where scalars go besides metrics.jsonl."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Writes a number."""
+        """Write a number."""
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write what is left."""
 
 
 class MetricsLog:
@@ -33,10 +33,10 @@ class MetricsLog:
         self._writer = writer
 
     def append(self, line: dict[str, Any]) -> None:
-        """Writes one line, which begins with its step.
+        """Write one line, which begins with its step.
 
         Raises:
-            OSError: it can not be written.
+            OSError: it cannot be written.
         """
         self._file.write(json.dumps(_finite(line)).encode() + b"\n")
         self._file.flush()
@@ -46,12 +46,12 @@ class MetricsLog:
                     self._writer.add_scalar(name, value, line["step"])
 
     def size(self) -> int:
-        """Returns the file's length in bytes, once that is on the disk."""
+        """Return the file's length in bytes, once that is on the disk."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         self._file.close()
         if self._writer:
             self._writer.close()
@@ -63,7 +63,7 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def cut(path: Path, size: int) -> bool:
-    """Cuts metrics.jsonl to the length that it had at a checkpoint.
+    """Cut metrics.jsonl to the length that it had at a checkpoint.
 
     Args:
         path: the file; it need not exist.
@@ -79,18 +79,18 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out."""
+    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:
-    """Returns a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
+    """Return a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
     return SummaryWriter(str(directory), purge_step=step)
 
 
 def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Draws the training and the validation loss over the steps.
+    """Draw the training and the validation loss over the steps.
 
     Args:
         lines: of metrics.jsonl.

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a pytree by the dotted names of their fields."""
+    """Return the leaves of a pytree by the dotted names of their fields."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -18,7 +18,7 @@ def _name(path: Any) -> str:
 
 
 def unflatten(template: Any, leaves: Mapping[str, Any]) -> Any:
-    """Returns a pytree like the template, with these leaves.
+    """Return a pytree like the template, with these leaves.
 
     Raises:
         KeyError: a leaf is missing.
@@ -27,7 +27,7 @@ def unflatten(template: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the CRC-32 of every array, its shape and its dtype, by name."""
+    """Return the CRC-32 of every array, its shape and its dtype, by name."""
     return {name: _checksum(np.asarray(leaf)) for name, leaf in leaves.items()}
 
 

@@ -1,1 +1,46 @@
-"""The four tasks: what is minimised, and the model of each."""
+"""The tasks, a record of each. A new one gets a module like `d`, a place in `TASKS`, and a line in the tables of
+
+* `training.data.loading.DATASETS`: its batches,
+* `training.generation.text.ANSWERERS`: how a trained run answers a text,
+* `training.evaluation.report.EVALUATIONS`: what its figures are, and what they are compared with.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from training.settings import Settings, SettingsError, converted
+from training.tasks.classify import CLASSIFY
+from training.tasks.d import D
+from training.tasks.e import E
+from training.tasks.ed import ED
+from training.tasks.task import Task
+
+__all__ = ["TASKS", "Task", "settings_from", "settings_to_json"]
+
+TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY)}
+
+
+def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
+    """Return settings with these values, and the task's defaults for the rest.
+
+    Args:
+        values: by name; lists for settings of several values.
+        task: one of `TASKS`.
+
+    Raises:
+        SettingsError: a name that the task does not have, a value of another kind, or one that cannot be.
+    """
+    if task not in TASKS:
+        raise SettingsError(f"there is no task {task!r}; choose one of {', '.join(TASKS)}")
+    known = TASKS[task].all_settings()
+    for name in values:
+        if name not in known:
+            raise SettingsError(f"{task} has no setting {name!r}; it has {', '.join(known)}")
+    defaults = {name: TASKS[task].default(name) for name in known}
+    return Settings(task=task, **(defaults | {name: converted(name, value) for name, value in values.items()}))
+
+
+def settings_to_json(settings: Settings) -> dict[str, Any]:
+    """Return the settings of the task by name, as `settings_from` reads them."""
+    values = {name: getattr(settings, name) for name in TASKS[settings.task].all_settings()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -1,42 +1,22 @@
 """The model of each task: its configuration, how it starts, and both as JSON."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax import Array
 from jaxtyping import Key
 
-from algorithms import (
-    BERT,
-    GPT2,
-    PAPER,
-    VASWANI,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    Variant,
-    init_d_transformer,
-    init_e_transformer,
-    init_ed_transformer,
-)
-from algorithms.model.initialization import Scheme
-from training.settings import Settings
-from training.tasks.classification import init_classifier
+from algorithms import BERT, GPT2, PAPER, VASWANI, Variant
+from algorithms.model.sizes import TransformerConfig
+from training.settings import SETTINGS, Settings
+from training.tasks import TASKS
 
 VARIANTS = {variant.name: variant for variant in (PAPER, VASWANI, BERT, GPT2)}
-CONFIGS: dict[str, type] = {
-    "d": DTransformerConfig,
-    "e": ETransformerConfig,
-    "ed": EDTransformerConfig,
-    "classify": ETransformerConfig,
-}
-
-ModelConfig = DTransformerConfig | ETransformerConfig | EDTransformerConfig
 
 
-def model_config(settings: Settings, N_V: int) -> ModelConfig:
-    """Returns the configuration of the model that a run trains.
+def model_config(settings: Settings, N_V: int) -> Any:
+    """Return the configuration of the model that a run trains.
 
     Args:
         settings: of the run.
@@ -45,14 +25,16 @@ def model_config(settings: Settings, N_V: int) -> ModelConfig:
     Raises:
         ValueError: the sizes do not fit together.
     """
-    layers = ("L_enc", "L_dec") if settings.task == "ed" else ("L",)
-    sizes = {name: getattr(settings, name) for name in ("l_max", "H", "d_e", "d_mlp", "tied", *layers)}
+    config = TASKS[settings.task].config
+    sizes = {
+        field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
+    }
     variant = dataclasses.replace(VARIANTS[settings.variant], dropout=settings.dropout)
-    return CONFIGS[settings.task](N_V=N_V, variant=variant, **sizes)
+    return config(**{**sizes, "N_V": N_V, "variant": variant})
 
 
 def check_sizes(settings: Settings) -> None:
-    """Checks what can be checked of a model before its vocabulary is known.
+    """Check what can be checked of a model before its vocabulary is known.
 
     Raises:
         ValueError: the sizes do not fit together.
@@ -61,7 +43,7 @@ def check_sizes(settings: Settings) -> None:
 
 
 def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C: int = 0) -> Any:
-    """Returns the parameters that a run begins with, in float32.
+    """Return the parameters that a run begins with, in float32.
 
     Args:
         key: randomness, consumed.
@@ -70,27 +52,24 @@ def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C:
         scheme: how the matrices are drawn.
         N_C: number of classes, for classification.
     """
-    drawn = cast(Scheme, scheme)
-    if task == "classify":
-        return init_classifier(key, config, N_C=N_C, scheme=drawn)
-    init = {"d": init_d_transformer, "e": init_e_transformer, "ed": init_ed_transformer}[task]
-    return init(key, config, scheme=drawn)
+    classes = {"N_C": N_C} if TASKS[task].records == "labeled" else {}
+    return TASKS[task].init(key, config, scheme=scheme, **classes)
 
 
 def model_shapes(task: str, config: Any, *, N_C: int = 0) -> Any:
-    """Returns the parameters' shapes and dtypes in their classes, without any array."""
+    """Return the parameters' shapes and dtypes in their classes, without any array."""
     return jax.eval_shape(lambda: init_model(jax.random.key(0), task, config, scheme="glorot", N_C=N_C))
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Returns a configuration as JSON."""
+def config_to_json(config: TransformerConfig) -> dict[str, Any]:
+    """Return a configuration as JSON."""
     return dataclasses.asdict(config)
 
 
-def config_from_json(task: str, state: dict[str, Any]) -> ModelConfig:
-    """Returns the configuration that `config_to_json` described.
+def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
+    """Return the configuration that `config_to_json` described.
 
     Raises:
         TypeError, KeyError, ValueError: it is not one.
     """
-    return CONFIGS[task](**{**state, "variant": Variant(**state["variant"])})
+    return TASKS[task].config(**{**state, "variant": Variant(**state["variant"])})

@@ -1,4 +1,4 @@
-"""What is minimised: the four objectives over batches, as sums over tokens with weights.
+"""What a task minimizes: an objective over batches, as a sum over tokens with weights.
 
 | objective | predicts | batch |
 |---|---|---|
@@ -21,30 +21,27 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms import Variant, d_hidden_state, e_encoding, e_hidden_state, ed_hidden_state, log_loss
-from algorithms.unembedding import logits, unembedding_matrix
+from algorithms import Variant, log_loss
+from algorithms.unembedding import logits
 from training.settings import Settings
-from training.tasks.classification import ClassifierParams
 
 Batch = Mapping[str, Array]
 
 
 class Columns(NamedTuple):
-    """The columns of a batch that are predicted.
+    """The columns of a batch, and what they are to predict.
 
     Attributes:
         X: hidden states, tokens as columns.
         W_u: the matrix that makes logits of them.
         b_u: the logits' bias, or None.
         targets: IDs to predict.
-        weights: of each column, 0 where nothing is predicted.
     """
 
     X: Float[Array, "d B l"]
     W_u: Float[Array, "N d"]
     b_u: Float[Array, "N"] | None
     targets: Int[Array, "B l"]
-    weights: Float[Array, "B l"]
 
 
 class Totals(NamedTuple):
@@ -57,16 +54,14 @@ class Totals(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """One of the four objectives.
+    """What a task minimizes.
 
     Attributes:
-        task: its name on the command line.
         columns: from parameters, batch, keys of the sequences (None: no dropout) and the arguments of the hidden-state
-            functions to the columns that are predicted.
-        weights: from a batch to the weights of its columns.
+            functions to the columns of the batch.
+        weights: from a batch to the weight of each column, 0 where nothing is predicted.
     """
 
-    task: str
     columns: Callable[..., Columns]
     weights: Callable[[Batch], Array]
 
@@ -81,7 +76,7 @@ class Objective:
         label_smoothing: float = 0.0,
         remat: bool = False,
     ) -> Float[Array, ""]:
-        """Returns ``Σ w_t · nats_t`` over the batch.
+        """Return ``Σ w_t · nats_t`` over the batch.
 
         Args:
             params: the parameters.
@@ -94,90 +89,36 @@ class Objective:
         """
         variant = variant.without_dropout() if keys is None else variant
         c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
-        return log_loss(c.X, c.W_u, c.targets, weights=c.weights, b_u=c.b_u, label_smoothing=label_smoothing)
+        return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, label_smoothing=label_smoothing)
 
     def totals(self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto") -> Totals:
-        """Returns loss, weight and correct predictions of a batch, without dropout and label smoothing."""
+        """Return loss, weight and correct predictions of a batch, without dropout and label smoothing."""
         variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
-
-        def of_sequence(X_targets_weights):
-            X, targets, weights = X_targets_weights
-            nats = log_loss(X, c.W_u, targets, weights=weights, b_u=c.b_u)
-            return nats, jnp.sum(weights * (jnp.argmax(logits(X, c.W_u, c.b_u), axis=0) == targets))
-
+        weights = self.weights(batch)
+        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u)
         # one sequence after another: the logits of all of them are the largest array there would be
-        nats, correct = jax.lax.map(of_sequence, (jnp.moveaxis(c.X, 1, 0), c.targets, c.weights))
-        return Totals(nats.sum(), c.weights.sum(), correct.sum())
+        likeliest = jax.lax.map(lambda X: jnp.argmax(logits(X, c.W_u, c.b_u), axis=0), jnp.moveaxis(c.X, 1, 0))
+        return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest == c.targets)))
 
 
-def _d_weights(batch: Batch) -> Array:
-    if "loss_mask" in batch:
-        return batch["loss_mask"].astype(jnp.float32)
-    return _has_next(batch["x"], batch["length"])
-
-
-def _has_next(x: Array, length: Array) -> Array:
+def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l"]:
+    """Return 1 for every token of each sequence but the last, 0 for the others."""
     return (jnp.arange(1, x.shape[1] + 1)[None] < length[:, None]).astype(jnp.float32)
 
 
-def _next(x: Array) -> Array:
-    """x[t + 1] in column t; the last column has weight 0."""
+def next_tokens(x: Int[Array, "B l"]) -> Int[Array, "B l"]:
+    """Return x[t + 1] in column t; the last column, which has none, must have weight 0."""
     return jnp.roll(x, -1, axis=1)
 
 
-def _d_columns(params, batch: Batch, keys, **options) -> Columns:
-    packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
-    X = d_hidden_state(batch["x"], params, key=keys, **packed, **options)
-    return Columns(X, unembedding_matrix(params), None, _next(batch["x"]), _d_weights(batch))
-
-
-def _e_columns(params, batch: Batch, keys, **options) -> Columns:
-    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], **options)
-    return Columns(X, unembedding_matrix(params), params.b_u, batch["x"], _e_weights(batch))
-
-
-def _e_weights(batch: Batch) -> Array:
-    return batch["loss_mask"].astype(jnp.float32)
-
-
-def _ed_columns(params, batch: Batch, keys, **options) -> Columns:
-    X = ed_hidden_state(batch["z"], batch["x"], params, key=keys, z_length=batch["z_length"], **options)
-    return Columns(X, unembedding_matrix(params), None, _next(batch["x"]), _ed_weights(batch))
-
-
-def _ed_weights(batch: Batch) -> Array:
-    return _has_next(batch["x"], batch["x_length"])
-
-
-def _classify_columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns:
-    X = e_encoding(batch["x"], params.encoder, key=keys, length=batch["length"], **options)[..., :1]
-    weights = _classify_weights(batch)
-    return Columns(X, params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None], weights)
-
-
-def _classify_weights(batch: Batch) -> Array:
-    return (batch["label"] >= 0).astype(jnp.float32)[:, None]
-
-
-OBJECTIVES = {
-    objective.task: objective
-    for objective in (
-        Objective(task="d", columns=_d_columns, weights=_d_weights),
-        Objective(task="e", columns=_e_columns, weights=_e_weights),
-        Objective(task="ed", columns=_ed_columns, weights=_ed_weights),
-        Objective(task="classify", columns=_classify_columns, weights=_classify_weights),
-    )
-}
-
-
 def cast(params: Any, dtype: str) -> Any:
-    """Returns the parameters in the dtype of the computation; gradients come back in float32."""
+    """Return the parameters in the dtype of the computation; gradients come back in float32."""
     return jax.tree.map(lambda array: array.astype(dtype), params)
 
 
 def make_totals(objective: Objective, settings: Settings, variant: Variant) -> Callable[[Any, Batch], Totals]:
-    """Returns the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
+    """Return the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
 
     def totals(params, batch):
         return objective.totals(cast(params, settings.dtype), batch, variant=variant)

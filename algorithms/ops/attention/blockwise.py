@@ -17,9 +17,7 @@ from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
 from algorithms.ops.attention.per_head import for_each_tile
-from algorithms.ops.dropout import kept
-
-__all__ = ["BLOCK", "blockwise_attention"]
+from algorithms.ops.dropout import keep_mask
 
 BLOCK = 512
 """Rows and columns of the largest block of scores."""
@@ -103,11 +101,11 @@ class _Blocks:
             return self.mask.permits(t_z[:, None], t_x[None, :]) & (t_z[:, None] < self.l_z)
         return jax.lax.dynamic_slice(self.mask, (j * self.b_z, i * self.b_x), (self.b_z, self.b_x))
 
-    def kept(self, j: int | Array, i: int | Array) -> Float[Array, "b_z b_x"] | int:
+    def keep_scale(self, j: int | Array, i: int | Array) -> Float[Array, "b_z b_x"] | int:
         """D of the block (j, i): 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
         if self.seed is None:
             return 1
-        return jnp.where(kept(self.seed, self.dropout, *self._tokens(j, i)), 1 / (1 - self.dropout), 0)
+        return jnp.where(keep_mask(self.seed, self.dropout, *self._tokens(j, i)), 1 / (1 - self.dropout), 0)
 
     def _tokens(self, j: int | Array, i: int | Array) -> tuple[Integer[Array, "b_z"], Integer[Array, "b_x"]]:
         """The context tokens and the primary tokens of the block (j, i)."""
@@ -148,7 +146,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             weights = jnp.exp(S - finite)
             rescale = jnp.exp(m - finite)
             s = s * rescale + weights.sum(axis=0, keepdims=True)
-            kept = (weights * blocks.kept(j, i)).astype(V.dtype)
+            kept = (weights * blocks.keep_scale(j, i)).astype(V.dtype)
             V_tilde = V_tilde * rescale + jnp.matmul(V_j, kept, preferred_element_type=dtype)
             return larger, s, V_tilde
 
@@ -207,7 +205,7 @@ def _backward_of_tile(matrices, mask, seed, dropout):
             K_j, V_j = (dynamic_slice_in_dim(a, at, blocks.b_z, 1) for a in (K, V))
             S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
             A = jnp.exp(S - log_sum_exp_i)
-            D = blocks.kept(j, i)
+            D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
             dQ_i = dQ_i + product(K_j, dS.astype(K.dtype))

@@ -15,9 +15,7 @@ from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.vendor import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
-from algorithms.ops.dropout import fold_in, kept, seed_of
-
-__all__ = ["attend", "automatic", "platform_of"]
+from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
@@ -124,7 +122,7 @@ def _of_each(as_printed, Q, K, V, mask, seeds, *, heads: bool, dropout: float):
         def drop(A):
             if seed is None:
                 return A
-            return jnp.where(kept(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
+            return jnp.where(keep_mask(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
 
         return as_printed(Q, K, V, mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask, drop)
 

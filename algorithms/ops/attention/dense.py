@@ -11,10 +11,8 @@ from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
 from algorithms.ops.attention.per_head import for_each_tile
-from algorithms.ops.dropout import kept
+from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import softmax, softmax_backward
-
-__all__ = ["dense_attention"]
 
 
 class _Residuals(NamedTuple):
@@ -47,7 +45,7 @@ def _kept(seed, dropout, A):
     """D: 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
     if seed is None:
         return 1
-    return jnp.where(kept(seed, dropout, *map(jnp.arange, A.shape)), jnp.asarray(1 / (1 - dropout), A.dtype), 0)
+    return jnp.where(keep_mask(seed, dropout, *map(jnp.arange, A.shape)), jnp.asarray(1 / (1 - dropout), A.dtype), 0)
 
 
 def _backward(dropout, residuals: _Residuals, E):

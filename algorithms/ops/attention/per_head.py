@@ -15,8 +15,6 @@ from jaxtyping import Float, UInt32
 from algorithms.masks import Mask, sequence_axes
 from algorithms.notation import are_numbers
 
-__all__ = ["for_each_tile"]
-
 Tiles = tuple[Float[Array, "H _ B _"], ...]
 
 SMALL = 128 * 128

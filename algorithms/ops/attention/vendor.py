@@ -5,6 +5,8 @@ cannot do exactly is refused with the reason; a token that may attend to nothing
 kernels return something else.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,8 +14,6 @@ from jaxtyping import Bool, Float
 
 from algorithms.machinery.hand_derived import varies_over
 from algorithms.masks import Mask, StructuralMask
-
-__all__ = ["cudnn_attention", "cudnn_refuses", "pallas_attention", "pallas_refuses"]
 
 _NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
 
@@ -74,11 +74,19 @@ def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, pla
         return "it has no dropout"
     if varies_over((Q, K, V, mask)):
         return _NOT_IN_SHARD_MAP
+    if (n := _devices_to_split_between(Q)) > 1:
+        return f"XLA cannot split it between the {n} devices of the mesh; call it in jax.shard_map with check_vma=False"
     if not isinstance(mask, StructuralMask) or mask.width is not None:
         return "its masks are bidirectional, unidirectional, padding and documents"
     if mask.length is not None and mask.documents_z is not None:
         return "documents with padding may leave a token nothing to attend to, which it does not tell"
     return None
+
+
+def _devices_to_split_between(Q: Array) -> int:
+    """How many devices of the mesh in use XLA itself divides a program between."""
+    mesh = jax.sharding.get_abstract_mesh() if jax.typeof(Q).sharding.mesh.empty else jax.typeof(Q).sharding.mesh
+    return math.prod(size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes)
 
 
 def pallas_attention(

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.batches import LabelledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.packing import pack
 from training.data.records import DataError
-from training.data.store import LabelledStore, PairStore, TokenStore
+from training.data.store import LabeledStore, PairStore, TokenStore
 
 LENGTHS = (2, 17, 5, 3, 11, 7, 2, 23, 5, 13)
 
@@ -124,7 +124,7 @@ def datasets(seed=0, batch_size=4):
         "bert": MaskedTokens(store, rule="bert", **keywords),
         "pairs": SequencePairs(PairStore(store, distinct_store(LENGTHS[::-1])), **keywords),
         "padded": SequencePairs(PairStore(store, store), pad_multiple=3, **keywords),
-        "labelled": LabelledTexts(LabelledStore(store, labels, ("a", "b", "c")), **keywords),
+        "labeled": LabeledTexts(LabeledStore(store, labels, ("a", "b", "c")), **keywords),
     }
 
 
@@ -287,9 +287,9 @@ def test_pairs_are_as_wide_as_the_longest_rounded_up():
     assert SequencePairs(store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
 
 
-def test_labelled_texts_are_cut_to_l_max_with_eos():
+def test_labeled_texts_are_cut_to_l_max_with_eos():
     store = TokenStore.from_sequences([[8, 1, 2, 3, 9], [8, 4, 9], [8, 9]], N_V=10)
-    data = LabelledTexts(LabelledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
+    data = LabeledTexts(LabeledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
     assert data.n_too_long == 1
     first, second = data.evaluation_batches()
     assert first["x"].tolist() == [[8, 1, 2, 9], [8, 4, 9, 9]]
@@ -336,7 +336,7 @@ STORE = distinct_store()
             "none of the 2 train pairs fits into l_max = 5 tokens, bos and eos included; the",
         ),
         (
-            lambda: LabelledTexts(LabelledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
+            lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
             "l_max is 1, expected at least 2: bos and eos",
         ),
         (
@@ -345,7 +345,7 @@ STORE = distinct_store()
         ),
     ],
 )
-def test_what_can_not_be_is_said(make, message):
+def test_what_cannot_be_is_said(make, message):
     with pytest.raises(DataError, match=message):
         make()
 

@@ -16,11 +16,11 @@ from training.data.corpora.packages import Package, fetch, read_members
 from training.data.records import (
     DataError,
     Document,
-    Labelled,
+    Labeled,
     Pair,
     hold_out,
     joined_bytes,
-    normalised,
+    normalized,
     paragraphs,
     record_key,
     without_shared_paragraphs,
@@ -33,7 +33,7 @@ def docs():
 
 
 def paragraphs_of(documents):
-    return [normalised(p) for d in documents for p in paragraphs(d.text)]
+    return [normalized(p) for d in documents for p in paragraphs(d.text)]
 
 
 def test_the_documentation_has_no_paragraph_twice(docs):
@@ -58,6 +58,7 @@ def test_a_tenth_of_the_documentation_is_held_out(docs):
     assert 0.07 < held / (held + rest) < 0.14
 
 
+@pytest.mark.slow
 def test_the_documentation_is_the_same_every_time(docs):
     again = load_corpus("docs")
     assert again.fingerprint == docs.fingerprint
@@ -70,10 +71,10 @@ def test_every_named_data_set_states_source_and_licence():
         "docs", "sotu", "gutenberg", "moby-dick", "spa-eng", "pronunciation", "sms-spam"
     }  # fmt: skip
     for name, source in SOURCES.items():
-        assert source.licence, name
+        assert source.license, name
         assert source.origin, name
         assert f"| {name} | {source.kind} |" in sys.modules["training.data.corpora"].__doc__
-        assert f"| {source.licence} |" in sys.modules["training.data.corpora"].__doc__
+        assert f"| {source.license} |" in sys.modules["training.data.corpora"].__doc__
 
 
 RECORDS = [Document(f"text {i % 300}", str(i)) for i in range(500)]
@@ -195,7 +196,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
         fetch(MISSING["pip"], tmp_path)
 
 
-def test_a_cache_that_can_not_be_written_is_said(tmp_path):
+def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "packages").write_text("a file")
     with pytest.raises(DataError, match=r"^cannot keep no_such-1\.0\.whl in .*packages: "):
         fetch(MISSING["pip"], tmp_path)
@@ -210,7 +211,7 @@ def test_letters_that_were_read_as_others_are_put_right():
     for text in ("£1.50", "‘me’", "naïve"):
         mangled = text.encode().decode("cp1252")
         assert _repaired(f"a {mangled} b") == f"a {text} b"
-    assert _repaired("a Ã_ b é") == "a Ã_ b é"  # can not be undone
+    assert _repaired("a Ã_ b é") == "a Ã_ b é"  # cannot be undone
 
 
 def fetched(name):
@@ -229,7 +230,7 @@ def test_sms_spam():
     assert Counter(r.label for r in records) == {"ham": 4825, "spam": 747}
     texts = [r.text for r in records]
     assert sum("£" in t for t in texts) > 200
-    assert Labelled("ham", "Ok lar... Joking wif u oni...", "textdescriptives/data/spam.csv:3") in records
+    assert Labeled("ham", "Ok lar... Joking wif u oni...", "textdescriptives/data/spam.csv:3") in records
     assert not {record_key(r) for r in corpus.train} & {record_key(r) for r in corpus.test}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from training.data import files
 from training.data.files import check_file, read_corpus, sections
-from training.data.records import DataError, Document, Labelled, Pair, joined_bytes, paragraphs, record_key
+from training.data.records import DataError, Document, Labeled, Pair, joined_bytes, paragraphs, record_key
 
 
 def write(path, contents):
@@ -87,7 +87,7 @@ def test_json_lines_of_every_kind(tmp_path):
     for kind, record in [
         ("text", lambda i, r, w: Document(r["text"], w)),
         ("pairs", lambda i, r, w: Pair(r["source"], r["target"], w)),
-        ("labelled", lambda i, r, w: Labelled(r["label"], r["text"], w)),
+        ("labeled", lambda i, r, w: Labeled(r["label"], r["text"], w)),
     ]:
         train, validation = sides(read_corpus([path], kind))
         assert len(validation) == 1
@@ -98,9 +98,9 @@ def test_json_lines_of_every_kind(tmp_path):
 def test_tsv_files_keep_everything_but_the_lines_end(tmp_path):
     a = write(tmp_path / "a.tsv", "ham\t hi  there \r\nspam\tbuy\u2028now\n")
     b = write(tmp_path / "b.tsv", "ham\tlast line without end")
-    train, validation = sides(read_corpus([a], "labelled", validation_paths=[b]))
-    assert train == [Labelled("ham", " hi  there ", f"{a}:1"), Labelled("spam", "buy\u2028now", f"{a}:2")]
-    assert validation == [Labelled("ham", "last line without end", f"{b}:1")]
+    train, validation = sides(read_corpus([a], "labeled", validation_paths=[b]))
+    assert train == [Labeled("ham", " hi  there ", f"{a}:1"), Labeled("spam", "buy\u2028now", f"{a}:2")]
+    assert validation == [Labeled("ham", "last line without end", f"{b}:1")]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
@@ -188,7 +188,7 @@ BAD_FILES = {
     "json number": (
         "a.jsonl",
         b'{"label": 1, "text": "b"}\n',
-        "labelled",
+        "labeled",
         'a.jsonl:1: expected an object {"label": "…", "text": "…"}, came {"label": 1, "text": "b"}',
     ),
     "json empty": ("a.jsonl", b'{"text": "a"}\n{"text": " "}\n', "text", "a.jsonl:2: the text is empty"),
@@ -197,12 +197,12 @@ BAD_FILES = {
     "two tabs": (
         "a.tsv",
         b"a\tb\tc\n",
-        "labelled",
+        "labeled",
         r"a.tsv:1: expected label TAB text, came 2 TABs: 'a\tb\tc'",
     ),
     "empty target": ("a.tsv", b"a\tb\nc\t\n", "pairs", "a.tsv:2: the target is empty"),
     "empty source": ("a.tsv", b"\tb\n", "pairs", "a.tsv:1: the source is empty"),
-    "empty label": ("a.tsv", b"a\tb\n \tb\n", "labelled", "a.tsv:2: the label is empty"),
+    "empty label": ("a.tsv", b"a\tb\n \tb\n", "labeled", "a.tsv:2: the label is empty"),
 }
 
 
@@ -220,7 +220,7 @@ def test_a_bad_line_of_a_validation_file_is_named(tmp_path):
         sides(read_corpus([a], "pairs", validation_paths=[b]))
 
 
-def test_what_can_not_be_read_is_said(tmp_path):
+def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.txt: No such file or directory"):
         read_corpus([tmp_path / "none.txt"], "text")
     with pytest.raises(DataError, match=r"cannot read .*: Is a directory"):

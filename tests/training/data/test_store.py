@@ -10,12 +10,12 @@ import pytest
 
 from training.data import store
 from training.data.files import read_corpus
-from training.data.records import Corpus, DataError, Document, Labelled, Pair
+from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.store import (
     TokenStore,
     default_cache_dir,
     token_dtype,
-    tokenize_labelled,
+    tokenize_labeled,
     tokenize_pairs,
     tokenize_text,
 )
@@ -29,7 +29,7 @@ def corpus_of(train, validation, test=(), kind="text", fingerprint="f"):
         name="mine",
         kind=kind,
         source="s",
-        licence="l",
+        license="l",
         fingerprint=fingerprint,
         train=train,
         validation=validation,
@@ -92,9 +92,9 @@ def test_pairs_keep_their_order(tmp_path):
 
 
 def test_labels_are_numbered_in_order_of_their_names(tmp_path):
-    train = [Labelled("spam", "x"), Labelled("ham", "y"), Labelled("spam", "z")]
+    train = [Labeled("spam", "x"), Labeled("ham", "y"), Labeled("spam", "z")]
     for _ in range(2):  # written, and read again
-        splits = tokenize_labelled(corpus_of(train, train[1:], kind="labelled"), ByteTokenizer(), cache_dir=tmp_path)
+        splits = tokenize_labeled(corpus_of(train, train[1:], kind="labeled"), ByteTokenizer(), cache_dir=tmp_path)
         assert splits.train.names == splits.test.names == ("ham", "spam")
         assert splits.train.labels.tolist() == [1, 0, 1]
         assert splits.validation.labels.tolist() == [0, 1]
@@ -102,13 +102,13 @@ def test_labels_are_numbered_in_order_of_their_names(tmp_path):
 
 
 def test_a_label_that_training_lacks_is_named(tmp_path):
-    train = [Labelled("a", "x"), Labelled("b", "y")]
-    corpus = corpus_of(train, [Labelled("c", "z", "v.tsv:7")], kind="labelled")
+    train = [Labeled("a", "x"), Labeled("b", "y")]
+    corpus = corpus_of(train, [Labeled("c", "z", "v.tsv:7")], kind="labeled")
     with pytest.raises(DataError, match=r"^v\.tsv:7: label 'c' does not occur in .*, whose labels are 'a', 'b'$"):
-        tokenize_labelled(corpus, ByteTokenizer(), cache_dir=tmp_path)
-    corpus = corpus_of(train[:1], train[:1], kind="labelled")
+        tokenize_labeled(corpus, ByteTokenizer(), cache_dir=tmp_path)
+    corpus = corpus_of(train[:1], train[:1], kind="labeled")
     with pytest.raises(DataError, match="mine has 1 label in its training data, expected 2 or more"):
-        tokenize_labelled(corpus, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize_labeled(corpus, ByteTokenizer(), cache_dir=tmp_path)
 
 
 def test_a_character_out_of_the_vocabulary_is_named_with_its_place(tmp_path):
@@ -139,7 +139,7 @@ def test_a_damaged_store_is_named(tmp_path, name, damage):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
 
 
-def test_a_cache_that_can_not_be_written_is_said(tmp_path):
+def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "tokens").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"^cannot write the token cache .*; name another cache directory$"):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)

@@ -209,7 +209,7 @@ def test_a_tokenizer_json_loses_its_frame_truncation_and_padding(tmp_path):
         (("words", [], 300), "the data has no text to build a tokenizer of words from"),
     ],
 )
-def test_what_can_not_be_built_is_said(arguments, message):
+def test_what_cannot_be_built_is_said(arguments, message):
     kind, texts, N_V = arguments
     with pytest.raises(DataError, match=message):
         build_tokenizer(kind, texts, N_V=N_V)

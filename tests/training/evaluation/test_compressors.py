@@ -1,5 +1,6 @@
 """Bits per byte against the commands themselves, where the machine has them."""
 
+import functools
 import random
 import shutil
 import subprocess
@@ -8,7 +9,12 @@ import pytest
 
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 
-DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(20000)).encode()
+DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(4000)).encode()
+
+
+@functools.cache
+def bits_per_byte():
+    return compressed_bits_per_byte(DATA)
 
 
 @pytest.mark.parametrize(
@@ -19,13 +25,13 @@ def test_the_commands_give_the_same_size(name, command, tolerance):
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not on the PATH")
     size = len(subprocess.run(command, input=DATA, capture_output=True, check=True).stdout)
-    assert compressed_bits_per_byte(DATA)[name] * len(DATA) / 8 == pytest.approx(size, rel=tolerance)
+    assert bits_per_byte()[name] * len(DATA) / 8 == pytest.approx(size, rel=tolerance)
 
 
 def test_random_bytes_need_eight_bits():
-    data = random.Random(0).randbytes(100_000)
+    data = random.Random(0).randbytes(20_000)
     for bits in compressed_bits_per_byte(data).values():
-        assert 8.0 <= bits < 8.1
+        assert 8.0 <= bits < 8.2
 
 
 def test_no_bytes_are_said():

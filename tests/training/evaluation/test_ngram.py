@@ -55,7 +55,7 @@ def test_the_score_counts_every_token_but_bos_once(order):
     assert score.bits_per_byte == pytest.approx(sum(nats) / math.log(2) / 11)
 
 
-def test_what_can_not_be_is_said():
+def test_what_cannot_be_is_said():
     train = TokenStore.from_sequences(SEQUENCES, N_V)
     with pytest.raises(ValueError, match="order is 0, expected at least 1"):
         ngram_model(train, order=0)

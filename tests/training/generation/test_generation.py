@@ -1,6 +1,7 @@
 """Generation from a cache gives the tokens of Algorithm 14, whatever the batch, the padding and the order."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +30,30 @@ def run(**options):
     return np.asarray(GENERATOR.generate(prompts, **options))
 
 
-def replayed(theta, r, y, tau, variant=CONFIG.variant):
-    """The tokens that Algorithm 14 draws, each given those of y before it: columns do not see what stands behind."""
-    l, key = LENGTHS[r], jax.random.fold_in(KEY, r)
-    x = np.zeros(L_MAX, np.int32)
-    x[: l + len(y) - 1] = np.concatenate([PROMPTS[r, :l], y[:-1]])
-    P = d_transformer(jnp.asarray(x), theta, variant=variant)[:, l - 1 : l - 1 + len(y)]
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(y)))
-    return jax.vmap(sample, (1, None, 0))(P, tau, keys)
+@functools.partial(jax.jit, static_argnames="variant")
+def drawn(theta, x, lengths, tau, variant):
+    """What Algorithm 14 draws behind each column t of each sequence r, with the key of its token t - lengths[r] + 1."""
+    P = d_transformer(x, theta, variant=variant)
+    i = jnp.maximum(jnp.arange(x.shape[1])[None] - lengths[:, None] + 1, 0)
+    keys = jax.vmap(lambda r, i_r: jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(KEY, r), i_r))
+    return sample(P, tau, keys(jnp.arange(len(x)), i))
+
+
+def assert_replayed(theta, tokens, tau, variant=CONFIG.variant):
+    """Algorithm 14 draws the same, each given those before it: columns do not see what stands behind."""
+    x = np.zeros((3, L_MAX), np.int32)
+    for r, l in enumerate(LENGTHS):
+        x[r, : l + len(tokens[r]) - 1] = np.concatenate([PROMPTS[r, :l], tokens[r, :-1]])
+    expected = drawn(theta, jnp.asarray(x), jnp.asarray(LENGTHS), tau, variant)
+    for r, l in enumerate(LENGTHS):
+        np.testing.assert_array_equal(tokens[r], expected[r, l - 1 : l - 1 + len(tokens[r])])
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.6, 1.0, np.inf])
 def test_tokens_are_those_of_algorithm_14(tau):
     l_gen = L_MAX - int(LENGTHS.max()) + 1  # up to the last position, so that the cache grows
     tokens = run(tau=tau, l_gen=l_gen)
-    for r in range(3):
-        np.testing.assert_array_equal(tokens[r], replayed(THETA, r, tokens[r], tau))
+    assert_replayed(THETA, tokens, tau)
     x, key = jnp.asarray(PROMPTS[1, : LENGTHS[1]]), jax.random.fold_in(KEY, 1)
     np.testing.assert_array_equal(tokens[1], d_inference(x, THETA, l_gen=l_gen, tau=tau, key=key))
 
@@ -53,8 +62,7 @@ def test_tokens_are_those_of_algorithm_14(tau):
 def test_greedy_tokens_are_those_of_algorithm_14_in_float32():
     theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
     tokens = np.asarray(generate(theta, PROMPTS, lengths=LENGTHS, config=CONFIG, l_gen=40, tau=0.0, key=KEY))
-    for r in range(3):
-        np.testing.assert_array_equal(tokens[r], replayed(theta, r, tokens[r], 0.0))
+    assert_replayed(theta, tokens, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +86,7 @@ def test_every_variant_is_generated_with(variant, W_u, W_p):
         ),
     )
     tokens = np.asarray(generate(theta, PROMPTS, lengths=LENGTHS, config=config, l_gen=10, key=KEY))
-    for r in range(3):
-        np.testing.assert_array_equal(tokens[r], replayed(theta, r, tokens[r], 1.0, variant))
+    assert_replayed(theta, tokens, 1.0, variant)
 
 
 def test_padding_does_not_matter():
@@ -98,9 +105,9 @@ def test_a_request_does_not_depend_on_the_others():
 def test_a_step_gives_the_distribution_of_the_whole_forward_pass():
     state = GENERATOR.read(PROMPTS.astype(np.int32), LENGTHS.astype(np.int32))
     P, _ = jax.jit(decoding.step, static_argnames="variant")(GENERATOR.weights, None, state, variant=CONFIG.variant)
+    expected = d_transformer(jnp.asarray(PROMPTS), THETA)
     for r in range(3):
-        p = d_transformer(jnp.asarray(PROMPTS[r, : LENGTHS[r]]), THETA)[:, -1]
-        np.testing.assert_allclose(P[:, r], p, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(P[:, r], expected[:, r, LENGTHS[r] - 1], rtol=0, atol=1e-14)
 
 
 def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
@@ -118,10 +125,10 @@ def test_scores_are_the_log_probabilities_of_the_generated_tokens():
     first = int(state.first)
     state = decoding.decode(GENERATOR.weights, None, state, keys, stop=jnp.asarray(first + 6, jnp.int32), **options)
     tokens = np.asarray(state.tokens)[:, first + 1 : first + 7]
-    for r in range(3):
-        x = np.concatenate([PROMPTS[r, : LENGTHS[r]], tokens[r]])
-        P = np.asarray(d_transformer(jnp.asarray(x[:-1]), THETA))
-        log_p = sum(np.log(P[x[t + 1], t]) for t in range(LENGTHS[r] - 1, len(x) - 1))
+    rows = [np.concatenate([PROMPTS[r, : LENGTHS[r]], tokens[r]]) for r in range(3)]
+    P = np.asarray(d_transformer(jnp.asarray([np.pad(x, (0, 15 - len(x))) for x in rows]), THETA))
+    for r, x in enumerate(rows):
+        log_p = sum(np.log(P[x[t + 1], r, t]) for t in range(LENGTHS[r] - 1, len(x) - 1))
         np.testing.assert_allclose(state.scores[r], log_p, rtol=1e-12)
 
 

@@ -17,7 +17,7 @@ from training.generation.scoring import (
     log_probability,
     perplexity,
 )
-from training.tasks.classification import ClassifierParams, class_probabilities
+from training.tasks.classify import ClassifierParams, class_probabilities
 
 X = np.random.default_rng(0).integers(N_V, size=(3, 11))
 LENGTHS = np.array([11, 1, 6])
@@ -26,8 +26,9 @@ Z_LENGTHS = np.array([2, 7, 5])
 THETA = {config: random_theta(config) for config in (D, ED, E)}
 
 
-def log_p_of(P, x):
-    return np.array([np.log(P[v, t]) for t, v in enumerate(x[1:])])
+def log_p_of(P, r):
+    """Of the tokens of sequence r after the first, by the distributions ``[N_V, r, t]``."""
+    return np.array([np.log(P[v, r, t]) for t, v in enumerate(X[r, 1 : LENGTHS[r]])])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -36,19 +37,16 @@ def test_log_probabilities_of_a_decoder(tied):
     theta = THETA[D]._replace(W_u=None) if tied else THETA[D]
     padded = np.where(np.arange(11) < LENGTHS[:, None], X, -7)
     log_p = log_probabilities(theta, padded, lengths=LENGTHS, config=config)
-    for r in range(3):
-        x = X[r, : LENGTHS[r]]
-        P = np.asarray(d_transformer(jnp.asarray(x), theta, variant=GPT2))
-        np.testing.assert_allclose(log_p[r, : len(x) - 1], log_p_of(P, x), rtol=1e-10)
-        assert (log_p[r, len(x) - 1 :] == 0).all()
+    P = np.asarray(d_transformer(X, theta, variant=GPT2))
+    for r, length in enumerate(LENGTHS):
+        np.testing.assert_allclose(log_p[r, : length - 1], log_p_of(P, r), rtol=1e-10)
+        assert (log_p[r, length - 1 :] == 0).all()
 
 
 def test_log_probability_of_an_encoder_decoder():
     scores = log_probability(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z, z_lengths=Z_LENGTHS)
-    for r in range(3):
-        x, z = X[r, : LENGTHS[r]], Z[r, : Z_LENGTHS[r]]
-        P = np.asarray(ed_transformer(jnp.asarray(z), jnp.asarray(x), THETA[ED]))
-        np.testing.assert_allclose(scores[r], log_p_of(P, x).sum(), rtol=1e-10)
+    P = np.asarray(ed_transformer(Z, X, THETA[ED], z_length=Z_LENGTHS))
+    np.testing.assert_allclose(scores, [log_p_of(P, r).sum() for r in range(3)], rtol=1e-10)
 
 
 def test_perplexity_of_a_uniform_model_is_the_size_of_its_vocabulary():
@@ -66,11 +64,10 @@ def test_bits_per_byte_predict_every_token_once_from_the_window(stride, n):
     text = np.random.default_rng(2).integers(N_V, size=n)
     bits = bits_per_byte(THETA[D], text, 2 * n, config=D, stride=stride, batch_size=3)
     with_bos = np.concatenate([[N_V - 2], text])
-    P_of = jax.jit(lambda x: d_transformer(x, THETA[D]))
     start, end, nats = 0, 1, 0.0  # predicted: all before `end`
     while end < len(with_bos):
         window = with_bos[start : start + D.l_max]
-        P = np.asarray(P_of(jnp.asarray(np.pad(window, (0, D.l_max - len(window))))))
+        P = np.asarray(d_transformer(np.pad(window, (0, D.l_max - len(window))), THETA[D]))
         nats -= sum(np.log(P[with_bos[t], t - start - 1]) for t in range(end, start + len(window)))
         end, start = start + len(window), start + stride
     np.testing.assert_allclose(bits, nats / np.log(2) / (2 * n), rtol=1e-10)
@@ -83,8 +80,9 @@ def test_masks_are_filled_with_the_likeliest_tokens():
     for row, places in zip(x, masks, strict=True):
         row[places] = mask_token(N_V)
     filled = fill_masks(THETA[E], x, lengths=lengths, config=E, n=4)
+    whole = np.asarray(e_transformer(x, THETA[E], length=lengths))
     for r in range(3):
-        P = np.asarray(e_transformer(jnp.asarray(x[r, : lengths[r]]), THETA[E]))
+        P = whole[:, r]
         assert len(filled[r]) == len(masks[r])
         for candidates, t in zip(filled[r], masks[r], strict=True):
             assert [v for v, _ in candidates] == np.argsort(-P[:, t])[:4].tolist()
@@ -98,7 +96,7 @@ def test_classes_are_those_of_each_text_alone():
     )
     P = classify(params, X, lengths=LENGTHS, config=E)
     for r in range(3):
-        p = class_probabilities(jnp.asarray(X[r, : LENGTHS[r]]), params, variant=E.variant)
+        p = class_probabilities(X[r], params, variant=E.variant, length=LENGTHS[r])
         np.testing.assert_allclose(P[r], p, rtol=1e-10)
         assert P[r].sum() == pytest.approx(1)
 

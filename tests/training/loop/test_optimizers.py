@@ -10,7 +10,7 @@ from tests import cases
 from tests.training_cases import N_V, settings_for
 from training.loop.optimizers import decays, make_optimizer, make_schedule
 from training.runs.named_arrays import flatten
-from training.settings import TASKS
+from training.tasks import TASKS
 from training.tasks.models import model_config, model_shapes
 
 GRADIENTS = np.random.default_rng(0).standard_normal((5, 3))
@@ -32,7 +32,7 @@ def run(optimizer):
 
 
 def adam(rate, *, beta1=0.9, beta2=0.98, epsilon=1e-9):
-    """sources/003, §12.5."""
+    """Adam (Radu 2026, §12.5)."""
     theta, m, v = START.copy(), np.zeros(3), np.zeros(3)
     for t, g in enumerate(GRADIENTS, start=1):
         m = beta1 * m + (1 - beta1) * g
@@ -95,7 +95,7 @@ def test_adamw_decays_matrices_by_the_rate_times_the_weight_decay():
 
 
 def test_clipping_is_by_the_global_norm():
-    optimizer = make_optimizer("sgd", schedule("constant"), clip=0.5)
+    optimizer = make_optimizer("sgd", schedule("constant"), clip_norm=0.5)
     theta = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([4.0])}
     updates, _ = optimizer.update(gradient, optimizer.init(theta), theta)
@@ -118,6 +118,6 @@ def test_clipping_is_by_the_global_norm():
         ),
     ],
 )
-def test_what_can_not_be_is_said(call, message):
+def test_what_cannot_be_is_said(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -17,7 +17,7 @@ from training.runs.named_arrays import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-TIMED = ("tokens_per_second", "peak_share", "memory_bytes")
+TIMED = ("tokens_per_second", "mfu", "memory_bytes")
 FLAGS = {
     "--tokenizer": "bytes",
     "--l_max": 16,
@@ -26,11 +26,11 @@ FLAGS = {
     "--d_e": 8,
     "--d_mlp": 8,
     "--batch-size": 4,
-    "--steps": 150,
+    "--steps": 60,
     "--eval-every": 20,
-    "--checkpoint-every": 3,
+    "--checkpoint-every": 4,
     "--dropout": 0.1,
-    "--average": 0.9,
+    "--ema-decay": 0.9,
     "--peak": 1e9,
 }
 PATIENCE = 600  # seconds until a test gives up
@@ -69,7 +69,7 @@ class Command:
 
 
 def wait_until(condition, process):
-    """Waits until something is so; the process must not have ended before."""
+    """Wait until something is so; the process must not have ended before."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, process.stderr.read()
@@ -89,7 +89,7 @@ def undisturbed(tmp_path_factory):
     directory.mkdir()
     command = Command(directory)
     command.complete()
-    assert [line["step"] for line in command.record()] == list(range(1, 151))
+    assert [line["step"] for line in command.record()] == list(range(1, 61))
     return command
 
 
@@ -113,14 +113,16 @@ def assert_same_outcome(command, undisturbed):
 
 def test_a_killed_run_goes_on_exactly(command, undisturbed):
     process = command.begin()
-    wait_until(lambda: len(read_metrics(command.files.metrics)) > 30, process)
+    wait_until(lambda: len(read_metrics(command.files.metrics)) > 20, process)
     assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
     assert not command.files.parameters.exists()
     assert "going on after step" in command.complete()
     assert_same_outcome(command, undisturbed)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_it_compiles_or_trains_saves_and_ends(command, undisturbed, number, status):
     process = command.begin(JAX_COMPILATION_CACHE_DIR="")
     wait_until(command.files.config.exists, process)

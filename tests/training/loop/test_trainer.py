@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import d_training
 from tests.training_cases import data_for, make_trainer, settings_for
@@ -18,28 +17,16 @@ from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
 from training.tasks.models import init_model, model_shapes
 
-TIMED = ("tokens_per_second", "peak_share", "memory_bytes")
-SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 1, "keep": 2, "learning_rate": 0.01}
-PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip": 0.0}
+TIMED = ("tokens_per_second", "mfu", "memory_bytes")
+SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 1, "max_to_keep": 2, "learning_rate": 0.01}
+PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory):
-    """JAX's 32-bit mode, and a cache of what is compiled: most runs here are the same one."""
-    cache = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-    for name, value in cache.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def _as_most_callers(compile_once):
+    """JAX's 32-bit mode, and everything compiled once: most runs here are the same one."""
     with jax.enable_x64(False):
         yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def lines(directory):
@@ -66,10 +53,10 @@ def initial(settings, config):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, _compile_once):
-    """A run with everything that has a state: dropout, an average, Adam's moments."""
+def undisturbed(tmp_path_factory, _as_most_callers):
+    """A run with everything that has a state: dropout, an average of the parameters, Adam's moments."""
     directory = tmp_path_factory.mktemp("runs") / "undisturbed"
-    settings = settings_for("d", **SHORT, dropout=0.2, average=0.9)
+    settings = settings_for("d", **SHORT, dropout=0.2, ema_decay=0.9)
     trainer, witness = make_trainer(directory, settings)
     results = trainer.train()
     return directory, settings, results, witness
@@ -180,10 +167,10 @@ def test_it_is_the_papers_gradient_descent(tmp_path):
 def test_the_average_forgets_by_its_decay(undisturbed):
     directory, _, _, _ = undisturbed
     template = model_shapes("d", load_run(directory).config)
-    items = {"params": template, "average": template}
+    items = {"params": template, "ema": template}
     before, after = (read_checkpoint(directory / "checkpoints", step, items) for step in (7, 8))
     decay = min(0.9, (1 + 7) / (10 + 7))
-    expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, before.trees["average"], after.trees["params"])
+    expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, before.trees["ema"], after.trees["params"])
     final = flatten(load_run(directory).theta)
     for name, array in flatten(expected).items():
         np.testing.assert_allclose(final[name], array, rtol=1e-5, atol=1e-7)
@@ -194,7 +181,7 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
         "d",
         rows="chunks",
         steps=60,
-        eval_every=5,
+        eval_every=4,
         patience=2,
         learning_rate=0.05,
         schedule="constant",
@@ -223,7 +210,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
         schedule="constant",
         learning_rate=1e30,
         weight_decay=0.0,
-        clip=0.0,
+        clip_norm=0.0,
         checkpoint_every=1,
         eval_every=100,
         explosion=1e30,
@@ -248,7 +235,7 @@ def test_a_loss_that_explodes_stops_the_run(tmp_path):
         schedule="constant",
         learning_rate=1e4,
         weight_decay=0.0,
-        clip=0.0,
+        clip_norm=0.0,
         explosion=2.0,
     )
     trainer, _ = make_trainer(tmp_path / "run", settings)

@@ -25,7 +25,7 @@ def trees(seed=0, n=50):
 @pytest.fixture
 def saved(tmp_path):
     """Three checkpoints, of which two are kept."""
-    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    checkpoints = Checkpoints(tmp_path / "c", max_to_keep=2)
     for step in (1, 2, 3):
         checkpoints.save(step, trees(step), {"step": step, "x": 0.1})
     checkpoints.wait()
@@ -64,7 +64,7 @@ def test_the_newest_are_kept_and_come_back(saved):
 
 
 def test_arrays_are_copied_before_they_change(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c", keep=1)
+    checkpoints = Checkpoints(tmp_path / "c", max_to_keep=1)
     W = np.zeros((1000, 1000), np.float32)
     checkpoints.save(1, {"params": {"W": W}}, {})
     W += 1
@@ -76,7 +76,7 @@ def test_arrays_are_copied_before_they_change(tmp_path):
 
 
 def test_nothing_saved_is_nothing_restored(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c", keep=1)
+    checkpoints = Checkpoints(tmp_path / "c", max_to_keep=1)
     assert checkpoints.restore_latest(trees(), pytest.fail) is None
     checkpoints.close()
 
@@ -135,7 +135,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(saved):
             save_and_wait(saved, 4, trees(4, n=20_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    again = Checkpoints(saved._directory, keep=2)
+    again = Checkpoints(saved._directory, max_to_keep=2)
     assert_restored(again.restore_latest(trees(), pytest.fail), 3)
     again.close()
 

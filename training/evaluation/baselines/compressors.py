@@ -6,7 +6,7 @@ import lzma
 
 
 def compressed_bits_per_byte(data: bytes) -> dict[str, float]:
-    """Compresses `data` with gzip -9, bzip2 -9 and xz -9e.
+    """Compress `data` with gzip -9, bzip2 -9 and xz -9e.
 
     Args:
       data: the held-out bytes (`training.data.records.joined_bytes` of the held-out documents).

@@ -42,13 +42,13 @@ class _WittenBellToUniform(WittenBell):
         self._N_V = N_V
 
     def unigram_score(self, word: int) -> float:
-        """Returns p(word) without a context."""
+        """Return p(word) without a context."""
         seen = self.counts.unigrams
         return (seen[word] + seen.B() / self._N_V) / (seen.N() + seen.B())
 
 
 def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
-    """Counts the n-grams of token sequences.
+    """Count the n-grams of token sequences.
 
     Args:
       train: the training sequences, each with bos and eos.
@@ -71,7 +71,7 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
 
 
 def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> NgramScore:
-    """Trains an n-gram model and scores held-out text, every token but bos once.
+    """Train an n-gram model and score held-out text, every token but bos once.
 
     Args:
       train: the training sequences.

@@ -8,7 +8,7 @@ from sklearn.pipeline import make_pipeline
 
 
 def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
-    """Trains scikit-learn's classifier with its defaults on words, and returns the labels of texts.
+    """Train scikit-learn's classifier with its defaults on words, and return the labels of texts.
 
     Args:
         train: texts and their labels.

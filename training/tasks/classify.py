@@ -1,4 +1,4 @@
-"""Classification with the encoder of Algorithm 9: a linear map of the first token's encoding (Radu 2026, §12.7)."""
+"""Classes of texts, by a linear map of the first token's encoding by Algorithm 9 (Radu 2026, §12.7)."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,8 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer, unembedding
 from algorithms.model.initialization import Scheme
+from training.tasks.objectives import Batch, Columns, Objective
+from training.tasks.task import Task, layer_flops
 
 
 class ClassifierParams(NamedTuple):
@@ -24,7 +26,7 @@ class ClassifierParams(NamedTuple):
 def init_classifier(
     key: Key[Array, ""], config: ETransformerConfig, *, N_C: int, scheme: Scheme = "glorot"
 ) -> ClassifierParams:
-    """Returns parameters to train; W_c and b_c are 0, so that all classes are equally likely at first.
+    """Return parameters to train; W_c and b_c are 0, so that all classes are equally likely at first.
 
     Args:
         key: randomness, consumed.
@@ -43,7 +45,7 @@ def class_probabilities(
     variant: Variant,
     length: Int[Array, "*#batch"] | int | None = None,
 ) -> Float[Array, "N_C *batch"]:
-    """Returns the probabilities of the classes for one text, or for each of a batch.
+    """Return the probabilities of the classes for one text, or for each of a batch.
 
     Args:
         x: token IDs, beginning with bos_token.
@@ -53,3 +55,34 @@ def class_probabilities(
     """
     encoding = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., 0]
     return unembedding(encoding, params.W_c, b_u=params.b_c)
+
+
+def _columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns:
+    X = e_encoding(batch["x"], params.encoder, key=keys, length=batch["length"], **options)[..., :1]
+    return Columns(X, params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
+
+
+def _weights(batch: Batch) -> Array:
+    return (batch["label"] >= 0).astype(jnp.float32)[:, None]
+
+
+CLASSIFY = Task(
+    name="classify",
+    summary="classes of texts, with the encoder of Algorithm 9",
+    records="labeled",
+    config=ETransformerConfig,
+    init=init_classifier,
+    objective=Objective(columns=_columns, weights=_weights),
+    flops=lambda c, l: c.L * layer_flops(c, l),
+    settings=("L",),
+    defaults={
+        "data": ("sms-spam",),
+        "L": 2,
+        "d_e": 64,
+        "d_mlp": 256,
+        "dropout": 0.1,
+        "steps": 300,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+    },
+)

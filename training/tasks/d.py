@@ -1,0 +1,33 @@
+"""The decoder of Algorithm 10, trained to predict every next token, as in Algorithm 13."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from algorithms import DTransformerConfig, d_hidden_state, init_d_transformer
+from algorithms.unembedding import unembedding_matrix
+from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
+from training.tasks.task import Task, layer_flops
+
+
+def _columns(params, batch: Batch, keys, **options) -> Columns:
+    packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
+    X = d_hidden_state(batch["x"], params, key=keys, **packed, **options)
+    return Columns(X, unembedding_matrix(params), None, next_tokens(batch["x"]))
+
+
+def _weights(batch: Batch) -> Array:
+    if "loss_mask" in batch:
+        return batch["loss_mask"].astype(jnp.float32)
+    return has_next(batch["x"], batch["length"])
+
+
+D = Task(
+    name="d",
+    summary="next tokens, with Algorithm 10",
+    records="text",
+    config=DTransformerConfig,
+    init=init_d_transformer,
+    objective=Objective(columns=_columns, weights=_weights),
+    flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
+    settings=("L", "rows"),
+)

@@ -1,0 +1,40 @@
+"""The encoder of Algorithm 9, trained to recover masked tokens, as in Algorithm 12."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from algorithms import ETransformerConfig, e_hidden_state, init_e_transformer
+from algorithms.unembedding import unembedding_matrix
+from training.tasks.objectives import Batch, Columns, Objective
+from training.tasks.task import Task, layer_flops
+
+
+def _columns(params, batch: Batch, keys, **options) -> Columns:
+    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], **options)
+    return Columns(X, unembedding_matrix(params), params.b_u, batch["x"])
+
+
+def _weights(batch: Batch) -> Array:
+    return batch["loss_mask"].astype(jnp.float32)
+
+
+E = Task(
+    name="e",
+    summary="masked tokens, with Algorithm 9",
+    records="text",
+    config=ETransformerConfig,
+    init=init_e_transformer,
+    objective=Objective(columns=_columns, weights=_weights),
+    flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
+    settings=("L", "masking", "p_mask"),
+    defaults={
+        "tokenizer": "characters",
+        "l_max": 64,
+        "variant": "BERT",
+        "L": 2,
+        "init": "glorot",
+        "steps": 2000,
+        "batch_size": 64,
+        "learning_rate": 2e-3,
+    },
+)

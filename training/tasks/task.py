@@ -1,0 +1,55 @@
+"""What a task is: the record that all of training reads, instead of asking for the task's name."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from algorithms.model.sizes import TransformerConfig
+from training.settings import SETTINGS, Setting, Settings
+from training.tasks.objectives import Objective
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task.
+
+    Attributes:
+        name: on the command line and in config.json.
+        summary: what it learns, for --help.
+        records: the kind of data it is trained on.
+        config: the class of the model's sizes.
+        init: makes parameters: ``init(key, config, scheme=…)``, and ``N_C=…`` where the records are labeled.
+        objective: what is minimized.
+        flops: of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns.
+        settings: the settings that it has besides those of every task.
+        defaults: of the settings whose default differs from the common one.
+    """
+
+    name: str
+    summary: str
+    records: Literal["text", "pairs", "labeled"]
+    config: type[TransformerConfig]
+    init: Callable[..., Any]
+    objective: Objective
+    flops: Callable[[Any, int], int]
+    settings: tuple[str, ...]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def all_settings(self) -> dict[str, Setting]:
+        """Return the settings that the task has, by name."""
+        return {name: s for name, s in SETTINGS.items() if s.common or name in self.settings}
+
+    def default(self, setting: str) -> Any:
+        """Return the default of a setting."""
+        return self.defaults.get(setting, Settings.__dataclass_fields__[setting].default)
+
+
+def attention_flops(c: Any, l_x: int, l_z: int) -> int:
+    """Return the multiplications and additions of Algorithm 5, for l_x tokens that attend to l_z."""
+    projections = 2 * c.H * c.d_e * (l_x * c.d_attn + l_z * c.d_attn + l_z * c.d_mid + l_x * c.d_mid)
+    return projections + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+
+
+def layer_flops(c: Any, l: int) -> int:
+    """Return those of a layer: self-attention and the MLP."""
+    return attention_flops(c, l, l) + 4 * c.d_e * c.d_mlp * l
