@@ -7,12 +7,14 @@
 
 Every edit is made in a scratch copy of the tree, never in the tree itself.
 
-* `table`    the edits
-* `copies`   making one in a copy
-* `runner`   the command, which runs the tests
+* `mutation`       what an edit is
+* `table`          all of them: those `of_components` and those `of_models`
+* `copies`         making one in a copy
+* `runner`         the command, which runs the tests
 """
 
 from .copies import apply, edited
-from .table import MUTATIONS, Mutation
+from .mutation import Mutation
+from .table import MUTATIONS
 
 __all__ = ["MUTATIONS", "Mutation", "apply", "edited"]

@@ -3,7 +3,7 @@
 import pathlib
 import shutil
 
-from .table import Mutation
+from .mutation import Mutation
 
 __all__ = ["apply", "edited"]
 

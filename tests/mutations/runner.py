@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Sequence
 
 from .copies import apply
-from .table import MUTATIONS, Mutation
+from .mutation import Mutation
+from .table import MUTATIONS
 
 __all__ = ["main"]
 

@@ -1,0 +1,283 @@
+"""Wrong edits of Algorithms 7 to 15 and of initial parameters."""
+
+from .mutation import Mutation
+
+__all__ = ["OF_MODELS"]
+
+T = "tests/algorithms"
+BATCHES = (f"{T}/test_batch_axes.py",)
+UNEMBEDDING = (f"{T}/test_unembedding.py",)
+ED_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[ed-paper]",)
+E_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[e-paper]",)
+D_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[d-paper]",)
+PADDING = (f"{T}/test_transformers.py::test_padding_of_the_sequence_is_not_there",)
+PACKED = (f"{T}/test_transformers.py::test_packed_documents_are_as_each_by_itself",)
+VARIANTS = (f"{T}/test_variants.py",)
+LAYER_KEYS = (f"{T}/test_layers.py",)
+SHARD_MAP = (f"{T}/test_shard_map.py",)
+ED_TRAINING = (f"{T}/test_training_algorithms.py::test_ed_training_is_the_oracles",)
+E_TRAINING = (f"{T}/test_training_algorithms.py::test_e_training_is_the_oracles_with_the_masks_of_its_keys",)
+D_TRAINING = (f"{T}/test_training_algorithms.py::test_d_training_is_the_oracles",)
+LOSS = (f"{T}/test_loss.py",)
+INVALID_TARGETS = (f"{T}/test_narrow_types.py::test_a_target_outside_of_the_vocabulary_is_nan_in_value_and_gradient",)
+LENGTHS = (f"{T}/test_narrow_types.py::test_a_length_beyond_the_sequence_is_refused",)
+INFERENCE = (f"{T}/test_inference.py",)
+HALF_PRECISION = (f"{T}/test_narrow_types.py::test_what_is_drawn_in_half_precision_follows_its_distribution",)
+INITIALIZATION = (f"{T}/test_initialization.py",)
+
+OF_MODELS: dict[str, Mutation] = {
+    # Transformers: Algorithms 7 to 10
+    "logits not of W_u": Mutation(
+        "unembedding.py", "softmax(logits(e, W_u, b_u))", "softmax(logits(e, -W_u, b_u))", 7, "1", UNEMBEDDING
+    ),
+    "tied although W_u is given": Mutation(
+        "unembedding.py", "theta.W_e.T if theta.W_u is None else theta.W_u", "theta.W_e.T", 8, "return", D_ORACLE
+    ),
+    "positions from 1": Mutation(
+        "layers.py", "t = _positions_in(x) if positions", "t = 1 + _positions_in(x) if positions", 8, "2", ED_ORACLE
+    ),
+    "layers reversed": Mutation(
+        "layers.py",
+        "turn, X, (stacked, jnp.arange(L)))",
+        "turn, X, (stacked, jnp.arange(L)), reverse=True)",
+        8,
+        "5",
+        ED_ORACLE,
+    ),
+    "encoder unidirectional": Mutation(
+        "ed_transformer.py", "(Z, Z, W_enc, mask,", "(Z, Z, W_enc, UNIDIRECTIONAL,", 8, "5", ED_ORACLE
+    ),
+    "decoder bidirectional": Mutation(
+        "ed_transformer.py", "W_dec, UNIDIRECTIONAL,", "W_dec, mask,", 8, "14", ED_ORACLE
+    ),
+    "cross weights shared": Mutation("ed_transformer.py", "(X, Z, W_ed,", "(X, Z, W_dec,", 8, "16", ED_ORACLE),
+    "cross-attention of X": Mutation("ed_transformer.py", "(X, Z, W_ed,", "(X, X, W_ed,", 8, "16", ED_ORACLE),
+    "norm 4 for norm 5": Mutation(
+        "ed_transformer.py", "f.layer_norm(X, *norm5)", "f.layer_norm(X, *norm4)", 8, "19", ED_ORACLE
+    ),
+    "no residual": Mutation("e_transformer.py", "X = X + f.mlp(X,", "X = f.mlp(X,", 9, "7", E_ORACLE),
+    "bias of W_f skipped": Mutation(
+        "e_transformer.py", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", E_ORACLE
+    ),
+    "residual of the normalized X": Mutation(
+        "d_transformer.py", "X = X + f.mh_attention(", "X = X_tilde + f.mh_attention(", 10, "6", D_ORACLE
+    ),
+    "MLP of the residual stream": Mutation("d_transformer.py", "f.mlp(X_tilde,", "f.mlp(X,", 10, "8", D_ORACLE),
+    "no final norm": Mutation("d_transformer.py", "X = f.layer_norm(X, *theta.norm)", "X = +X", 10, "10", D_ORACLE),
+    "first layer twice": Mutation(
+        "d_transformer.py",
+        "for_each_layer(d_layer, X, theta.layers,",
+        'for_each_layer(d_layer, X, __import__("jax").tree.map(lambda a: a.at[1].set(a[0]), theta.layers),',
+        10,
+        "5",
+        D_ORACLE,
+    ),
+    "padding read": Mutation(
+        "layers.py",
+        "jnp.where(_positions_in(x) < length, x, 0)",
+        "jnp.where(_positions_in(x) < length, x, x)",
+        9,
+        None,
+        PADDING,
+    ),
+    "padding of the sequence attended": Mutation(
+        "e_transformer.py", "mask = StructuralMask(length=length)", "mask = StructuralMask()", 12, "8", PADDING
+    ),
+    "output bias skipped": Mutation(
+        "e_transformer.py", "unembedding_matrix(theta), b_u=theta.b_u)", "unembedding_matrix(theta))", 9, None, VARIANTS
+    ),
+    "embedding not scaled": Mutation(
+        "layers.py", "if self.variant.scale_embedding else E", "if False else E", 8, None, VARIANTS
+    ),
+    "packed documents attend each other": Mutation(
+        "d_transformer.py", "UNIDIRECTIONAL & documents(segments)", "UNIDIRECTIONAL", 10, None, PACKED
+    ),
+    "one key for all layers": Mutation(
+        "layers.py", "fold_in(key, draws * l + i)", "fold_in(key, i)", 10, None, LAYER_KEYS
+    ),
+    "inputs of a rule vary differently": Mutation(
+        "machinery/hand_derived.py",
+        "return jax.tree.map(cast, tree) if axes else tree",
+        "return tree",
+        4,
+        None,
+        SHARD_MAP,
+    ),
+    # Training: Algorithms 11 to 13
+    "target off by one": Mutation(
+        "training.py",
+        "z_length=l_z\n    )\n    weights = (t < l - 1).astype(X.dtype)\n    loss = log_loss(\n        X, unembedding_matrix(theta), jnp.roll(x, -1)",
+        "z_length=l_z\n    )\n    weights = (t < l - 1).astype(X.dtype)\n    loss = log_loss(\n        X, unembedding_matrix(theta), x",
+        11,
+        "5",
+        ED_TRAINING,
+    ),
+    "uphill": Mutation(
+        "training.py",
+        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta -",
+        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta +",
+        11,
+        "6",
+        ED_TRAINING,
+    ),
+    "padding of the sequence poisons": Mutation(
+        "training.py",
+        "x = jnp.where(t < l, as_ids(x), 0)\n    X = ed_hidden_state(",
+        "x = as_ids(x)\n    X = ed_hidden_state(",
+        11,
+        None,
+        ED_TRAINING,
+    ),
+    "weights of the loss ignored": Mutation(
+        "ops/log_loss.py", "return (weights * token", "return (1 * token", 11, "5", LOSS
+    ),
+    "what is masked and what is not": Mutation(
+        "training.py", "x.shape), mask_token, as_ids(x))", "x.shape), as_ids(x), mask_token)", 12, "5", E_TRAINING
+    ),
+    "mask_token is another": Mutation("notation.py", "return N_V - 3", "return N_V - 4", 12, "5", E_TRAINING),
+    "the same masks for all sequences": Mutation(
+        "training.py",
+        "jax.random.fold_in(jax.random.fold_in(key, i), n)",
+        "jax.random.fold_in(key, i)",
+        12,
+        "5",
+        E_TRAINING,
+    ),
+    "the same masks in all epochs": Mutation(
+        "training.py",
+        "jax.random.fold_in(jax.random.fold_in(key, i), n)",
+        "jax.random.fold_in(key, n)",
+        12,
+        "5",
+        E_TRAINING,
+    ),
+    "padding masked": Mutation(
+        "training.py",
+        "(x_tilde == mask_token(theta.W_e.shape[1])) & (t < l)",
+        "(x_tilde == mask_token(theta.W_e.shape[1]))",
+        12,
+        "7",
+        E_TRAINING,
+    ),
+    "target already masked": Mutation(
+        "training.py",
+        "unembedding_matrix(theta), x, weights",
+        "unembedding_matrix(theta), x_tilde, weights",
+        12,
+        "9",
+        E_TRAINING,
+    ),
+    "padding in the loss": Mutation(
+        "training.py",
+        "X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax\n    weights = (t < l - 1)",
+        "X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax\n    weights = (t < l)",
+        13,
+        "5",
+        D_TRAINING,
+    ),
+    "target not in the gradient": Mutation(
+        "ops/log_loss.py", "(P - q) * dlosses[None])", "P * dlosses[None])", 13, None, LOSS
+    ),
+    "smoothing dropped": Mutation(
+        "ops/log_loss.py", "of_target + label_smoothing * Y.mean(axis=0)", "of_target", 13, None, LOSS
+    ),
+    "columns of weight 0 take part": Mutation(
+        "ops/log_loss.py",
+        "X, targets = jnp.where(weights[None] == 0, 0, X), jnp.where(weights == 0, 0, as_ids(targets))",
+        "X, targets = X, as_ids(targets)",
+        13,
+        None,
+        LOSS,
+    ),
+    "a target outside of the vocabulary is the nearest": Mutation(
+        "ops/log_loss.py",
+        "jnp.where((targets >= 0) & (targets < n), 1, jnp.nan)",
+        "jnp.where((targets >= 0) & (targets < n), 1, 1)",
+        13,
+        None,
+        LOSS,
+    ),
+    "a target outside of the vocabulary sends a gradient": Mutation(
+        "ops/log_loss.py", "dlosses, dlosses * jnp.nan)", "dlosses, dlosses)", 13, None, INVALID_TARGETS
+    ),
+    "columns of a batch and their targets in another order": Mutation(
+        "ops/log_loss.py",
+        "X.reshape(X.shape[0], -1), W_u, b_u,",
+        "X.swapaxes(1, -1).reshape(X.shape[0], -1), W_u, b_u,",
+        13,
+        None,
+        BATCHES,
+    ),
+    "lengths of JAX not checked": Mutation(
+        "machinery/contract.py",
+        "if l and isinstance(l[0], int) and",
+        "if l and isinstance(l[0], int) and not isinstance(value, Array) and",
+        13,
+        None,
+        LENGTHS,
+    ),
+    # Inference: Algorithms 14 and 15
+    "column off by one": Mutation("inference.py", "p = P[..., l + i - 1]", "p = P[..., l + i - 2]", 14, "4", INFERENCE),
+    "temperature inverted": Mutation(
+        "inference.py",
+        "exponent = 1 / jnp.where(tau == 0, 1, tau)",
+        "exponent = jnp.where(tau == 0, 1, tau)",
+        14,
+        "5",
+        INFERENCE,
+    ),
+    "one key for all tokens": Mutation(
+        "inference.py", "sample(p, tau, fold_in(key, i))", "sample(p, tau, fold_in(key, 0))", 14, "5", INFERENCE
+    ),
+    "greedy ignored": Mutation(
+        "inference.py", "jnp.where(tau == 0, jnp.argmax(p),", "jnp.where(tau < 0, jnp.argmax(p),", 14, "5", INFERENCE
+    ),
+    "τ = ∞ not uniform": Mutation(
+        "inference.py",
+        "jnp.where(exponent == 0, 0, jnp.log(p)",
+        "jnp.where(exponent < 0, 0, -jnp.log(p)",
+        14,
+        "5",
+        INFERENCE,
+    ),
+    "drawn in the dtype of the parameters": Mutation(
+        "inference.py", "draw(p.astype(accumulation_dtype(p.dtype)), key)", "draw(p, key)", 14, None, HALF_PRECISION
+    ),
+    "prompt in the result": Mutation(
+        "inference.py", "y = x[..., l:].astype", "y = x[..., l - 1 : -1].astype", 14, "return", INFERENCE
+    ),
+    "no bos_token": Mutation(
+        "inference.py", ".at[..., 0].set(bos_token(N_V))", ".at[..., 0].set(0)", 15, "1", INFERENCE
+    ),
+    "padded with another token": Mutation(
+        "inference.py",
+        "jnp.full((*batch, l_max), eos_token(N_V), jnp.int32)",
+        "jnp.full((*batch, l_max), 0, jnp.int32)",
+        15,
+        None,
+        INFERENCE,
+    ),
+    "eos_token is another": Mutation("notation.py", "return N_V - 1", "return N_V - 3", 15, "3", INFERENCE),
+    "stops early": Mutation("inference.py", "& (i < l_max)", "& (i < l_max - 1)", 15, "3", INFERENCE),
+    "column of the step before": Mutation("inference.py", "p = P[..., i - 1]", "p = P[..., i - 2]", 15, "5", INFERENCE),
+    "one key for all draws": Mutation("inference.py", "fold_in(key, i - 1)", "fold_in(key, 0)", 15, "6", INFERENCE),
+    "token written too late": Mutation(
+        "inference.py", "x_hat.at[..., i].set(y)", "x_hat.at[..., i + 1].set(y)", 15, "7", INFERENCE
+    ),
+    # Initial parameters
+    "one key for all matrices": Mutation(
+        "model/initialization.py", "self._drawn += 1", "self._drawn += 0", 10, None, INITIALIZATION
+    ),
+    "Glorot by columns only": Mutation(
+        "model/initialization.py", "(6 / (shape[-2] + shape[-1]))", "(6 / shape[-1])", 10, None, INITIALIZATION
+    ),
+    "residual writes not scaled": Mutation(
+        "model/initialization.py",
+        "deviation=0.02 / self._residual_writes**0.5",
+        "deviation=0.02",
+        10,
+        None,
+        INITIALIZATION,
+    ),
+}
+"""What was changed → the edit."""
