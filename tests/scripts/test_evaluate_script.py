@@ -1,8 +1,10 @@
 """scripts/evaluate.py: the figures of a run and of what it is compared with, against other libraries and by hand."""
 
 import gzip
+import itertools
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import sacrebleu
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
 from scripts import evaluate, train
+from tests.run_cases import BYTES, make_run
 from training.data.records import Pair
 from training.evaluation import report
 from training.evaluation.bleu import bleu
@@ -17,26 +20,7 @@ from training.runs.directory import load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
-SIZES = [
-    "--L",
-    "1",
-    "--H",
-    "2",
-    "--d_e",
-    "8",
-    "--d_mlp",
-    "8",
-    "--l_max",
-    "32",
-    "--batch-size",
-    "4",
-    "--steps",
-    "3",
-    "--peak",
-    "1e9",
-    "--tokenizer",
-    "bytes",
-]
+SIZES = {"--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 32, "--batch-size": 4, "--steps": 3, "--peak": 1e9}
 
 
 @pytest.fixture
@@ -49,8 +33,13 @@ def evaluated(tmp_path, capsys):
             pathlib.Path(file).write_text(lines)
         directory, cache = tmp_path / "run", ["--cache", tmp_path / "cache"]
         if trained:
-            arguments = [task, "--quiet", "--run", directory, *cache, "--data", files[0], "--validation-data", files[1]]
-            assert train.main([*map(str, arguments), *SIZES]) == 0
+            flags = SIZES | {
+                "--tokenizer": "bytes",
+                "--run": directory,
+                "--data": files[0],
+                "--validation-data": files[1],
+            }
+            assert train.main([*map(str, [task, "--quiet", *cache, *itertools.chain(*flags.items())])]) == 0
         else:
             make_run(directory, task, BYTES, data=files[:1], validation_data=files[1:], batch_size=4, **options)
         capsys.readouterr()

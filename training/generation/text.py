@@ -98,9 +98,7 @@ class Answerer(abc.ABC):
         for name, value in dataclasses.asdict(options).items():
             if value is not None and name not in self.applicable:
                 flags = ", ".join(map(_flag, self.applicable)) or "none"
-                raise AnswerError(
-                    f"{_flag(name)} does nothing here: the run is {self.model}, whose options are {flags}"
-                )
+                raise AnswerError(f"{_flag(name)} does not apply: the run is {self.model}, whose options are {flags}")
         if options.n is not None and options.n < 1:
             raise AnswerError(f"n: expected at least 1, got {options.n}")
         self.n = options.n or 1
