@@ -5,7 +5,7 @@
     scripts/train.py ed --run runs/words --data pronunciation --l_max 24
     scripts/train.py classify --run runs/spam
 
-The same command on an existing run goes on from its last checkpoint. Exit status: 0 done; 1 the training failed;
+Rerunning the command resumes from the last checkpoint. Exit status: 0 done; 1 the training failed;
 2 wrong usage or input; 130 or 143 after Ctrl-C or SIGTERM, with a saved checkpoint.
 """
 
@@ -107,7 +107,7 @@ class Bar:
     def began(self, step: int) -> None:
         """Show the bar."""
         if step:
-            say(f"going on after step {step}")
+            say(f"resuming after step {step}")
         self._bar = tqdm(total=self._steps, initial=step, disable=self._quiet, unit="step", dynamic_ncols=True)
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
             train(arguments, read_settings(arguments), interrupts)
         except Interrupted as interrupted:
             begun = RunDirectory(arguments.run).checkpoints.is_dir()
-            say(f"interrupted; the same command {'goes on from the last checkpoint' if begun else 'begins anew'}")
+            say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
             if interrupted.working:
                 sys.stdout.flush()
                 os._exit(interrupted.status)  # a compilation cannot be stopped otherwise

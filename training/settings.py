@@ -24,7 +24,7 @@ class Setting:
         help: a sentence.
         common: whether every task has it.
         choices: its values, if there are few.
-        continues: whether a run may go on with another value, since it changes no number.
+        continues: whether a run may be resumed with another value, since it changes no number.
     """
 
     help: str
@@ -199,7 +199,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
-    """Return what keeps a run with the old settings from going on with the new ones, as "name: old, now new"."""
+    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new"."""
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]
     return [

@@ -66,7 +66,7 @@ def test_a_run_from_the_command_line(train, text, tmp_path):
     settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
     assert (settings["data"], settings["batch_size"]) == ([str(text)], 4)
     status, _, err = train("d", "--data", text)
-    assert (status, err) == (0, "going on after step 3\n")
+    assert (status, err) == (0, "resuming after step 3\n")
     assert_refused(
         train("d", "--data", text, "--steps", "5", flags={k: v for k, v in TINY.items() if k != "--steps"}),
         "steps: 3, now 5",

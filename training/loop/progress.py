@@ -84,7 +84,7 @@ class Rates:
         self._last = self._clock()
 
     def read(self) -> dict[str, float]:
-        """Return the rates, and begins anew."""
+        """Return the rates, and start again from zero."""
         seconds = max(self._seconds, 1e-9)
         rates = {
             "tokens_per_second": self._tokens / seconds,

@@ -1,4 +1,4 @@
-"""The training loop: updates, metrics, evaluations and checkpoints, so that a run which is ended goes on exactly.
+"""The training loop: updates, metrics, evaluations and checkpoints, so that an ended run resumes exactly.
 
 Everything that decides the next update is in the checkpoint or follows from the number of the step: the batch of step s
 depends on (seed, s) alone, and its randomness is ``fold_in(key, s)``. So a run that is killed at any moment and begun
@@ -36,7 +36,7 @@ class Observer(Protocol):
     """Who is told how a training goes."""
 
     def began(self, step: int) -> None:
-        """The training begins, or goes on after `step` updates."""
+        """The training begins, or resumes after `step` updates."""
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
         """An update is done; `line` has what it reports."""
@@ -102,7 +102,7 @@ class Trainer:
                 return self._train(opened)
         except OSError as error:
             raise TrainingError(
-                f"cannot write to {self._files.path}: {error.strerror}; give the same command again to go on from the "
+                f"cannot write to {self._files.path}: {error.strerror}; rerun the command to resume from the "
                 "last checkpoint"
             ) from error
 

@@ -156,7 +156,7 @@ class Checkpoints:
                 warn(f"the checkpoint of step {step} is damaged ({error}); it is set aside in {aside}")
         if steps:
             raise CheckpointError(
-                f"none of the checkpoints in {self._directory} is sound; to begin anew, name another directory"
+                f"none of the checkpoints in {self._directory} is sound; to start over, name another directory"
             )
         return None
 
@@ -197,7 +197,7 @@ class Checkpoints:
         last = f"the last good one is of step {steps[0]}" if steps else "there is no earlier one"
         return CheckpointError(
             f"cannot write a checkpoint to {self._directory}: {_first_line(error)}; {last}. "
-            "Make room, and give the same command again to go on from there"
+            "Make room, and rerun the command to resume from there"
         )
 
 

@@ -6,7 +6,7 @@
 | tokenizer.json | the tokenizer |
 | metrics.jsonl | one JSON object for each logged step |
 | loss.png, tensorboard/, profile/ | pictures of them |
-| checkpoints/STEP/ | what training goes on from |
+| checkpoints/STEP/ | what training resumes from |
 | best/STEP/ | the best parameters, where training stops early |
 | parameters.safetensors | the trained parameters, when the run is complete |
 | results.json | what they make of the held-out data |
@@ -160,13 +160,13 @@ class RunDirectory:
         if changed:
             raise RunError(
                 f"the run in {self.path} began with other settings ({'; '.join(changed)}): "
-                "give the same ones to go on, or name another directory"
+                "give the same ones to resume it, or name another directory"
             )
         for what, old in began.fingerprints.items():
             if description.fingerprints.get(what) != old:
                 raise RunError(
                     f"the run in {self.path} began with another {what}: "
-                    "give the same to go on, or name another directory"
+                    "give the same to resume it, or name another directory"
                 )
 
     def save_parameters(self, theta: Any) -> None:

@@ -23,7 +23,7 @@ class Writer(Protocol):
 class MetricsLog:
     """Appends lines to metrics.jsonl. Floats are printed so that they read back exactly.
 
-    A checkpoint remembers how long the file was; the run that goes on from it cuts off what came later, so that the
+    A checkpoint remembers how long the file was; a run that resumes from it cuts off what came later, so that the
     file becomes what an undisturbed run would have written.
     """
 

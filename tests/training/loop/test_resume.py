@@ -116,7 +116,7 @@ def test_a_killed_run_goes_on_exactly(command, undisturbed):
     wait_until(lambda: len(read_metrics(command.files.metrics)) > 20, process)
     assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
     assert not command.files.parameters.exists()
-    assert "going on after step" in command.complete()
+    assert "resuming after step" in command.complete()
     assert_same_outcome(command, undisturbed)
 
 
@@ -128,7 +128,7 @@ def test_a_signal_while_it_compiles_or_trains_saves_and_ends(command, undisturbe
     wait_until(command.files.config.exists, process)
     returncode, err = end(process, number)
     assert returncode == status, err
-    assert err == "interrupted; the same command goes on from the last checkpoint\n"
+    assert err == "interrupted; rerun the command to resume from the last checkpoint\n"
     saved = [int(path.name) for path in command.files.checkpoints.iterdir()]
     assert saved
     assert max(saved) - len(command.record()) in (0, 1)  # 1 where an evaluation is still to be done
