@@ -1,4 +1,4 @@
-"""A batch, said outright or by `jax.vmap`, is its sequences one by one, in every direction of differentiation."""
+"""What a batch is inside: a wider matrix; and its gradients, ensembles and dropout. (Its values: test_batch_axes.)"""
 
 import functools
 import re
@@ -9,64 +9,24 @@ import numpy as np
 import pytest
 
 from algorithms import (
-    UNIDIRECTIONAL,
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
     Variant,
-    attention,
     d_hidden_state,
     d_transformer,
     e_transformer,
     ed_transformer,
-    layer_norm,
-    mh_attention,
-    padding,
-    positional_embedding,
-    single_query_attention,
-    token_embedding,
-    unembedding,
 )
 from tests import cases
-from tests.algorithms.test_attention import head_params, mh_params
 
 B = 3
 x, z = cases.random_tokens(B, 7), cases.random_tokens(B, 5, seed=1)
-LENGTHS = jnp.array([2, 7, 1])
 THETA = {
     "ed": cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **cases.SHARED)),
     "e": cases.random_theta(ETransformerConfig(L=1, d_f=19, **cases.SHARED)),
     "d": cases.random_theta(DTransformerConfig(L=1, **cases.SHARED)),
 }
-W_E, HEAD, HEADS = cases.normal(5, cases.N_V), head_params(d_z=7), mh_params(d_z=7)
-X = cases.normal(7, B, 11)
-
-# A function, its arguments for a batch, and the axis of each on which the sequences stand side by side.
-EXAMPLES = {
-    1: (lambda v: token_embedding(v, W_E), (jnp.arange(B),), (0,)),
-    2: (lambda t: positional_embedding(t, W_E), (jnp.arange(B),), (0,)),
-    3: (lambda e, E: single_query_attention(e, E, HEAD), (X[:, :, 0], X), (1, 1)),
-    4: (lambda X, l: attention(X, X, HEAD, UNIDIRECTIONAL & padding(l)), (X, LENGTHS), (1, 0)),
-    5: (lambda X, l: mh_attention(X, X, HEADS, padding(l)), (X, LENGTHS), (1, 0)),
-    6: (lambda e: layer_norm(e, W_E[0, :7], W_E[1, :7]), (X[..., 0],), (1,)),
-    7: (lambda e: unembedding(e, W_E.T), (X[:5, :, 0],), (1,)),
-    8: (lambda z, x, l: ed_transformer(z, x, THETA["ed"], z_length=l), (z, x, jnp.array([2, 5, 1])), (0, 0, 0)),
-    9: (lambda x, l: e_transformer(x, THETA["e"], length=l), (x, LENGTHS), (0, 0)),
-    10: (lambda x: d_transformer(x, THETA["d"]), (x,), (0,)),
-}
-
-
-def one(arrays, axes, b):
-    return tuple(jnp.asarray(np.take(a, b, axis)) for a, axis in zip(arrays, axes, strict=True))
-
-
-@pytest.mark.parametrize("number", EXAMPLES)
-def test_a_batch_said_outright_is_a_loop_and_so_is_vmap(number):
-    f, arrays, axes = EXAMPLES[number]
-    together = f(*arrays)
-    for b in range(B):
-        cases.assert_close(together[:, b], f(*one(arrays, axes, b)), 1e-12)
-    cases.assert_close(jax.vmap(f, axes, 1)(*arrays), together, 1e-12)
 
 
 def test_the_batch_may_stand_on_any_axis_and_be_nested():
@@ -77,12 +37,9 @@ def test_the_batch_may_stand_on_any_axis_and_be_nested():
     cases.assert_close(jnp.moveaxis(nested[1], 2, 0), expected[::-1], 1e-13)
 
 
-def test_one_context_serves_all_sequences_and_one_sequence_may_meet_many_contexts():
+def test_one_context_serves_all_sequences():
     f = functools.partial(ed_transformer, theta=THETA["ed"])
-    shared = f(z[0], x)
-    cases.assert_close(shared, f(jnp.stack([z[0]] * B), x), 1e-12)
-    cases.assert_close(jax.vmap(f, (None, 0), 1)(z[0], x), shared, 1e-12)
-    cases.assert_close(jax.vmap(f, (0, None), 1)(z, x[0]), f(z, jnp.stack([x[0]] * B)), 1e-12)
+    cases.assert_close(f(z[0], x), f(jnp.stack([z[0]] * B), x), 1e-12)
 
 
 def sequence_loss(theta, x):

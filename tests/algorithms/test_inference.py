@@ -91,8 +91,8 @@ def test_a_transduction_ends_with_eos_token_or_at_l_max(tau):
 def test_padding_of_the_context_changes_no_token():
     theta = cases.random_theta(ED)
     padded = jnp.concatenate([z, jnp.array([-1, N_V, 3], z.dtype)])
-    x_hat, length = ed_inference(padded, theta, tau=1.0, key=KEY, l_max=9, z_length=7)
-    expected, expected_length = ed_inference(z, theta, tau=1.0, key=KEY, l_max=9)
+    x_hat, length = ed_inference(padded, theta, tau=1.0, key=KEY, l_max=11, z_length=7)
+    expected, expected_length = ed_inference(z, theta, tau=1.0, key=KEY, l_max=11)
     np.testing.assert_array_equal(x_hat, expected)
     assert length == expected_length
 
@@ -149,14 +149,14 @@ def test_step_i_draws_with_fold_in_of_i():
     """So that cached generation draws the same tokens."""
     uniform = jnp.full(N_V, 1 / N_V)
     theta = cases.random_theta(D)
-    y = d_inference(prompt, theta, l_gen=6, tau=math.inf, key=KEY)
-    expected = [int(sample(uniform, math.inf, jax.random.fold_in(KEY, i))) for i in range(6)]
+    y = d_inference(prompt, theta, l_gen=11, tau=math.inf, key=KEY)
+    expected = [int(sample(uniform, math.inf, jax.random.fold_in(KEY, i))) for i in range(11)]
     assert y.tolist() == expected
-    x_hat, length = ed_inference(z, cases.random_theta(ED), tau=math.inf, key=KEY, l_max=7)
+    x_hat, length = ed_inference(z, cases.random_theta(ED), tau=math.inf, key=KEY, l_max=11)
     assert x_hat[1:length].tolist() == expected[: length - 1]
 
 
 def test_greedy_takes_the_first_of_several_maxima():
     theta = certain(cases.random_theta(D), 3)
     theta = theta._replace(W_u=theta.W_u.at[9].set(100.0))
-    assert d_inference(prompt, theta, l_gen=3, tau=0.0, key=KEY).tolist() == [3, 3, 3]
+    assert d_inference(prompt, theta, l_gen=11, tau=0.0, key=KEY).tolist() == [3] * 11

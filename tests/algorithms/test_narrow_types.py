@@ -38,7 +38,7 @@ from algorithms import (
 from algorithms.training import mask_tokens
 from tests import cases
 
-implementations = pytest.mark.parametrize("implementation", [*cases.IMPLEMENTATIONS, "auto"])
+implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
 KEY = jax.random.key(0)
 N_V = 300  # beyond what 8 bits tell apart
 SIZES = {"N_V": N_V, "l_max": 7, "H": 1, "d_e": 4, "d_mlp": 3, "d_attn": 2, "d_mid": 2}

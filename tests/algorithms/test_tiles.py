@@ -1,5 +1,8 @@
 """Attention's tiles: in turn, side by side, and one by one they are the same."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding
 from algorithms.attention import _as_printed
+from algorithms.masks import StructuralMask
 from algorithms.ops.attention import per_head
 from algorithms.ops.attention.choice import attend
 from tests import cases
@@ -14,6 +18,7 @@ from tests import cases
 H, B, D, L_X, L_Z = 3, 3, 4, 7, 9  # nine tiles: an odd number, so that one is left over
 QUERIES, KEYS, VALUES, E = (cases.normal(H, D, B, l) for l in (L_X, L_Z, L_Z, L_X))
 LENGTHS = jnp.array([9, 4, 0])
+KEY = jax.random.split(jax.random.key(2), B)
 MASKS = {
     "none": BIDIRECTIONAL,
     "unidirectional": UNIDIRECTIONAL,
@@ -38,13 +43,28 @@ def value_and_gradients(implementation, mask, key, small, monkeypatch):
     return compiled(mask, key)
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("mask", MASKS)
+@functools.cache
+def printed(mask, dropped):
+    """With the mask as an array, so that there is one program for all of them."""
+    array = MASKS[mask]
+    array = array.dense(L_Z, L_X) if isinstance(array, StructuralMask) else array
+    array = jnp.broadcast_to(array, (B, L_Z, L_X))
+    with pytest.MonkeyPatch.context() as patch:
+        return value_and_gradients("paper", array, KEY if dropped else None, 0, patch)
+
+
+QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0), ("unidirectional", True, 0)}
+
+
+@pytest.mark.parametrize(
+    ("mask", "dropped", "small"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(MASKS, (False, True), (0, L_X * L_Z))
+    ],
+)
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_tiles_in_turn_are_those_side_by_side_and_as_printed(implementation, mask, dropped, monkeypatch):
-    key = jax.random.split(jax.random.key(2), B) if dropped else None
-    expected = value_and_gradients("paper", MASKS[mask], key, 0, monkeypatch)
-    for small in (0, L_X * L_Z):
-        found = value_and_gradients(implementation, MASKS[mask], key, small, monkeypatch)
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+def test_tiles_in_turn_are_those_side_by_side_and_as_printed(implementation, mask, dropped, small, monkeypatch):
+    found = value_and_gradients(implementation, MASKS[mask], KEY if dropped else None, small, monkeypatch)
+    for ours, theirs in zip(found, printed(mask, dropped), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)

@@ -345,8 +345,8 @@ TRANSFORMATIONS = {
     ("name", "implementation", "transformation"),
     quick_of(
         [
-            *itertools.product(QUICK, ("dense", "blockwise"), ("jvp", "hessian")),
-            ("mh_attention", "auto", "jacfwd of a compiled function"),
+            *itertools.product(QUICK, ("dense", "blockwise"), ("jvp",)),
+            ("log_loss", "auto", "hessian"),
         ],
         itertools.product(TWICE, HAND_DERIVED, TRANSFORMATIONS),
     ),

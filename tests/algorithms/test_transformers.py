@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,17 +54,11 @@ def test_the_transformers_are_the_oracles(implementation, config):
 
 
 @architectures
-def test_without_an_unembedding_matrix_the_embedding_is_tied(config):
+def test_without_an_unembedding_matrix_the_embedding_is_tied_and_a_single_token_is_a_sequence(config):
     theta = cases.random_theta(dataclasses.replace(config, tied=True, **({"d_f": 11} if config is cases.E else {})))
     assert theta.W_u is None
-    P = run(config, z, x, theta)
-    np.testing.assert_allclose(P, expected(config, z, x, theta), rtol=1e-10, atol=0)
-
-
-@architectures
-def test_a_single_token_is_a_sequence(config):
-    theta = cases.random_theta(config)
-    cases.assert_close(run(config, z[:1], x[:1], theta), expected(config, z[:1], x[:1], theta))
+    P = run(config, z[:1], x[:1], theta)
+    np.testing.assert_allclose(P, expected(config, z[:1], x[:1], theta), rtol=1e-10, atol=0)
 
 
 def test_a_sequence_of_l_max_tokens_uses_every_position():
@@ -72,7 +67,7 @@ def test_a_sequence_of_l_max_tokens_uses_every_position():
 
 
 @architectures
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.1)])
+@pytest.mark.parametrize(("dtype", "bound"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.1)])
 def test_small_dtypes_are_near_the_oracle(config, dtype, bound):
     """The bound is absolute, on probabilities; well-conditioned parameters, as initialisers make them."""
     theta = cases.random_theta(config, dtype=dtype, scale=0.2)
@@ -118,7 +113,7 @@ def test_padding_sends_no_gradient(config):
 
     gradient = jax.jit(jax.grad(loss))(theta)
     np.testing.assert_array_equal(gradient.W_e[:, filler], 0)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    chex.assert_tree_all_finite(gradient)
 
 
 def softmax(A):

@@ -220,8 +220,8 @@ def _without_the_tests_type_checker(monkeypatch):
 RMS, SINUSOIDAL = Variant(name="WITHOUT_BETA", norm="rms_norm"), Variant(name="COMPUTED", positions="sinusoidal")
 # (the parameters', the variant that is asked for, what of the parameters does not fit it)
 MISFITS = {
-    "a norm without β, of parameters with one": (PAPER, RMS, "beta"),
-    "a norm with β, of parameters without": (RMS, Variant(name="WITH_BETA"), "beta"),
+    "a norm without β, of parameters with one": (PAPER, RMS, "β"),
+    "a norm with β, of parameters without": (RMS, Variant(name="WITH_BETA"), "β"),
     "learned positions, of parameters without": (SINUSOIDAL, Variant(name="LEARNED"), "W_p"),
     "computed positions, of parameters with learned ones": (PAPER, SINUSOIDAL, "W_p"),
 }
@@ -240,7 +240,7 @@ def test_a_variant_that_cannot_be_the_parameters_is_refused(architecture, name, 
 @pytest.mark.usefixtures("_without_the_tests_type_checker")
 @every_function
 def test_the_default_is_the_paper_and_refuses_other_parameters(architecture, name):
-    with pytest.raises(ValueError, match=r"beta.*PAPER|PAPER.*beta"):
+    with pytest.raises(ValueError, match=r"PAPER.*β"):
         TAKING_A_VARIANT[architecture][name](theta_of(architecture, RMS))
 
 
@@ -273,9 +273,9 @@ WITH_DROPOUT = {
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_dropout_without_a_key_is_refused(name):
     f = WITH_DROPOUT[name]
-    with pytest.raises(ValueError, match=r"\bkey: expected .*jax.random.key"):
+    with pytest.raises(ValueError, match=r"\bkey: .*needs .*jax\.random\.key"):
         f()
-    with pytest.raises(ValueError, match=r"\bkey: expected"):
+    with pytest.raises(ValueError, match=r"\bkey: .*needs .*jax\.random\.key"):
         f(key=None)
     assert jax.eval_shape(lambda: f(key=KEY)).ndim == 2
 
