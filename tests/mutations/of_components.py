@@ -203,7 +203,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "layer_norm.py", "as_columns(gamma, e) + as_columns(beta, e)", "as_columns(gamma, e)", 6, "return", NORMS
     ),
     "layer norm over tokens": Mutation(
-        "layer_norm.py", "m = e.mean(axis=0, keepdims=True)", "m = e.mean(axis=-1, keepdims=True)", 8, "6", NORMS
+        "layer_norm.py", "m = e.mean(axis=0, keepdims=True)", "m = e.mean(axis=-1, keepdims=True)", 8, "6", ED_ORACLE
     ),
     "mean of RMSnorm": Mutation(
         "layer_norm.py",
