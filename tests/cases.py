@@ -38,7 +38,7 @@ EXACT_AND_DEFAULT = ("paper", "auto")
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 5e-2}
 
 
-def initialiser(config: Any) -> Any:
+def initializer(config: Any) -> Any:
     """The function that makes parameters for a configuration."""
     return {
         EDTransformerConfig: init_ed_transformer,
@@ -60,7 +60,7 @@ def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: flo
 
 def random_theta(config: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
     """Random parameters of the model that a configuration describes."""
-    shapes = jax.eval_shape(lambda key: initialiser(config)(key, config), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: initializer(config)(key, config), jax.random.key(0))
     return random_like(shapes, seed, dtype, scale)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms.ops.dropout import dropout, kept, seed_of
+from algorithms.ops.dropout import dropout, keep_mask, seed_of
 from tests import cases
 
 X = 1 + cases.normal(31, 3, 47) ** 2  # nowhere 0; three sequences side by side
@@ -33,32 +33,32 @@ def test_without_a_key_or_a_rate_everything_is_kept():
 
 def test_a_block_of_attention_weights_is_drawn_as_in_the_whole():
     seed = seed_of(jax.random.key(0))
-    whole = kept(seed, 0.3, jnp.arange(150), jnp.arange(90))
-    np.testing.assert_array_equal(kept(seed, 0.3, jnp.arange(41, 150), jnp.arange(7, 80)), whole[41:, 7:80])
+    whole = keep_mask(seed, 0.3, jnp.arange(150), jnp.arange(90))
+    np.testing.assert_array_equal(keep_mask(seed, 0.3, jnp.arange(41, 150), jnp.arange(7, 80)), whole[41:, 7:80])
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("number", range(3))
 def test_what_is_kept_is_random(rate, number):
     n = 512
-    kept_here = np.asarray(kept(seed_of(jax.random.key(number)), rate, jnp.arange(n), jnp.arange(n)), float)
-    centred = (kept_here - (1 - rate)) / np.sqrt(rate * (1 - rate))
+    kept_here = np.asarray(keep_mask(seed_of(jax.random.key(number)), rate, jnp.arange(n), jnp.arange(n)), float)
+    centered = (kept_here - (1 - rate)) / np.sqrt(rate * (1 - rate))
     limit = 5 / n  # five standard deviations of the mean of n² independent entries
-    assert abs(centred.mean()) < limit
-    assert np.abs(centred.mean(axis=0)).max() < 5 / np.sqrt(n)
-    assert np.abs(centred.mean(axis=1)).max() < 5 / np.sqrt(n)
+    assert abs(centered.mean()) < limit
+    assert np.abs(centered.mean(axis=0)).max() < 5 / np.sqrt(n)
+    assert np.abs(centered.mean(axis=1)).max() < 5 / np.sqrt(n)
     for down, right in ((0, 1), (1, 0), (1, 1), (2, 0), (0, 2), (0, 64), (64, 0), (32, 256)):
-        assert abs((centred * np.roll(centred, (down, right), (0, 1))).mean()) < limit
-    assert abs((centred * centred.T).mean()) < 2 * limit
-    spectrum = np.abs(np.fft.fft2(centred)) ** 2 / n**2  # of white noise: exponentially distributed, mean 1
+        assert abs((centered * np.roll(centered, (down, right), (0, 1))).mean()) < limit
+    assert abs((centered * centered.T).mean()) < 2 * limit
+    spectrum = np.abs(np.fft.fft2(centered)) ** 2 / n**2  # of white noise: exponentially distributed, mean 1
     assert spectrum.max() < 25
 
 
 def test_the_rate_is_exact_to_32_bits():
-    words = kept(seed_of(jax.random.key(1)), 2.0**-12, jnp.arange(2048), jnp.arange(2048))
+    words = keep_mask(seed_of(jax.random.key(1)), 2.0**-12, jnp.arange(2048), jnp.arange(2048))
     dropped = words.size - int(words.sum())
     assert abs(dropped - 1024) < 5 * np.sqrt(1024)
 
 
 def test_a_rate_of_almost_1_drops_everything():
-    assert not kept(seed_of(jax.random.key(1)), 1 - 2.0**-40, jnp.arange(64), jnp.arange(64)).any()
+    assert not keep_mask(seed_of(jax.random.key(1)), 1 - 2.0**-40, jnp.arange(64), jnp.arange(64)).any()

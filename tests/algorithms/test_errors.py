@@ -400,7 +400,7 @@ TABLE = [
         ValueError,
         "z_length: expected at least 0 and at most l_z = 3 tokens, got 4",
     ),
-    # configurations, variants, initialisers
+    # configurations, variants, initializers
     (lambda: config(N_V=3), ValueError, "DTransformerConfig.N_V: expected at least 4 (an ordinary token…got 3"),
     (lambda: config(l_max=0), ValueError, "DTransformerConfig.l_max: expected a positive integer, got 0"),
     (lambda: config(H=2.0), TypeError, "DTransformerConfig.H: expected an integer, got 2.0"),

@@ -33,7 +33,7 @@ KEY = jax.random.key(0)
 
 @functools.cache
 def made(config, scheme="glorot"):
-    return cases.initialiser(config)(KEY, config, scheme=scheme)
+    return cases.initializer(config)(KEY, config, scheme=scheme)
 
 
 def named(theta):

@@ -1,7 +1,7 @@
 """The oracle against values worked out by hand.
 
 The transformers' cases live in two dimensions, (a, b), lifted to d_e = 4 as (a, -a, b, -b): such a vector has
-mean 0 and variance (a^2 + b^2)/2, which is 25 for (7, 1), so that the head can do the normalisations.
+mean 0 and variance (a^2 + b^2)/2, which is 25 for (7, 1), so that the head can do the normalizations.
 Each comment states the values after the line of the pseudocode it names.
 """
 

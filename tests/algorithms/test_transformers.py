@@ -69,7 +69,7 @@ def test_a_sequence_of_l_max_tokens_uses_every_position():
 @architectures
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.1)])
 def test_small_dtypes_are_near_the_oracle(config, dtype, bound):
-    """The bound is absolute, on probabilities; well-conditioned parameters, as initialisers make them."""
+    """The bound is absolute, on probabilities; well-conditioned parameters, as initializers make them."""
     theta = cases.random_theta(config, dtype=dtype, scale=0.2)
     P = run(config, z, x, theta)
     assert P.dtype == dtype

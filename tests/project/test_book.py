@@ -189,8 +189,8 @@ def test_pages_are_accessible(book):
                 assert attributes.get("aria-label") or attributes.get("aria-labelledby")
 
 
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color):
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -200,10 +200,10 @@ def test_text_has_contrast(book):
     light, dark = (
         dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)[:2]
     )
-    for colours in (light, dark):
+    for colors in (light, dark):
         for text in ("ink", "quiet", "link", "good", "bad", "keyword"):
             for ground in ("ground", "panel", "mark"):
-                a, b = sorted((luminance(colours[text]), luminance(colours[ground])))
+                a, b = sorted((luminance(colors[text]), luminance(colors[ground])))
                 assert (b + 0.05) / (a + 0.05) >= 4.5, (text, ground)
 
 

@@ -174,7 +174,7 @@ def _ending(final: np.ndarray, P: np.ndarray, x: float) -> list[str]:
 def _matrix(
     X: np.ndarray, x: float, y: float, scale: float, label: str, zoom: float = 1.0, *, label_above: bool = False
 ) -> str:
-    """A matrix as cells, tokens as columns, centred at (x, y): blue below 0, orange above."""
+    """A matrix as cells, tokens as columns, centered at (x, y): blue below 0, orange above."""
     rows, columns = X.shape
     size = CELL * zoom
     left, top = x - columns * size / 2, y - rows * size / 2

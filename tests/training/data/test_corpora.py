@@ -66,7 +66,7 @@ def test_the_documentation_is_the_same_every_time(docs):
     assert list(again.validation) == list(docs.validation)
 
 
-def test_every_named_data_set_states_source_and_licence():
+def test_every_named_data_set_states_source_and_license():
     assert set(SOURCES) == {
         "docs", "sotu", "gutenberg", "moby-dick", "spa-eng", "pronunciation", "sms-spam"
     }  # fmt: skip

@@ -163,7 +163,7 @@ def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
     assert default_cache_dir() == tmp_path / "home" / ".cache" / "formal-algorithms"
 
 
-def test_files_are_tokenised_as_they_are(tmp_path):
+def test_files_are_tokenized_as_they_are(tmp_path):
     text = "".join(f"Line {i} of the text.\n\n" for i in range(200))
     (tmp_path / "a.txt").write_text(text)
     corpus = read_corpus([tmp_path / "a.txt"], "text")
