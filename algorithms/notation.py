@@ -54,7 +54,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float, Integer
+from jaxtyping import Integer, Shaped
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "cudnn", "pallas"]
 
@@ -92,7 +92,7 @@ def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
     return jnp.asarray(x).astype(int)
 
 
-def as_columns(b: Float[Array, "*rows"], X: Float[Array, "*rows_and_columns"]) -> Float[Array, "*rows_and_ones"]:
+def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"]) -> Shaped[Array, "*rows_and_ones"]:
     """``b 1ᵀ``: the vector ``b``, shaped so that it broadcasts over the columns of ``X``."""
     return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
 
