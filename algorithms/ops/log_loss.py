@@ -16,8 +16,11 @@ from algorithms.ops.linear import logits, product_over
 
 Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 
-LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**28}
-"""How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 1 GiB of them in float32."""
+LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
+"""How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 2 GiB of them in float32.
+
+Where these are all, XLA sees that the backward pass computes the same ones again, and keeps them.
+"""
 
 
 def log_loss(

@@ -191,6 +191,7 @@ MASKS = {
     "holes": (jnp.asarray(HOLES), 11, 13),
     "single token": (UNIDIRECTIONAL, 1, 1),
 }
+QUICK = ("unidirectional", "banded, wholly masked columns", "conjunction", "documents", "holes")
 
 
 def tile(l_z, l_x, dtype=jnp.float64):
@@ -222,7 +223,7 @@ def printed(mask, inputs):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in MASKS])
 def test_attention(rule, name):
     mask, l_z, l_x = MASKS[name]
     inputs = tile(l_z, l_x)

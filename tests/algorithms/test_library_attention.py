@@ -149,7 +149,9 @@ def test_a_kernel_asked_for_by_name_never_falls_back(name):
         scaled_dot_product_attention(Q, Q, Q, UNIDIRECTIONAL, implementation=name)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "paper", "dense", "blockwise"])
+@pytest.mark.parametrize(
+    "implementation", ["auto", *(pytest.param(h, marks=slow) for h in ("paper", "dense", "blockwise"))]
+)
 def test_a_training_step_lowers_for_gpus_and_tpus(implementation):
     config = DTransformerConfig(N_V=97, l_max=64, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
     with jax.enable_x64(False):

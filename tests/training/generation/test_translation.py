@@ -43,7 +43,7 @@ def log_probability(P, r, x):
     return sum(np.log(P[v, r, t]) for t, v in enumerate(x[1:]))
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.8, np.inf])
+@pytest.mark.parametrize("tau", [0.8, *(pytest.param(tau, marks=pytest.mark.slow) for tau in (0.0, np.inf))])
 def test_tokens_are_those_of_algorithm_15(tau):
     tokens, lengths, _ = run(tau=tau, key=KEY)
     expected, expected_lengths = ed_inference(Z, THETA, z_length=LENGTHS, tau=tau, key=KEYS)
