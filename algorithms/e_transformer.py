@@ -10,7 +10,7 @@ from algorithms.machinery.contract import UpTo
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.parameters import ETransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation
+from algorithms.notation import Implementation, Remat
 from algorithms.ops.linear import linear
 from algorithms.unembedding import unembedding, unembedding_matrix
 
@@ -57,7 +57,7 @@ def e_hidden_state(
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Length = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
     X = e_encoding(  # lines 1-9
@@ -77,7 +77,7 @@ def e_encoding(
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Length = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read."""
     f = Steps(variant, implementation, "gelu")

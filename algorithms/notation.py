@@ -35,7 +35,8 @@ variant         what a published model changes in the pseudocode; ``PAPER`` chan
 implementation  how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout         probability to drop an attention weight
 key             randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
-remat           compute the activations of each layer again in the backward pass, instead of keeping them
+remat           what a layer computes again in the backward pass, instead of keeping it: nothing (False), all (True),
+                or ``"all but attention"``, which keeps what attention's kernel gave, so that it runs once
 ==============  ========================================================================================
 
 Invalid input raises when a function is traced, with what was expected, what came, and what to do: ``TypeError`` for a
@@ -55,6 +56,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Integer, Shaped
+
+Remat = Literal[False, True, "all but attention"]
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "cudnn", "pallas"]
 

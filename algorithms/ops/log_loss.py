@@ -22,6 +22,9 @@ LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
 Where these are all, XLA sees that the backward pass computes the same ones again, and keeps them.
 """
 
+LANES = 128
+"""Larger chunks are whole multiples of so many: what a TPU's registers hold."""
+
 
 def log_loss(
     X: Float[Array, "d_e *batch l"],
@@ -172,7 +175,12 @@ def _at_once(X: Array, n, *of_each):
     if not are_numbers(n, *of_each):
         return n
     most = LOGITS_AT_ONCE.get(platform_of(X), LOGITS_AT_ONCE["other"]) * devices_sharing(X)
-    return min(n, max(1, most // max(1, math.prod(of_each))))
+    fitting = max(1, most // max(1, math.prod(of_each)))
+    if fitting >= n:
+        return n
+    unit = min(fitting, LANES)
+    even = -(-n // _chunks(n, fitting // unit * unit))
+    return -(-even // unit) * unit
 
 
 def _chunks(n, at_once):

@@ -170,6 +170,19 @@ def test_a_training_step_lowers_for_gpus_and_tpus(implementation):
         assert "tensor<97x16xf32>" in text or "tensor<16x97xf32>" in text
 
 
+@pytest.mark.parametrize(("remat", "kernels"), [(False, 2), ("all but attention", 2), (True, 3)])
+def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels):
+    config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
+
+    def loss(theta, x):
+        return d_hidden_state(x, theta, variant=GPT2, remat=remat).sum()
+
+    with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=TPU)):
+        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+        traced = jax.jit(jax.grad(loss)).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
+        assert traced.lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") == kernels
+
+
 def test_the_tpu_kernel_lowers_for_a_tpu():
     def loss(matrices):
         return library_attention(pallas_attention, *matrices, UNIDIRECTIONAL).sum()

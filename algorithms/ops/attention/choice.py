@@ -24,6 +24,9 @@ from algorithms.ops.attention.vendor import (
 )
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
+OF_ATTENTION = ("V_tilde", "log_sum_exp")
+"""What the rules and the Pallas kernel keep for their backward passes, as ``checkpoint_name`` calls it."""
+
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
 

@@ -115,7 +115,13 @@ def pallas_attention(
     blocks = splash.BlockSizes(
         block_q=of_x, block_kv=of_z, block_q_dkv=of_x, block_kv_dkv=of_z, use_fused_bwd_kernel=True
     )
-    kernel = splash.make_splash_mha(rules.MultiHeadMask([rule] * H), block_sizes=blocks, head_shards=1, q_seq_shards=1)
+    kernel = splash.make_splash_mha(
+        rules.MultiHeadMask([rule] * H),
+        block_sizes=blocks,
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name="V_tilde",
+    )
     q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q * Q.shape[1] ** -0.5, K, V))  # [B, H, l, d]
     segments = _segments(mask, B, l_x, l_z)
     segments = None if segments is None else splash.SegmentIds(*segments)
