@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs
 from training.data.loading import RunData, load_run_data
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
-from training.loop.train_step import optimizer_from
 from training.loop.trainer import Trainer
 from training.mesh.sharding import Sharding
 from training.runs.directory import Description, RunDirectory
@@ -66,7 +65,9 @@ def flag(name: str) -> str:
 def _add_flag(sub: argparse.ArgumentParser, name: str, task: Task) -> None:
     setting, kind, default = SETTINGS[name], VALUE_KINDS[name], task.default(name)
     shown = " ".join(default) or "none" if isinstance(default, tuple) else default
-    options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": f"{setting.help} (default: {shown})"}
+    of = f", or what {' and '.join(map(flag, setting.depends))} bring" if setting.depends else ""
+    sentence = f"{setting.help} (default: {shown}{of})"
+    options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": sentence}
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif kind == tuple[str, ...]:
@@ -139,7 +140,6 @@ def say(text: str) -> None:
 def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts) -> None:
     """Train, and say how good the model is."""
     check_sizes(settings)
-    optimizer_from(settings)
     Sharding(settings.sharding, settings.batch_size)
     files = RunDirectory(arguments.run)
     began = files.exists()

@@ -4,11 +4,28 @@
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = ("PAPER", "VASWANI", "BERT", "GPT2")
-OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine", "vaswani")
+# A choice brings defaults of what belongs to it; they hold where it is not what the task chooses anyway.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"learning_rate": 0.1, "weight_decay": 0.0},
+    "adam": {"learning_rate": 4e-3, "weight_decay": 0.0},
+    "adamw": {"learning_rate": 4e-3, "weight_decay": 0.1},
+    "lion": {"learning_rate": 4e-4, "weight_decay": 1.0, "beta2": 0.99},
+    "adafactor": {"learning_rate": 1e-2, "weight_decay": 0.0},
+    "muon": {"learning_rate": 2e-2, "weight_decay": 0.1},
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "constant": {"warmup": 0},
+    "cosine": {"final_fraction": 0.02},
+    "linear": {"final_fraction": 0.0},
+    "wsd": {"final_fraction": 0.0},
+    "vaswani": {"learning_rate": 1.0, "warmup": 4000},
+}
+DECAYING = ("adamw", "lion", "muon")
+"""The optimizers that have a weight decay."""
 SHARDINGS = ("none", "data", "fsdp")
 
 
@@ -25,12 +42,14 @@ class Setting:
         common: whether every task has it.
         choices: its values, if there are few.
         continues: whether a run may be resumed with another value, since it changes no number.
+        depends: the settings that its default depends on.
     """
 
     help: str
     common: bool = True
     choices: tuple[str, ...] | None = None
     continues: bool = False
+    depends: tuple[str, ...] = ()
 
 
 def _setting(default: Any, sentence: str, **options: Any) -> Any:
@@ -86,16 +105,28 @@ class Settings:
     batch_size: int = _setting(16, "sequences in an update")
     accumulation_steps: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
-    optimizer: str = _setting("adamw", "the update rule", choices=OPTIMIZERS)
+    optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS))
     learning_rate: float = _setting(
-        4e-3,
-        "its largest learning rate (with the schedule vaswani, a factor)",
+        2e-2,
+        "its largest learning rate, of muon that of the matrices; with the schedule vaswani, a factor",
+        depends=("optimizer", "schedule"),
     )
-    schedule: str = _setting("cosine", "how the learning rate changes", choices=SCHEDULES)
-    warmup: int = _setting(0, "steps over which the learning rate rises; 0: a tenth of all, 4000 for vaswani")
-    final_fraction: float = _setting(0.02, "share of the learning rate that cosine ends with")
-    beta2: float = _setting(0.98, "decay rate of Adam's second moment")
-    weight_decay: float = _setting(0.1, "of adamw; biases, norms and embeddings are spared")
+    embedding_learning_rate: float = _setting(1e-2, "muon's largest learning rate of W_e, W_p, W_u and W_c, by Adam")
+    vector_learning_rate: float = _setting(4e-3, "muon's largest learning rate of biases and norms, by Adam")
+    schedule: str = _setting("linear", "how the learning rate changes", choices=tuple(SCHEDULES))
+    warmup: int = _setting(
+        0, "steps over which the learning rate rises; a tenth of all unless given", depends=("steps", "schedule")
+    )
+    final_fraction: float = _setting(
+        0.0, "share of the learning rate that cosine, linear and wsd end with", depends=("schedule",)
+    )
+    momentum: float = _setting(0.95, "decay rate of muon's momentum, which is Nesterov's")
+    beta1: float = _setting(0.9, "decay rate of Adam's first moment, and lion's")
+    beta2: float = _setting(0.98, "decay rate of Adam's second moment, and lion's momentum", depends=("optimizer",))
+    eps: float = _setting(1e-9, "what Adam adds to the root of its second moment")
+    weight_decay: float = _setting(
+        0.1, "of adamw, lion and muon; biases, norms and embeddings are spared", depends=("optimizer",)
+    )
     clip_norm: float = _setting(1.0, "largest global norm of a gradient; 0 leaves gradients as they are")
     label_smoothing: float = _setting(0.0, "share of the target that is spread over all tokens")
     ema_decay: float = _setting(
@@ -142,8 +173,16 @@ class Settings:
             raise SettingsError(
                 f"batch_size is {self.batch_size}, no multiple of accumulation_steps, {self.accumulation_steps}"
             )
-        if self.learning_rate <= 0:
-            raise SettingsError(f"learning_rate is {self.learning_rate}, expected a positive number")
+        for name in ("learning_rate", "embedding_learning_rate", "vector_learning_rate", "eps"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}, expected a positive number")
+        if self.schedule != "vaswani" and self.warmup > self.steps:
+            raise SettingsError(f"warmup is {self.warmup}, expected at most the {self.steps} steps of the training")
+        if self.weight_decay and self.optimizer not in DECAYING:
+            choices = ", ".join(DECAYING)
+            raise SettingsError(
+                f"weight_decay is {self.weight_decay}, but {self.optimizer} has none; choose {choices}, or 0"
+            )
 
 
 SETTINGS: dict[str, Setting] = {
@@ -159,6 +198,8 @@ _RANGES = {
     "seed": (0, 1 << 32),
     "warmup": (0, _MANY),
     "final_fraction": (0, 1.0000001),
+    "momentum": (0, 1),
+    "beta1": (0, 1),
     "beta2": (0, 1),
     "weight_decay": (0, _MANY),
     "clip_norm": (0, _MANY),
@@ -196,6 +237,23 @@ def converted(name: str, value: Any) -> Any:
         else {int: "an integer", str: "a string", bool: "true or false"}.get(kind, "a number")
     )
     raise SettingsError(f"{name} is {value!r}, expected {expected}")
+
+
+def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of settings that depend on others, where these are not what is chosen by default.
+
+    Args:
+        given: the settings that were given, by name.
+        defaults: of a task.
+    """
+    found: dict[str, Any] = {}
+    chosen = {**defaults, **given}
+    for choice, tables in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        if chosen[choice] != defaults[choice]:
+            found |= tables.get(chosen[choice], {})
+    if "warmup" not in found and chosen["schedule"] != "constant":
+        found["warmup"] = -(-chosen["steps"] // 10)
+    return found
 
 
 def differences(old: Settings, new: Settings) -> list[str]:

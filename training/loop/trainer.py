@@ -17,8 +17,9 @@ from training.data.loading import RunData
 from training.evaluation.held_out import evaluate, perplexity
 from training.loop.diagnosis import TrainingError, explosion, loss_limit, not_finite
 from training.loop.flops import matmul_peak, memory_in_use, step_flops
+from training.loop.optimizers import optimizer_from
 from training.loop.progress import Progress, Rates
-from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step, optimizer_from
+from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step
 from training.mesh.sharding import Sharding
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import Description, RunDirectory
