@@ -80,7 +80,7 @@ class Witness:
         self.losses: dict[int, float] = {}
         self.warnings: list[str] = []
 
-    def began(self, step: int) -> None:
+    def began(self, facts: Any) -> None:
         pass
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Witness:
         if self._stop_after == step or self._stop_at_evaluation == step:
             self._interrupts.status = 143
 
-    def evaluated(self, step: int, results: dict[str, float]) -> None:
+    def evaluated(self, step: int, results: dict[str, float], run: Any) -> None:
         pass
 
     def warned(self, message: str) -> None:

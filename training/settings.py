@@ -146,15 +146,17 @@ class Settings:
         choices=SHARDINGS,
         continues=True,
     )
-    log_every: int = _setting(1, "steps between two lines of metrics.jsonl")
-    eval_every: int = _setting(100, "steps between two evaluations on held-out data")
+    log_every: int = _setting(1, "steps between two lines of metrics.jsonl", continues=True)
+    eval_every: int = _setting(100, "steps between two evaluations on held-out data", continues=True)
     eval_batches: int = _setting(
-        32, "batches of an evaluation on the way, 0 for all; the last one is always on all held-out data"
+        32,
+        "batches of an evaluation on the way, 0 for all; the last one is always on all held-out data",
+        continues=True,
     )
     patience: int = _setting(
         0, "evaluations without a better loss after which to stop, keeping the best parameters; 0: never"
     )
-    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times")
+    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times", continues=True)
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
     max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
@@ -185,6 +187,8 @@ class Settings:
             )
 
 
+GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "sharding": "running"}
+"""The groups of settings, by the first of each."""
 SETTINGS: dict[str, Setting] = {
     field.name: field.metadata["setting"] for field in dataclasses.fields(Settings) if "setting" in field.metadata
 }
@@ -256,12 +260,110 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     return found
 
 
-def differences(old: Settings, new: Settings) -> list[str]:
-    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new"."""
+def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
+    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new".
+
+    Args:
+        old: what the run began with.
+        new: what it is to go on with.
+        done: updates that are made; the number of steps may change where it decides nothing about them.
+    """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]
     return [
         f"{name}: {getattr(old, name)}, now {getattr(new, name)}"
-        for name, setting in SETTINGS.items()
-        if not setting.continues and getattr(old, name) != getattr(new, name)
+        for name in SETTINGS
+        if getattr(old, name) != getattr(new, name) and not _may_change(name, old, new, done)
     ]
+
+
+def _may_change(name: str, old: Settings, new: Settings, done: int) -> bool:
+    if name == "steps":  # the rates of these schedules do not depend on it, at least not so far
+        falls = min(old.steps, new.steps) - decay_steps(max(old.steps, new.steps))
+        return min(old.steps, new.steps) >= done and (
+            old.schedule in ("constant", "vaswani") or (old.schedule == "wsd" and done <= falls)
+        )
+    if name in ("eval_every", "eval_batches") and old.patience:  # they decide when the training stops
+        return False
+    return SETTINGS[name].continues
+
+
+def decay_steps(steps: int) -> int:
+    """Return over how many of the last steps the schedule wsd goes down: a fifth of them."""
+    return -(-steps // 5)
+
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("d", {}),
+    "gpt2-124m": (
+        "d",
+        {
+            "variant": "GPT2",
+            "N_V": 50260,
+            "l_max": 1024,
+            "L": 12,
+            "H": 12,
+            "d_e": 768,
+            "d_mlp": 3072,
+            "steps": 600_000,
+            "batch_size": 480,
+            "accumulation_steps": 40,
+            "optimizer": "adamw",
+            "schedule": "cosine",
+            "learning_rate": 6e-4,
+            "warmup": 2000,
+            "final_fraction": 0.1,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "dtype": "bfloat16",
+        },
+    ),
+    "vaswani-base": (
+        "ed",
+        {
+            "variant": "VASWANI",
+            "tokenizer": "bpe",
+            "N_V": 37000,
+            "l_max": 256,
+            "L_enc": 6,
+            "L_dec": 6,
+            "H": 8,
+            "d_e": 512,
+            "d_mlp": 2048,
+            "dropout": 0.1,
+            "label_smoothing": 0.1,
+            "steps": 100_000,
+            "batch_size": 512,
+            "optimizer": "adam",
+            "schedule": "vaswani",
+            "clip_norm": 0.0,
+        },
+    ),
+    "bert-base": (
+        "e",
+        {
+            "variant": "BERT",
+            "tokenizer": "bpe",
+            "N_V": 30522,
+            "masking": "bert",
+            "l_max": 512,
+            "L": 12,
+            "H": 12,
+            "d_e": 768,
+            "d_mlp": 3072,
+            "init": "gpt2",
+            "dropout": 0.1,
+            "steps": 1_000_000,
+            "batch_size": 256,
+            "optimizer": "adamw",
+            "schedule": "linear",
+            "learning_rate": 1e-4,
+            "warmup": 10_000,
+            "final_fraction": 0.0,
+            "beta2": 0.999,
+            "eps": 1e-6,
+            "weight_decay": 0.01,
+        },
+    ),
+}
+"""The task and the settings of known models by name: this project's demo, and models of the literature."""

@@ -1,11 +1,12 @@
 """scripts/train.py: every wrong input is one clear sentence and exit status 2, before any training."""
 
-import importlib
 import itertools
 import json
 
 import pytest
 
+from training import commands
+from training.commands.arguments import flag
 from training.tasks import TASKS
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
@@ -18,19 +19,14 @@ TINY |= {"--optimizer": "adamw"}  # compiles faster than muon
 pytestmark = pytest.mark.usefixtures("compile_once")
 
 
-@pytest.fixture(scope="module")
-def script():
-    return importlib.import_module("scripts.train")
-
-
 @pytest.fixture
-def train(script, tmp_path, capsys):
+def train(tmp_path, capsys):
     """Run the command line; return status, standard output and standard error."""
 
     def run(*arguments, flags=TINY, run="run"):
         own = {"--run": tmp_path / run, "--cache": tmp_path / "cache"}
         given = [*itertools.chain(*flags.items(), *own.items()), *arguments[1:]]
-        status = script.main([arguments[0], "--quiet", *map(str, given)])
+        status = commands.train_main([arguments[0], "--quiet", *map(str, given)])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -155,19 +151,19 @@ def test_an_exploding_run_ends_with_status_1(train, text):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_help_has_every_setting_with_its_default(script, capsys, task):
+def test_help_has_every_setting_with_its_default(capsys, task):
     with pytest.raises(SystemExit) as ended:
-        script.main([task, "--help"])
+        commands.train_main([task, "--help"])
     assert ended.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("(default: ") == len(TASKS[task].all_settings()) + 1
     for name in TASKS[task].all_settings():
-        assert script.flag(name) in out
+        assert flag(name) in out
 
 
-def test_usage_is_refused_with_status_2(script, capsys):
+def test_usage_is_refused_with_status_2(capsys):
     for arguments in ([], ["f"], ["d"], ["d", "--run", "x", "--layers", "3"], ["d", "--run", "x", "--L", "many"]):
         with pytest.raises(SystemExit) as ended:
-            script.main(arguments)
+            commands.train_main(arguments)
         assert ended.value.code == 2
         assert "usage: " in capsys.readouterr().err

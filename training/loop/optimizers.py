@@ -31,10 +31,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from training.settings import Settings
+from training.settings import Settings, decay_steps
 
-DECAY = 0.2
-"""Share of the steps over which `wsd` goes down."""
 EMBEDDINGS = ("W_e", "W_p", "W_u", "W_c")
 """Matrices that look tokens, positions or classes up, one column or row for each."""
 HEADS = ("W_q", "W_k", "W_v")
@@ -59,7 +57,7 @@ def make_schedule(settings: Settings) -> optax.Schedule:
     s = settings
     if s.schedule == "vaswani":
         return lambda done: s.learning_rate * s.d_e**-0.5 * jnp.minimum((done + 1.0) ** -0.5, (done + 1.0) * _slope(s))
-    first = {"wsd": s.steps - math.ceil(DECAY * s.steps)}.get(s.schedule, s.warmup)
+    first = {"wsd": s.steps - decay_steps(s.steps)}.get(s.schedule, s.warmup)
 
     def rate(done):
         t = done + 1.0
