@@ -1,11 +1,11 @@
-"""Compare every numbered line of the paper's algorithms with the code that executes it: docs/crosscheck.md."""
+"""The command of tests/crosscheck/command.py: see --help."""
 
-import pathlib
 import sys
+from pathlib import Path
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from tests.crosscheck.command import main
+from training.commands import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("tests.crosscheck.command"))

@@ -1,70 +1,11 @@
-"""Measure a trained run on held-out data, beside what simpler methods make of the same.
+"""The command of training/commands/evaluate.py, from a checkout: see --help."""
 
-    scripts/evaluate.py runs/docs --part validation
-    scripts/evaluate.py runs/words --limit 1000
-
-Prints a table and some samples, and writes both to RUN/evaluation-PART.json. Exit status: 0 done; 2 wrong usage or
-input.
-"""
-
-import argparse
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.data.loading import load_run_data
-from training.evaluation.report import PARTS, Comparison, compare
-from training.runs.directory import RunDirectory, load_run
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    main.add_argument("run", metavar="RUN", help="directory of the run")
-    main.add_argument("--part", choices=PARTS, default="test", help="which held-out data (default: test)")
-    main.add_argument(
-        "--limit", type=int, default=0, metavar="N", help="examples to translate or classify (default: all)"
-    )
-    main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
-    return main
-
-
-def show(comparison: Comparison) -> None:
-    """Print the table, and what else was found."""
-    columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
-    width = max(map(len, comparison.rows))
-    print(" " * width + "".join(f"{column:>15}" for column in columns))
-    for method, figures in comparison.rows.items():
-        cells = (f"{figures[column]:15.4f}" if column in figures else " " * 15 for column in columns)
-        print(f"{method:<{width}}" + "".join(cells))
-    for line in comparison.samples:
-        print(line)
-    for package in comparison.missing:
-        print(f"(with {package} installed, there would be more to compare with)", file=sys.stderr)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    try:
-        run = load_run(arguments.run)
-        files = RunDirectory(arguments.run)
-        description = files.description()
-        cache = Path(arguments.cache) if arguments.cache else None
-        data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache)
-        files.check_continues(description._replace(fingerprints=data.fingerprints))
-        comparison = compare(run, description, data, arguments.part, limit=arguments.limit)
-    except ValueError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
-    results = {"part": arguments.part, "rows": comparison.rows, "samples": comparison.samples}
-    text = json.dumps(results, indent=1, ensure_ascii=False)
-    (files.path / f"evaluation-{arguments.part}.json").write_text(text + "\n", encoding="utf-8")
-    show(comparison)
-    return 0
-
+from training.commands import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("training.commands.evaluate"))

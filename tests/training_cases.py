@@ -19,6 +19,7 @@ from training.tasks.models import model_config
 LETTERS = 14
 N_V = LETTERS + 3
 TINY = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 7, "batch_size": 4, "tensorboard": False, "peak": 1e9}
+TINY |= {"optimizer": "adamw", "schedule": "cosine"}  # what compiles fast
 
 
 def sequences(n: int, *, seed: int = 0, shortest: int = 3, longest: int = 11) -> list[list[int]]:
@@ -79,7 +80,7 @@ class Witness:
         self.losses: dict[int, float] = {}
         self.warnings: list[str] = []
 
-    def began(self, step: int) -> None:
+    def began(self, facts: Any) -> None:
         pass
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
@@ -87,7 +88,7 @@ class Witness:
         if self._stop_after == step or self._stop_at_evaluation == step:
             self._interrupts.status = 143
 
-    def evaluated(self, step: int, results: dict[str, float]) -> None:
+    def evaluated(self, step: int, results: dict[str, float], run: Any) -> None:
         pass
 
     def warned(self, message: str) -> None:

@@ -4,11 +4,28 @@
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = ("PAPER", "VASWANI", "BERT", "GPT2")
-OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine", "vaswani")
+# A choice brings defaults of what belongs to it; they hold where it is not what the task chooses anyway.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"learning_rate": 0.1, "weight_decay": 0.0},
+    "adam": {"learning_rate": 4e-3, "weight_decay": 0.0},
+    "adamw": {"learning_rate": 4e-3, "weight_decay": 0.1},
+    "lion": {"learning_rate": 4e-4, "weight_decay": 1.0, "beta2": 0.99},
+    "adafactor": {"learning_rate": 1e-2, "weight_decay": 0.0},
+    "muon": {"learning_rate": 2e-2, "weight_decay": 0.1},
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "constant": {"warmup": 0},
+    "cosine": {"final_fraction": 0.02},
+    "linear": {"final_fraction": 0.0},
+    "wsd": {"final_fraction": 0.0},
+    "vaswani": {"learning_rate": 1.0, "warmup": 4000},
+}
+DECAYING = ("adamw", "lion", "muon")
+"""The optimizers that have a weight decay."""
 SHARDINGS = ("none", "data", "fsdp")
 
 
@@ -25,12 +42,14 @@ class Setting:
         common: whether every task has it.
         choices: its values, if there are few.
         continues: whether a run may be resumed with another value, since it changes no number.
+        depends: the settings that its default depends on.
     """
 
     help: str
     common: bool = True
     choices: tuple[str, ...] | None = None
     continues: bool = False
+    depends: tuple[str, ...] = ()
 
 
 def _setting(default: Any, sentence: str, **options: Any) -> Any:
@@ -86,16 +105,28 @@ class Settings:
     batch_size: int = _setting(16, "sequences in an update")
     accumulation_steps: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
-    optimizer: str = _setting("adamw", "the update rule", choices=OPTIMIZERS)
+    optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS))
     learning_rate: float = _setting(
-        4e-3,
-        "its largest learning rate (with the schedule vaswani, a factor)",
+        2e-2,
+        "its largest learning rate, of muon that of the matrices; with the schedule vaswani, a factor",
+        depends=("optimizer", "schedule"),
     )
-    schedule: str = _setting("cosine", "how the learning rate changes", choices=SCHEDULES)
-    warmup: int = _setting(0, "steps over which the learning rate rises; 0: a tenth of all, 4000 for vaswani")
-    final_fraction: float = _setting(0.02, "share of the learning rate that cosine ends with")
-    beta2: float = _setting(0.98, "decay rate of Adam's second moment")
-    weight_decay: float = _setting(0.1, "of adamw; biases, norms and embeddings are spared")
+    embedding_learning_rate: float = _setting(1e-2, "muon's largest learning rate of W_e, W_p, W_u and W_c, by Adam")
+    vector_learning_rate: float = _setting(4e-3, "muon's largest learning rate of biases and norms, by Adam")
+    schedule: str = _setting("linear", "how the learning rate changes", choices=tuple(SCHEDULES))
+    warmup: int = _setting(
+        0, "steps over which the learning rate rises; a tenth of all unless given", depends=("steps", "schedule")
+    )
+    final_fraction: float = _setting(
+        0.0, "share of the learning rate that cosine, linear and wsd end with", depends=("schedule",)
+    )
+    momentum: float = _setting(0.95, "decay rate of muon's momentum, which is Nesterov's")
+    beta1: float = _setting(0.9, "decay rate of Adam's first moment, and lion's")
+    beta2: float = _setting(0.98, "decay rate of Adam's second moment, and lion's momentum", depends=("optimizer",))
+    eps: float = _setting(1e-9, "what Adam adds to the root of its second moment")
+    weight_decay: float = _setting(
+        0.1, "of adamw, lion and muon; biases, norms and embeddings are spared", depends=("optimizer",)
+    )
     clip_norm: float = _setting(1.0, "largest global norm of a gradient; 0 leaves gradients as they are")
     label_smoothing: float = _setting(0.0, "share of the target that is spread over all tokens")
     ema_decay: float = _setting(
@@ -115,15 +146,17 @@ class Settings:
         choices=SHARDINGS,
         continues=True,
     )
-    log_every: int = _setting(1, "steps between two lines of metrics.jsonl")
-    eval_every: int = _setting(100, "steps between two evaluations on held-out data")
+    log_every: int = _setting(1, "steps between two lines of metrics.jsonl", continues=True)
+    eval_every: int = _setting(100, "steps between two evaluations on held-out data", continues=True)
     eval_batches: int = _setting(
-        32, "batches of an evaluation on the way, 0 for all; the last one is always on all held-out data"
+        32,
+        "batches of an evaluation on the way, 0 for all; the last one is always on all held-out data",
+        continues=True,
     )
     patience: int = _setting(
         0, "evaluations without a better loss after which to stop, keeping the best parameters; 0: never"
     )
-    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times")
+    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times", continues=True)
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
     max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
@@ -142,10 +175,20 @@ class Settings:
             raise SettingsError(
                 f"batch_size is {self.batch_size}, no multiple of accumulation_steps, {self.accumulation_steps}"
             )
-        if self.learning_rate <= 0:
-            raise SettingsError(f"learning_rate is {self.learning_rate}, expected a positive number")
+        for name in ("learning_rate", "embedding_learning_rate", "vector_learning_rate", "eps"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}, expected a positive number")
+        if self.schedule != "vaswani" and self.warmup > self.steps:
+            raise SettingsError(f"warmup is {self.warmup}, expected at most the {self.steps} steps of the training")
+        if self.weight_decay and self.optimizer not in DECAYING:
+            choices = ", ".join(DECAYING)
+            raise SettingsError(
+                f"weight_decay is {self.weight_decay}, but {self.optimizer} has none; choose {choices}, or 0"
+            )
 
 
+GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "sharding": "running"}
+"""The groups of settings, by the first of each."""
 SETTINGS: dict[str, Setting] = {
     field.name: field.metadata["setting"] for field in dataclasses.fields(Settings) if "setting" in field.metadata
 }
@@ -159,6 +202,8 @@ _RANGES = {
     "seed": (0, 1 << 32),
     "warmup": (0, _MANY),
     "final_fraction": (0, 1.0000001),
+    "momentum": (0, 1),
+    "beta1": (0, 1),
     "beta2": (0, 1),
     "weight_decay": (0, _MANY),
     "clip_norm": (0, _MANY),
@@ -198,12 +243,127 @@ def converted(name: str, value: Any) -> Any:
     raise SettingsError(f"{name} is {value!r}, expected {expected}")
 
 
-def differences(old: Settings, new: Settings) -> list[str]:
-    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new"."""
+def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of settings that depend on others, where these are not what is chosen by default.
+
+    Args:
+        given: the settings that were given, by name.
+        defaults: of a task.
+    """
+    found: dict[str, Any] = {}
+    chosen = {**defaults, **given}
+    for choice, tables in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        if chosen[choice] != defaults[choice]:
+            found |= tables.get(chosen[choice], {})
+    if "warmup" not in found and chosen["schedule"] != "constant":
+        found["warmup"] = -(-chosen["steps"] // 10)
+    return found
+
+
+def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
+    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new".
+
+    Args:
+        old: what the run began with.
+        new: what it is to go on with.
+        done: updates that are made; the number of steps may change where it decides nothing about them.
+    """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]
     return [
         f"{name}: {getattr(old, name)}, now {getattr(new, name)}"
-        for name, setting in SETTINGS.items()
-        if not setting.continues and getattr(old, name) != getattr(new, name)
+        for name in SETTINGS
+        if getattr(old, name) != getattr(new, name) and not _may_change(name, old, new, done)
     ]
+
+
+def _may_change(name: str, old: Settings, new: Settings, done: int) -> bool:
+    if name == "steps":  # the rates of these schedules do not depend on it, at least not so far
+        falls = min(old.steps, new.steps) - decay_steps(max(old.steps, new.steps))
+        return min(old.steps, new.steps) >= done and (
+            old.schedule in ("constant", "vaswani") or (old.schedule == "wsd" and done <= falls)
+        )
+    if name in ("eval_every", "eval_batches") and old.patience:  # they decide when the training stops
+        return False
+    return SETTINGS[name].continues
+
+
+def decay_steps(steps: int) -> int:
+    """Return over how many of the last steps the schedule wsd goes down: a fifth of them."""
+    return -(-steps // 5)
+
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("d", {}),
+    "gpt2-124m": (
+        "d",
+        {
+            "variant": "GPT2",
+            "N_V": 50260,
+            "l_max": 1024,
+            "L": 12,
+            "H": 12,
+            "d_e": 768,
+            "d_mlp": 3072,
+            "steps": 600_000,
+            "batch_size": 480,
+            "accumulation_steps": 40,
+            "optimizer": "adamw",
+            "schedule": "cosine",
+            "learning_rate": 6e-4,
+            "warmup": 2000,
+            "final_fraction": 0.1,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "dtype": "bfloat16",
+        },
+    ),
+    "vaswani-base": (
+        "ed",
+        {
+            "variant": "VASWANI",
+            "tokenizer": "bpe",
+            "N_V": 37000,
+            "l_max": 256,
+            "L_enc": 6,
+            "L_dec": 6,
+            "H": 8,
+            "d_e": 512,
+            "d_mlp": 2048,
+            "dropout": 0.1,
+            "label_smoothing": 0.1,
+            "steps": 100_000,
+            "batch_size": 512,
+            "optimizer": "adam",
+            "schedule": "vaswani",
+            "clip_norm": 0.0,
+        },
+    ),
+    "bert-base": (
+        "e",
+        {
+            "variant": "BERT",
+            "tokenizer": "bpe",
+            "N_V": 30522,
+            "masking": "bert",
+            "l_max": 512,
+            "L": 12,
+            "H": 12,
+            "d_e": 768,
+            "d_mlp": 3072,
+            "init": "gpt2",
+            "dropout": 0.1,
+            "steps": 1_000_000,
+            "batch_size": 256,
+            "optimizer": "adamw",
+            "schedule": "linear",
+            "learning_rate": 1e-4,
+            "warmup": 10_000,
+            "final_fraction": 0.0,
+            "beta2": 0.999,
+            "eps": 1e-6,
+            "weight_decay": 0.01,
+        },
+    ),
+}
+"""The task and the settings of known models by name: this project's demo, and models of the literature."""

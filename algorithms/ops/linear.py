@@ -43,8 +43,10 @@ def product(
     """
     groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
-    if groups == 1:
+    if groups == 1 and dtype in (None, W.dtype):
         return at_once(W, X)
+    if groups == 1:  # XLA's CPU backend has no such product of a transposed W; in the wider type it is the same sum
+        return jax.lax.platform_dependent(W, X, cpu=lambda *a: at_once(*(b.astype(dtype) for b in a)), default=at_once)
     return jax.lax.platform_dependent(W, X, cpu=functools.partial(_by_groups, groups, dtype), default=at_once)
 
 

@@ -94,6 +94,20 @@ def test_bfloat16_sums_in_float32(implementation):
 
 
 @implementations
+def test_bfloat16_with_a_transposed_embedding_for_the_unembedding(implementation):
+    """XLA's CPU backend has no product of such a matrix into float32."""
+    W_e, X_small = W_u.T.astype(jnp.bfloat16), X.astype(jnp.bfloat16)
+
+    def loss(X, W_e):
+        return log_loss(X, W_e.T, targets, implementation=implementation)
+
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    wide = gradients(X_small.astype(jnp.float32), W_e.astype(jnp.float32))
+    for narrow, expected_gradient in zip(gradients(X_small, W_e), wide, strict=True):
+        np.testing.assert_allclose(np.asarray(narrow, np.float32), expected_gradient, rtol=0.02, atol=0.02)
+
+
+@implementations
 def test_under_vmap_each_sequence_has_its_own(implementation):
     f = functools.partial(log_loss, implementation=implementation)
     losses = jax.vmap(f, (0, None, 0))(jnp.stack([X, 2 * X]), W_u, jnp.stack([targets, targets[::-1]]))

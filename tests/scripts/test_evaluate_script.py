@@ -11,8 +11,8 @@ import pytest
 import sacrebleu
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
-from scripts import evaluate, train
 from tests.run_cases import BYTES, make_run
+from training.commands import evaluate_main, train_main
 from training.data.records import Pair
 from training.evaluation import report
 from training.evaluation.bleu import bleu
@@ -39,11 +39,11 @@ def evaluated(tmp_path, capsys):
                 "--data": files[0],
                 "--validation-data": files[1],
             }
-            assert train.main([*map(str, [task, "--quiet", *cache, *itertools.chain(*flags.items())])]) == 0
+            assert train_main([*map(str, [task, "--quiet", *cache, *itertools.chain(*flags.items())])]) == 0
         else:
             make_run(directory, task, BYTES, data=files[:1], validation_data=files[1:], batch_size=4, **options)
         capsys.readouterr()
-        assert evaluate.main([*map(str, [directory, "--part", part, *cache])]) == 0
+        assert evaluate_main([*map(str, [directory, "--part", part, *cache])]) == 0
         found = json.loads((directory / f"evaluation-{part}.json").read_text())
         return capsys.readouterr().out, found["rows"], found["samples"], directory
 

@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_inference, e_transformer, ed_inference
+from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import BYTES, LABELS, LETTERS, make_run
+from training import commands
+from training.commands.terminal import show
+from training.data.tokenizers import build_tokenizer
 from training.generation.text import _certain, _pieces
 from training.runs.directory import load_run
 from training.tasks.classify import class_probabilities
@@ -23,7 +26,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
 
 @pytest.fixture(scope="module")
 def script():
-    return importlib.import_module("scripts.generate")
+    return importlib.import_module("training.commands.generate")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def answered(script, runs, capsys, monkeypatch):
     def call(task, *arguments, stdin=None):
         if stdin is not None:
             monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        assert script.main([str(runs[task]), *map(str, arguments)]) == 0
+        assert commands.generate_main([str(runs[task]), *map(str, arguments)]) == 0
         printed = capsys.readouterr()
         assert printed.err == ""
         return printed.out
@@ -154,11 +157,76 @@ def test_many_lines_are_answered_in_order(answered, script, monkeypatch):
     assert answered("ed", "--l_max", 6, stdin="\n".join(lines)) == at_once
 
 
+def test_every_line_is_a_request_of_its_own(answered, script, runs, monkeypatch):
+    monkeypatch.setattr(script, "LINES_AT_ONCE", 2)
+    model = load_run(runs["ed"])
+    z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("abc"), LETTERS.eos_token])
+    expected = []
+    for r in range(3):
+        options = {"tau": 2.0, "key": jax.random.fold_in(jax.random.key(4), r), "l_max": 9, "variant": as_used(model)}
+        tokens, length = ed_inference(z, model.theta, **options)
+        expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
+    flags = ("--l_max", 9, "--tau", 2, "--seed", 4)
+    assert answered("ed", *flags, stdin=3 * "abc\n").splitlines() == expected
+    assert len(set(expected)) == 3
+    assert answered("ed", *flags, stdin="\nj\nabc\n").splitlines()[2] == expected[2]
+
+
+def test_line_n_in_is_line_n_out(answered, runs, capsys, monkeypatch):
+    lines = answered("ed", "--l_max", 6, stdin="abc\n\nj\n").split("\n")
+    assert lines[0] == answered("ed", "--l_max", 6, stdin="abc\n")[:-1]
+    assert lines[1] == ""
+    assert lines[2] == answered("ed", "--l_max", 6, stdin="j\n")[:-1]
+    objects = answered("ed", "--json", "--l_max", 6, stdin="\nabc\n").splitlines()
+    assert json.loads(objects[0]) == {"prompt": "", "answers": []}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n?\nj\n"))
+    assert commands.generate_main([str(runs["ed"]), "--l_max", "6"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.split("\n") == lines
+    assert printed.err.count("\n") == 1
+    assert "'?'" in printed.err
+
+
+def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(script, capsys, tmp_path):
+    tokenizer = build_tokenizer("bpe", ["the cat sat on the mat, the rat sat on the cat. " * 9], N_V=280)
+    run = make_run(tmp_path / "bpe", "d", tokenizer)
+    model = load_run(run)
+    variant = as_used(model)
+    read = [tokenizer.bos_token, *tokenizer.encode("the")]
+    P = np.asarray(d_transformer(jnp.asarray(read), model.theta, variant=variant))[:, -1]
+    spaced = [v for v in range(tokenizer.mask_token) if tokenizer.decode([v]).startswith(" ")]
+    assert len(spaced) > 3
+    best = max(spaced, key=lambda v: P[v])
+    assert best != P.argmax()  # else this would show nothing
+    more = d_inference(
+        jnp.asarray([*read, best]), model.theta, l_gen=4, tau=0.0, key=jax.random.key(0), variant=variant
+    )
+    expected = tokenizer.decode([best, *more.tolist()])[1:]
+    assert tokenizer.eos_token not in more
+    flags = [str(run), "--l_gen", "5", "--tau", "0", "--prompt", "the "]
+    assert commands.generate_main(flags) == 0
+    assert capsys.readouterr().out == expected + "\n"  # streamed
+    assert commands.generate_main([*flags, "--prompt", "the cat", "--json"]) == 0
+    answers = [json.loads(line)["answers"][0]["text"] for line in capsys.readouterr().out.splitlines()]
+    assert answers[0] == expected
+
+
+def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
+    text = "ring \a, red \x1b[31m, \u202ebackwards\n\tand é"
+    show(text)
+    assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show(text)
+    assert capsys.readouterr().out == "ring \\x07, red \\x1b[31m, \\u202ebackwards\n\tand é\n"
+
+
 def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n???\n\nabc\n"))
-    assert script.main([str(runs["d"]), "--interactive", "--l_gen", "20", "--tau", "1"]) == 0
+    assert commands.generate_main([str(runs["d"]), "--interactive", "--l_gen", "20", "--tau", "1"]) == 0
     printed = capsys.readouterr()
-    assert printed.out == 2 * (continuation(runs, "abc", 20, 1.0) + "\n")
+    expected = [continuation(runs, "abc", 20, 1.0, r) for r in (0, 3)]  # each line is a request of its own
+    assert printed.out.splitlines() == expected
+    assert expected[0] != expected[1]
     complaints = printed.err.splitlines()
     assert len(complaints) == 2
     assert "'?'" in complaints[0]
@@ -205,7 +273,7 @@ def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeyp
 )
 def test_wrong_input_is_refused_in_a_sentence(script, runs, capsys, monkeypatch, task, arguments, stdin, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(stdin or ""))
-    assert script.main([str(runs[task]), *arguments]) == 2
+    assert commands.generate_main([str(runs[task]), *arguments]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.startswith("generate.py: ")
@@ -213,9 +281,9 @@ def test_wrong_input_is_refused_in_a_sentence(script, runs, capsys, monkeypatch,
 
 
 def test_what_is_no_run_is_refused(script, tmp_path, capsys):
-    assert script.main([str(tmp_path / "none")]) == 2
+    assert commands.generate_main([str(tmp_path / "none")]) == 2
     assert "there is no run directory" in capsys.readouterr().err
-    assert script.main([str(tmp_path)]) == 2
+    assert commands.generate_main([str(tmp_path)]) == 2
     assert "is no run" in capsys.readouterr().err
 
 

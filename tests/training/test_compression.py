@@ -1,13 +1,12 @@
 """The coder against the entropy it should reach, and texts through a model and back."""
 
-import importlib
 import json
 
 import numpy as np
 import pytest
 
 from tests.run_cases import BYTES, LETTERS, make_run
-from training import compression
+from training import commands, compression
 from training.compression import CompressionError, compress, decompress
 from training.compression.arithmetic_coding import TOTAL, Decoder, Encoder, counts
 from training.data.tokenizers import WordTokenizer
@@ -123,26 +122,21 @@ def test_a_tokenizer_that_loses_something_is_refused(generator):
         compress("nothing known", generator, words)
 
 
-@pytest.fixture(scope="module")
-def script():
-    return importlib.import_module("scripts.compress")
-
-
-def test_the_script_compresses_reports_and_decompresses(script, tmp_path, capsys):
+def test_the_script_compresses_reports_and_decompresses(tmp_path, capsys):
     run = make_run(tmp_path / "run", "d", BYTES, l_max=24, L=1)
     text = "Größe, and — more\r\nof it " * 3
     source, packed, result = tmp_path / "in.txt", tmp_path / "packed", tmp_path / "out.txt"
     source.write_bytes(text.encode())
-    assert script.main([str(run), "compress", str(source), str(packed)]) == 0
+    assert commands.compress_main([str(run), "compress", str(source), str(packed)]) == 0
     out = capsys.readouterr().out
     assert f"{len(text.encode())} bytes of text, {packed.stat().st_size} compressed" in out
     assert f"this model  {8 * packed.stat().st_size / len(text.encode()):.3f}" in out
     assert {"xz", "bzip2"} <= {line.split()[0] for line in out.splitlines()[1:]}
-    assert script.main([str(run), "decompress", str(packed), str(result)]) == 0
+    assert commands.compress_main([str(run), "decompress", str(packed), str(result)]) == 0
     assert result.read_bytes() == source.read_bytes()
 
 
-def test_the_script_refuses_wrong_input(script, tmp_path, run_path, capsys):
+def test_the_script_refuses_wrong_input(tmp_path, run_path, capsys):
     encoder = make_run(tmp_path / "e", "e")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "latin").write_bytes("Größe".encode("latin-1"))
@@ -158,7 +152,7 @@ def test_the_script_refuses_wrong_input(script, tmp_path, run_path, capsys):
         ([run_path, "decompress", tmp_path / "text", tmp_path / "out"], "no text that was compressed"),
         ([run_path, "compress", tmp_path / "text", tmp_path / "no" / "out"], "cannot write"),
     ):
-        assert script.main([str(a) for a in arguments]) == 2
+        assert commands.compress_main([str(a) for a in arguments]) == 2
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == 1

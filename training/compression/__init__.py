@@ -30,6 +30,8 @@ __all__ = ["CompressionError", "compress", "decompress"]
 
 FORMAT = "formal-algorithms compressed 1"
 STREAM_TOKENS = 4096
+LONGEST = 1 << 25
+"""How many tokens a byte of code may stand for: of four possible ones, the surest takes 2^−22 bits."""
 
 
 class CompressionError(ValueError):
@@ -120,13 +122,18 @@ def _read(compressed: bytes) -> tuple[dict[str, Any], list[bytes]]:
         header = json.loads(line)
         if not newline or header["format"] != FORMAT:
             raise ValueError
-        ends = np.cumsum([0, *header["bytes"]]).tolist()
-        if not all(isinstance(header[name], int) for name in ("tokens", "checksum", "model")):
+        numbers = [*header["bytes"], *(header[name] for name in ("tokens", "checksum", "model"))]
+        if not all(isinstance(number, int) and 0 <= number < 1 << 48 for number in numbers):
             raise ValueError
-    except (ValueError, KeyError, TypeError):
+        if len(header["bytes"]) != _streams(header["tokens"]):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CompressionError("this is no text that was compressed with compress.py") from None
+    ends = [0, *itertools.accumulate(header["bytes"])]
     if ends[-1] != len(rest):
         raise CompressionError(f"the file is damaged: expected {ends[-1]} bytes of code, got {len(rest)}")
+    if header["tokens"] > LONGEST * len(rest):
+        raise CompressionError(f"the file is damaged: {len(rest)} bytes of code cannot hold {header['tokens']} tokens")
     return header, [rest[first:last] for first, last in itertools.pairwise(ends)]
 
 

@@ -65,7 +65,7 @@ class Dataset(abc.ABC):
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each UTF-8 byte of the text; None where not every byte is predicted once."""
+        """Predicted tokens for each UTF-8 byte of the text; None where the tokens do not give every byte back."""
         return None
 
     @property
@@ -174,6 +174,8 @@ class NextTokens(Dataset):
     @property
     def tokens_per_byte(self) -> float | None:
         """Predicted tokens for each byte: all but bos, of which windows have but one."""
+        if not self.store.exact:
+            return None
         n_bos = 1 if self.mode == "windows" else len(self.store)
         return (self.store.n_tokens - n_bos) / self.store.n_bytes
 

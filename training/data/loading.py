@@ -9,7 +9,15 @@ from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextToken
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Kind
-from training.data.store import Splits, tokenize_labeled, tokenize_pairs, tokenize_text
+from training.data.store import (
+    LabeledStore,
+    PairStore,
+    Splits,
+    TokenStore,
+    tokenize_labeled,
+    tokenize_pairs,
+    tokenize_text,
+)
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 from training.tasks import TASKS
@@ -53,8 +61,13 @@ class RunData:
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each UTF-8 byte of the held-out text; None where not every byte is predicted once."""
+        """Predicted tokens for each byte of the held-out text; None where the tokens do not give every byte back."""
         return self.validation.tokens_per_byte
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the training data."""
+        return sum(store.n_tokens for store in _columns(self.stores.train))
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -123,6 +136,13 @@ def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
             f"choose {fitting}, or files"
         )
     return load_corpus(named[0], cache_dir=cache_dir)
+
+
+def _columns(store: Any) -> list[TokenStore]:
+    """The stores of tokens in the store of a part."""
+    if isinstance(store, PairStore):
+        return [store.source, store.target]
+    return [store.text if isinstance(store, LabeledStore) else store]
 
 
 def _texts(record: Any) -> Iterator[str]:

@@ -28,7 +28,7 @@ from jaxtyping import Int, Int32, UInt
 from training.data.records import Corpus, DataError, Document, Labeled, Pair, fingerprint
 from training.data.tokenizers import Tokenizer
 
-FORMAT = "token store 1"
+FORMAT = "token store 2"
 BATCH_CHARACTERS = 1 << 22
 
 
@@ -50,6 +50,7 @@ class TokenStore:
       fingerprint: of the data, the tokenizer and the part.
       part: "train", "validation" or "test".
       dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
+      exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -59,6 +60,7 @@ class TokenStore:
     fingerprint: str
     part: str = "train"
     dropped_paragraphs: int = 0
+    exact: bool = True
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -141,8 +143,9 @@ def token_dtype(N_V: int) -> type[np.unsignedinteger]:
 class _ColumnWriter:
     """Appends framed sequences to an open file of tokens, and keeps their lengths."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO) -> None:
+    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, decoded: bool) -> None:
         self._directory = directory
+        self._decoded, self._exact = decoded, True
         self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.N_V)
         self._file = file
@@ -151,7 +154,9 @@ class _ColumnWriter:
 
     def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
         """Tokenize texts, frame them with bos and eos, and write them; `where` is for messages."""
-        for ids in _encode(self._tokenizer, texts, where):
+        for text, ids in zip(texts, _encode(self._tokenizer, texts, where), strict=True):
+            if self._decoded and self._exact:
+                self._exact = self._tokenizer.decode(ids) == text
             framed = [self._tokenizer.bos_token, *ids, self._tokenizer.eos_token]
             self._file.write(np.array(framed, self._dtype).tobytes())
             self._lengths.append(len(framed))
@@ -167,6 +172,7 @@ class _ColumnWriter:
             "n_tokens": int(offsets[-1]),
             "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
             "dropped_paragraphs": dropped_paragraphs,
+            "exact": self._exact,
         }
         (self._directory / "meta.json").write_text(json.dumps(meta))
 
@@ -198,7 +204,12 @@ def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _write_part(
-    directory: Path, records: Iterable[Any], tokenizer: Tokenizer, columns: Sequence[Callable[[Any], str]]
+    directory: Path,
+    records: Iterable[Any],
+    tokenizer: Tokenizer,
+    columns: Sequence[Callable[[Any], str]],
+    *,
+    decoded: bool,
 ) -> None:
     """Write one store for each column of texts, in the folders 0, 1, … of `directory`."""
     folders = [directory / str(i) for i in range(len(columns))]
@@ -207,7 +218,7 @@ def _write_part(
         for folder in folders:
             folder.mkdir(parents=True)
             file = files.enter_context((folder / "tokens.bin").open("wb"))
-            writers.append(_ColumnWriter(folder, tokenizer, file))
+            writers.append(_ColumnWriter(folder, tokenizer, file, decoded=decoded))
         for batch in _batches(records):
             where = [record.where for record in batch]
             for writer, column in zip(writers, columns, strict=True):
@@ -236,6 +247,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         fingerprint(identity, part),
         part,
         meta["dropped_paragraphs"],
+        meta["exact"],
     )
 
 
@@ -273,7 +285,7 @@ def _tokenize(
         if write_more:
             write_more(path)
         for part, records in corpus.parts().items():
-            _write_part(path / part, records, tokenizer, columns)
+            _write_part(path / part, records, tokenizer, columns, decoded=part != "train")
 
     _cached(directory, write)
     stores = {

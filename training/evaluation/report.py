@@ -18,23 +18,21 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from algorithms import d_inference
 from training.data.batches import Dataset
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
+from training.generation import Generator
 from training.generation.scoring import classify
-from training.generation.text import Options, answerer_for
-from training.runs.directory import Description, Run, load_run
+from training.generation.text import TAU, TOP_P, Options, answerer_for
+from training.runs.directory import Description, Run
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.objectives import make_totals
@@ -104,8 +102,11 @@ def _decoder(run: Run, description: Description, data: RunData, part: str, _: It
     found = Comparison({THIS: _figures(run, description, make_dataset(description.settings, store))})
     ngram = found.baseline("baselines.ngram", "nltk")
     if ngram:
-        score = ngram.ngram_score(data.stores.train, store)
-        found.rows["3-gram, Witten-Bell"] = score._asdict()
+        score = ngram.ngram_score(data.stores.train, store)._asdict()
+        found.rows["3-gram, Witten-Bell"] = score if store.exact else {"perplexity": score["perplexity"]}
+    if not store.exact:
+        found.samples.append("no bits per byte: this run's tokenizer does not give the text back")
+        return found
     for name, bits in compressed_bits_per_byte(joined_bytes(getattr(data.corpus, part))).items():
         found.rows[name] = {"bits_per_byte": bits}
     return found
@@ -200,11 +201,12 @@ def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, f
 
 
 def _continuation(run: Run) -> str:
-    l_gen, eos = min(SAMPLED, run.config.l_max), run.tokenizer.eos_token
-    x, variant = jnp.array([run.tokenizer.bos_token]), run.config.variant.without_dropout()
-    tokens = d_inference(x, run.theta, l_gen=l_gen, tau=0.7, key=jax.random.key(0), variant=variant).tolist()
+    x, eos = np.array([[run.tokenizer.bos_token]]), run.tokenizer.eos_token
+    options = {"l_gen": min(SAMPLED, run.config.l_max), "tau": TAU, "top_p": TOP_P, "eos": eos}
+    generator = Generator(run.theta, run.config)
+    tokens = generator.generate(x, lengths=np.array([1]), key=jax.random.key(0), **options)[0].tolist()
     ended = tokens.index(eos) if eos in tokens else len(tokens)
-    return f"a sample (Algorithm 14, temperature 0.7):\n{run.tokenizer.decode(tokens[:ended])}"
+    return f"a sample (Algorithm 14, temperature {TAU}, top-p {TOP_P}):\n{run.tokenizer.decode(tokens[:ended])}"
 
 
 class Evaluation(NamedTuple):
@@ -248,11 +250,15 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
             yield f"    {name:<12}{bits:.3f}"
 
 
-def sample(directory: Path) -> str:
+def default_part(data: RunData) -> str:
+    """Return the part to measure a run on: the test data, or the validation data where there are no others."""
+    return "test" if len(data.stores.test) else "validation"
+
+
+def sample(run: Run) -> str:
     """Return what shows what a run has learned: a text that a decoder makes up; nothing for other tasks.
 
     Args:
-        directory: of the run.
+        run: the model.
     """
-    run = load_run(directory)
     return EVALUATIONS[run.task].sample(run)

@@ -7,6 +7,7 @@ What is compiled serves all prompts, contexts and outputs whose lengths lie in o
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import (
     DTransformerConfig,
@@ -27,6 +28,7 @@ from algorithms.machinery.contract import check_key
 from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Context, State
+from training.generation.sampling import draw
 
 __all__ = ["Generator", "Translator", "generate", "translate"]
 
@@ -106,9 +108,13 @@ class Generator:
         top_p: float | None = None,
         eos: int | None = None,
         key: Key[Array, ""],
+        first: int = 0,
+        begins: Bool[np.ndarray, "B N_V"] | None = None,
     ) -> Int[Array, "B l_gen"]:
-        """As the function of this name."""
-        state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key)
+        """As the function of this name; `first` is the number of the first request, where they are some of many, and
+        `begins` has the tokens that each continuation may begin with.
+        """
+        state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins)
         first = int(state.first)
         state = _decoded(self.weights, None, state, keys, first + l_gen, options)
         generated = np.asarray(state.tokens)[:, first + 1 : int(state.slot) + 1]
@@ -125,9 +131,11 @@ class Generator:
         top_p: float | None = None,
         eos: int | None = None,
         key: Key[Array, ""],
+        first: int = 0,
+        begins: Bool[np.ndarray, "B N_V"] | None = None,
     ) -> Iterator[np.ndarray]:
         """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
-        state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key)
+        state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins)
         first = int(state.first)
         for stop in range(first + 1, first + l_gen + 1):
             state = _decoded(self.weights, None, state, keys, stop, options)
@@ -135,14 +143,19 @@ class Generator:
                 return
             yield np.asarray(state.tokens[:, stop])
 
-    def _begun(self, prompts, lengths, l_gen, tau, top_k, top_p, eos, key) -> tuple[State, Array, dict[str, Any]]:
+    def _begun(
+        self, prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins
+    ) -> tuple[State, Array, dict[str, Any]]:
         inputs.check_count("l_gen", l_gen)
         inputs.check_sampling(tau, top_k, top_p, eos, self.config.N_V)
         check_key("key", key)
         x, lengths = inputs.checked("prompts", prompts, lengths, self.config)
         inputs.check_room(lengths, l_gen, self.config.l_max)
-        state = self.read(x, lengths)
-        return state, _keys_of(key, len(x)), _options(self.config, tau, top_k, top_p, eos)
+        state, keys = self.read(x, lengths), _keys_of(key, len(x), first)
+        options = _options(self.config, tau, top_k, top_p, eos)
+        if begins is not None:
+            state = _begin_among(jnp.asarray(begins.T), self.weights, state, keys, **options)
+        return state, keys, options
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
         """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""
@@ -220,9 +233,10 @@ class Translator:
         length_penalty: float = LENGTH_PENALTY,
         tau: float = 0.0,
         key: Key[Array, ""] | None = None,
+        first: int = 0,
     ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-        """As the function of this name."""
-        context, keys, options = self._begun(z, lengths, l_max, beam_size, length_penalty, tau, key)
+        """As the function of this name; `first` is the number of the first request."""
+        context, keys, options = self._begun(z, lengths, l_max, beam_size, length_penalty, tau, key, first)
         if beam_size > 1:
             return beam_search.beam_search(
                 self.weights,
@@ -250,9 +264,10 @@ class Translator:
         l_max: int,
         tau: float = 0.0,
         key: Key[Array, ""] | None = None,
+        first: int = 0,
     ) -> Iterator[np.ndarray]:
         """Yield the tokens of `translate` that follow bos_token, column by column, as they come."""
-        context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key)
+        context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
         state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2))
         for stop in range(1, l_max):
             state = _decoded(self.weights, context, state, keys, stop, options)
@@ -260,7 +275,9 @@ class Translator:
                 return
             yield np.asarray(state.tokens[:, stop])
 
-    def _begun(self, z, lengths, l_max, beam_size, length_penalty, tau, key) -> tuple[Context, Array, dict[str, Any]]:
+    def _begun(
+        self, z, lengths, l_max, beam_size, length_penalty, tau, key, first
+    ) -> tuple[Context, Array, dict[str, Any]]:
         N_V = self.config.N_V
         inputs.check_translation(l_max, beam_size, length_penalty, tau, key, self.config)
         z, lengths = inputs.checked("z", z, lengths, self.config)
@@ -268,11 +285,24 @@ class Translator:
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
         context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
-        return context, _keys_of(key, len(z)), _options(self.config, tau, None, None, eos_token(N_V))
+        return context, _keys_of(key, len(z), first), _options(self.config, tau, None, None, eos_token(N_V))
 
 
-def _keys_of(key: Key[Array, ""], B: int) -> Key[Array, "B"]:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(B))
+def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(B))
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "top_k"), donate_argnames=("state",))
+def _begin_among(
+    begins: Bool[Array, "N_V B"], weights, state: State, keys, *, tau, top_p, eos, variant, top_k
+) -> State:
+    """Return the state with the first token, drawn from those that each sequence may begin with."""
+    P, caches = decoding.step(weights, None, state, variant=variant)
+    P = jnp.where(begins, P, 0)
+    y = draw(P / P.sum(axis=0, keepdims=True), keys, 0, tau=tau, top_k=top_k, top_p=top_p)
+    slot = state.slot + 1
+    tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, y[:, None], slot, axis=1)
+    return state._replace(caches=caches, tokens=tokens, slot=slot)
 
 
 def _options(config, tau, top_k, top_p, eos) -> dict[str, Any]:

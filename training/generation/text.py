@@ -7,6 +7,7 @@ for piece in answerer.stream("once upon"): …   # the one answer to one text, a
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from training.runs.directory import Run
 
 __all__ = ["Answer", "Answerer", "AnswerError", "Options", "answerer_for"]
 
-L_GEN, TAU = 200, 0.8
+L_GEN, TAU, TOP_P = 200, 0.7, 0.9
+LARGEST_SEED = 2**32 - 1
 MASK = "[MASK]"
 REPLACEMENT = "\ufffd"
 
@@ -102,6 +104,8 @@ class Answerer(abc.ABC):
         if options.n is not None and options.n < 1:
             raise AnswerError(f"n: expected at least 1, got {options.n}")
         self.n = options.n or 1
+        if options.seed is not None and not 0 <= options.seed <= LARGEST_SEED:
+            raise AnswerError(f"seed: expected 0 to {LARGEST_SEED}, got {options.seed}")
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
@@ -109,16 +113,17 @@ class Answerer(abc.ABC):
 
         Args:
             texts: what to answer.
-            first: the number of the first of them, for messages.
+            first: the number of the first of them, for messages and for what is drawn: answer r to text i is request
+                (i − 1)·n + r, and has a key of its own.
 
         Raises:
             ValueError: a text is empty or too long, or has something that the tokenizer does not know; or an option is
                 impossible.
         """
 
-    def stream(self, text: str) -> Iterator[str]:
-        """Yield the pieces of the one answer to a text, as they come."""
-        yield self.answers([text])[0][0]["text"]
+    def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
+        """Yield the pieces of the one answer to a text, of this number, as they come."""
+        yield self.answers([text], first=number)[0][0]["text"]
 
     def _sequences(self, texts: Sequence[str], first: int, *, eos: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of texts, framed by bos and perhaps eos, and their lengths."""
@@ -160,38 +165,62 @@ class _Continuer(Answerer):
         super().__init__(run, options)
         self._generator = Generator(run.theta, run.config)
 
-    def _requests(self, lengths: np.ndarray) -> dict[str, Any]:
+    def _healed(self, texts: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Return prompts to read, and the tokens that their continuations may begin with.
+
+        In the training data a space belongs to the token of the word behind it, where the tokenizer has such: a prompt
+        that ends in one is read without it, and goes on with a token that begins with it.
+        """
+        open_ended = np.array([text.endswith(" ") and len(text) > 1 for text in texts])
+        if not open_ended.any() or self._spaced.sum() < 2:
+            return list(texts), {}
+        begins = np.where(open_ended[:, None], self._spaced, True)
+        return [text[: len(text) - o] for text, o in zip(texts, open_ended, strict=True)], {"begins": begins}
+
+    @functools.cached_property
+    def _spaced(self) -> np.ndarray:
+        """Which tokens begin with a space."""
+        ordinary = range(self.tokenizer.mask_token)
+        return np.array([self.tokenizer.decode([v]).startswith(" ") for v in ordinary] + 3 * [False])
+
+    def _requests(self, lengths: np.ndarray, number: int) -> dict[str, Any]:
         o = self.options
+        usual = o.tau is None and o.top_k is None and o.top_p is None
         room = int(self.config.l_max - lengths.max() + 1)
         return {
             "lengths": lengths,
             "l_gen": min(L_GEN, room) if o.l_gen is None else o.l_gen,
             "tau": TAU if o.tau is None else o.tau,
             "top_k": o.top_k,
-            "top_p": o.top_p,
+            "top_p": TOP_P if usual else o.top_p,
             "eos": self.tokenizer.eos_token,
             "key": self._key(),
+            "first": (number - 1) * self.n,
         }
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        x, lengths = self._sequences(texts, first, eos=False)
+        prompts, healing = self._healed(texts)
+        x, lengths = self._sequences(prompts, first, eos=False)
         rows = np.repeat(np.arange(len(x)), self.n)
-        generated = np.asarray(self._generator.generate(x[rows], **self._requests(lengths[rows])))
-        answers = [self._answer(row.tolist()) for row in generated]
+        healing = {name: begins[rows] for name, begins in healing.items()}
+        generated = np.asarray(self._generator.generate(x[rows], **self._requests(lengths[rows], first), **healing))
+        given = [len(texts[row]) - len(prompts[row]) for row in rows.tolist()]
+        answers = [self._answer(row.tolist(), n) for row, n in zip(generated, given, strict=True)]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
-    def _answer(self, tokens: list[int]) -> Answer:
+    def _answer(self, tokens: list[int], given: int) -> Answer:
         eos = self.tokenizer.eos_token
         ended = eos in tokens
         tokens = tokens[: tokens.index(eos)] if ended else tokens
-        text, stopped = _before(self.tokenizer.decode(tokens), self.options.stop or ())
+        text, stopped = _before(self.tokenizer.decode(tokens)[given:], self.options.stop or ())
         reason = "stop" if stopped else "eos" if ended else "length"
         return {"text": text, "tokens": len(tokens), "ended_by": reason}
 
-    def stream(self, text: str) -> Iterator[str]:
-        x, lengths = self._sequences([text], 1, eos=False)
-        columns = self._generator.stream(x, **self._requests(lengths))
-        return _pieces(columns, self.tokenizer, self.options.stop or ())
+    def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
+        (prompt,), healing = self._healed([text])
+        x, lengths = self._sequences([prompt], number, eos=False)
+        columns = self._generator.stream(x, **self._requests(lengths, number), **healing)
+        return _pieces(columns, self.tokenizer, self.options.stop or (), given=len(text) - len(prompt))
 
 
 class _Translator(Answerer):
@@ -206,12 +235,13 @@ class _Translator(Answerer):
         super().__init__(run, options)
         self._translator = Translator(run.theta, run.config)
 
-    def stream(self, text: str) -> Iterator[str]:
+    def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         o = self.options
         if o.beam_size is not None and o.beam_size > 1:
-            return super().stream(text)  # no beam is known to be the best before the end
-        z, lengths = self._sequences([text], 1, eos=True)
-        columns = self._translator.stream(z, lengths=lengths, l_max=self._l_max(), tau=o.tau or 0.0, key=self._key())
+            return super().stream(text, number=number)  # no beam is known to be the best before the end
+        z, lengths = self._sequences([text], number, eos=True)
+        options = {"l_max": self._l_max(), "tau": o.tau or 0.0, "key": self._key(), "first": (number - 1) * self.n}
+        columns = self._translator.stream(z, lengths=lengths, **options)
         return _pieces(columns, self.tokenizer, ())
 
     def _l_max(self) -> int:
@@ -231,6 +261,7 @@ class _Translator(Answerer):
             length_penalty=LENGTH_PENALTY if o.length_penalty is None else o.length_penalty,
             tau=o.tau or 0.0,
             key=self._key(),
+            first=(first - 1) * self.n,
         )
         answers = [
             {"text": self.tokenizer.decode(row[:count]), "tokens": int(count) - 1, "log_probability": float(score)}
@@ -309,21 +340,26 @@ def _flag(option: str) -> str:
     return "--" + (option if option in ("l_gen", "l_max") else option.replace("_", "-"))
 
 
-def _pieces(columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str]) -> Iterator[str]:
-    """Yield the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it."""
+def _pieces(
+    columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str], *, given: int = 0
+) -> Iterator[str]:
+    """Yield the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it.
+
+    The first `given` characters are left out: the prompt has them.
+    """
     tokens: list[int] = []
     shown = ""
     for column in columns:
         if column[0] == tokenizer.eos_token:
             break
         tokens.append(int(column[0]))
-        text, stopped = _before(tokenizer.decode(tokens), stops)
+        text, stopped = _before(tokenizer.decode(tokens)[given:], stops)
         certain = text if stopped else _certain(text, stops)
         yield certain[len(shown) :]
         shown = certain if len(certain) > len(shown) else shown
         if stopped:
             return
-    yield _before(tokenizer.decode(tokens), stops)[0][len(shown) :]
+    yield _before(tokenizer.decode(tokens)[given:], stops)[0][len(shown) :]
 
 
 def _before(text: str, stops: Sequence[str]) -> tuple[str, bool]:

@@ -3,61 +3,74 @@
 | optimizer | is |
 |---|---|
 | `sgd` | the paper's: θ ← θ − η·∇loss |
-| `adam` | Adam with β₁ = 0.9, β₂ = 0.98, ε = 10⁻⁹ (Vaswani et al. 2017, §5.3) |
+| `adam` | Adam (Kingma and Ba 2015); with β₁ = 0.9, β₂ = 0.98, ε = 10⁻⁹ that of Vaswani et al. 2017, §5.3 |
 | `adamw` | Adam with decoupled weight decay, which spares biases, norms and embeddings |
+| `lion` | the sign of a momentum (Chen et al. 2023), with the same weight decay |
+| `adafactor` | Adam with a factored second moment and no first one (Shazeer and Stern 2018), to save memory |
+| `muon` | for each weight matrix an orthogonalized momentum (Jordan et al. 2024) with weight decay; Adam for the rest |
 
 | schedule | learning rate of step t = 1, 2, … |
 |---|---|
 | `constant` | η |
-| `cosine` | linear from 0 to η over the warm-up, then half a cosine down to `final_fraction`·η at the last step |
+| `cosine` | half a cosine from η down to `final_fraction`·η at the last step |
+| `linear` | a line from η down to `final_fraction`·η at the last step |
+| `wsd` | η, and over the last fifth of the steps a line down to `final_fraction`·η (warm-up, stable, decay) |
 | `vaswani` | η · d_e^−0.5 · min(t^−0.5, t·warmup^−1.5) (Vaswani et al. 2017, §5.3) |
+
+All but `vaswani` first rise in a line from 0 to η over the `warmup`.
+
+A new optimizer is a function in `UPDATES`, its defaults in `training.settings.OPTIMIZERS`, and a line above.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from training.settings import OPTIMIZERS, SCHEDULES
+from training.settings import Settings, decay_steps
 
-VASWANI_WARMUP = 4000
+EMBEDDINGS = ("W_e", "W_p", "W_u", "W_c")
+"""Matrices that look tokens, positions or classes up, one column or row for each."""
+HEADS = ("W_q", "W_k", "W_v")
+"""Matrices that are stored head by head: together they are one matrix."""
 
 
-def make_schedule(
-    name: str, learning_rate: float, *, steps: int, warmup: int, final_fraction: float, d_e: int
-) -> optax.Schedule:
-    """Return the learning rate as a function of the number of steps already done.
+def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """Return the learning rate, as a function of the number of steps already done, and the optimizer of a run.
 
     Args:
-        name: one of `SCHEDULES`.
-        learning_rate: η.
-        steps: of the whole training.
-        warmup: steps over which the rate rises; 0 is a tenth of all steps, and 4000 for `vaswani`.
-        final_fraction: of η, what is left at the last step of `cosine`.
-        d_e: dimensions of the embedding, for `vaswani`.
-
-    Raises:
-        ValueError: an unknown name, or a warm-up that the schedule cannot have.
+        settings: of the run.
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"there is no schedule {name!r}; choose one of {', '.join(SCHEDULES)}")
-    if name == "constant":
-        return optax.constant_schedule(learning_rate)
-    if name == "vaswani":
-        warmup = warmup or VASWANI_WARMUP
-        return lambda done: learning_rate * d_e**-0.5 * jnp.minimum((done + 1.0) ** -0.5, (done + 1.0) * warmup**-1.5)
-    warmup = warmup or -(-steps // 10)
-    if not 0 < warmup <= steps:
-        raise ValueError(f"warmup is {warmup}, expected at most the {steps} steps of the training")
+    schedule = make_schedule(settings)
+    optimizer = UPDATES[settings.optimizer](settings, schedule)
+    if settings.clip_norm:
+        optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
+    return schedule, optimizer
 
-    def cosine(done):
+
+def make_schedule(settings: Settings) -> optax.Schedule:
+    """Return the learning rate as a function of the number of steps already done."""
+    s = settings
+    if s.schedule == "vaswani":
+        return lambda done: s.learning_rate * s.d_e**-0.5 * jnp.minimum((done + 1.0) ** -0.5, (done + 1.0) * _slope(s))
+    first = {"wsd": s.steps - decay_steps(s.steps)}.get(s.schedule, s.warmup)
+
+    def rate(done):
         t = done + 1.0
-        fallen = jnp.clip((t - warmup) / max(steps - warmup, 1), 0, 1)
-        share = final_fraction + (1 - final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * fallen))
-        return learning_rate * jnp.where(t < warmup, t / warmup, share)
+        fallen = jnp.clip((t - first) / max(s.steps - first, 1), 0, 1)
+        left = {"constant": 1.0, "cosine": 0.5 * (1 + jnp.cos(jnp.pi * fallen))}.get(s.schedule, 1 - fallen)
+        share = s.final_fraction + (1 - s.final_fraction) * left
+        return s.learning_rate * jnp.where(t < s.warmup, t / max(s.warmup, 1), share)
 
-    return cosine
+    return rate
+
+
+def _slope(settings: Settings) -> float:
+    return max(settings.warmup, 1) ** -1.5
 
 
 def decays(params: Any) -> Any:
@@ -70,30 +83,75 @@ def decays(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, params)
 
 
-def make_optimizer(
-    name: str, schedule: optax.Schedule, *, weight_decay: float = 0.0, clip_norm: float = 0.0, beta2: float = 0.98
-) -> optax.GradientTransformation:
-    """Return an optimizer.
+def _adam(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adam(schedule, s.beta1, s.beta2, s.eps)
 
-    Args:
-        name: one of `OPTIMIZERS`.
-        schedule: the learning rate.
-        weight_decay: λ of `adamw`; the others have none.
-        clip_norm: largest global norm of a gradient; 0 leaves gradients as they are.
-        beta2: β₂ of `adam` and `adamw`.
 
-    Raises:
-        ValueError: an unknown name, or weight decay for an optimizer that has none.
-    """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"there is no optimizer {name!r}; choose one of {', '.join(OPTIMIZERS)}")
-    if weight_decay and name != "adamw":
-        raise ValueError(f"weight_decay is {weight_decay}, but {name} has none; choose adamw, or 0")
-    b1, eps = 0.9, 1e-9
-    if name == "sgd":
-        optimizer = optax.sgd(schedule)
-    elif name == "adam":
-        optimizer = optax.adam(schedule, b1, beta2, eps)
-    else:
-        optimizer = optax.adamw(schedule, b1, beta2, eps, weight_decay=weight_decay, mask=decays)
-    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer) if clip_norm else optimizer
+def _adamw(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adamw(schedule, s.beta1, s.beta2, s.eps, weight_decay=s.weight_decay, mask=decays)
+
+
+def _lion(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.lion(schedule, s.beta1, s.beta2, weight_decay=s.weight_decay, mask=decays)
+
+
+def _adafactor(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adafactor(schedule)
+
+
+def _muon(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    def adam(rate):
+        return _adam(s, lambda done: schedule(done) * (rate / s.learning_rate))
+
+    matrices = optax.chain(
+        scale_by_muon(beta=s.momentum, weight_dimension_numbers=_matrices),
+        optax.stateless(_scaled_by_shape),
+        optax.add_decayed_weights(s.weight_decay),
+        optax.scale_by_learning_rate(schedule),
+    )
+    kinds: dict[Any, optax.GradientTransformation] = {
+        "matrix": matrices,
+        "embedding": adam(s.embedding_learning_rate),
+        "vector": adam(s.vector_learning_rate),
+    }
+    return optax.partition(kinds, _kinds)
+
+
+def _kinds(params: Any) -> Any:
+    """Which update muon makes of each array."""
+
+    def of_leaf(path, _):
+        name = path[-1].name
+        return "embedding" if name in EMBEDDINGS else "matrix" if name.startswith("W_") else "vector"
+
+    return jax.tree_util.tree_map_with_path(of_leaf, params)
+
+
+def _matrices(arrays: Any) -> Any:
+    """Which axes of the stacked arrays are rows and columns of one matrix; those of a layer's heads are one."""
+
+    def of_leaf(path, _):
+        return MuonDimensionNumbers(reduction_axis=-1, output_axis=(-3, -2) if path[-1].name in HEADS else -2)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, arrays)
+
+
+def _scaled_by_shape(updates: Any, _: Any) -> Any:
+    """Each update times √max(1, rows/columns)."""
+
+    def of_leaf(path, update):
+        rows = math.prod(update.shape[-3:-1]) if path[-1].name in HEADS else update.shape[-2]
+        return update * math.sqrt(max(1, rows / update.shape[-1]))
+
+    return jax.tree_util.tree_map_with_path(of_leaf, updates)
+
+
+UPDATES: dict[str, Callable[[Settings, optax.Schedule], optax.GradientTransformation]] = {
+    "sgd": lambda s, schedule: optax.sgd(schedule),
+    "adam": _adam,
+    "adamw": _adamw,
+    "lion": _lion,
+    "adafactor": _adafactor,
+    "muon": _muon,
+}
+"""What makes updates of gradients, by the name of the optimizer."""

@@ -18,6 +18,7 @@ class Progress:
         worse: evaluations since then.
         stopped: whether the training stopped early.
         results: of the last evaluation.
+        seconds: that the updates took, without evaluations and checkpoints.
     """
 
     step: int = 0
@@ -27,6 +28,7 @@ class Progress:
     worse: int = 0
     stopped: bool = False
     results: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
 
     def note(self, results: dict[str, float], patience: int) -> bool:
         """Take note of an evaluation after `step` updates.
@@ -83,12 +85,12 @@ class Rates:
         """Leave out the time since the last update."""
         self._last = self._clock()
 
-    def read(self) -> dict[str, float]:
-        """Return the rates, and start again from zero."""
+    def read(self) -> tuple[dict[str, float], float]:
+        """Return the rates and the seconds that they are over, and start again from zero."""
         seconds = max(self._seconds, 1e-9)
         rates = {
             "tokens_per_second": self._tokens / seconds,
             "mfu": self._updates * self._flops / seconds / self._peak,
         }
         self._seconds = self._tokens = self._updates = 0.0
-        return rates
+        return rates, seconds

@@ -10,7 +10,6 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import Variant
-from training.loop.optimizers import make_optimizer, make_schedule
 from training.settings import Settings
 from training.tasks.objectives import Batch, Objective, cast
 
@@ -42,33 +41,6 @@ class StepMetrics(NamedTuple):
 
 
 Step = Callable[[TrainState, Batch, Int[Array, ""], Key[Array, ""]], tuple[TrainState, StepMetrics]]
-
-
-def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """Return the learning rate and the optimizer of a run.
-
-    Args:
-        settings: of the run.
-
-    Raises:
-        ValueError: they do not fit together.
-    """
-    schedule = make_schedule(
-        settings.schedule,
-        settings.learning_rate,
-        steps=settings.steps,
-        warmup=settings.warmup,
-        final_fraction=settings.final_fraction,
-        d_e=settings.d_e,
-    )
-    optimizer = make_optimizer(
-        settings.optimizer,
-        schedule,
-        weight_decay=settings.weight_decay,
-        clip_norm=settings.clip_norm,
-        beta2=settings.beta2,
-    )
-    return schedule, optimizer
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0) -> TrainState:

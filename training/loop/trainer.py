@@ -8,7 +8,7 @@ again by the same command gives bit for bit the losses and the parameters of an 
 import collections
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -17,11 +17,12 @@ from training.data.loading import RunData
 from training.evaluation.held_out import evaluate, perplexity
 from training.loop.diagnosis import TrainingError, explosion, loss_limit, not_finite
 from training.loop.flops import matmul_peak, memory_in_use, step_flops
+from training.loop.optimizers import optimizer_from
 from training.loop.progress import Progress, Rates
-from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step, optimizer_from
+from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step
 from training.mesh.sharding import Sharding
 from training.runs.checkpoints import Checkpoints, read_checkpoint
-from training.runs.directory import Description, RunDirectory
+from training.runs.directory import Description, Run, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.runs.metrics import MetricsLog, cut, plot_losses, read_metrics, tensorboard_writer
 from training.tasks import TASKS
@@ -29,20 +30,41 @@ from training.tasks.models import init_model
 from training.tasks.objectives import make_totals
 
 IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
+FORWARDS = 4  # an update takes as long as so many evaluations of a batch, about
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
+
+
+class Facts(NamedTuple):
+    """What is known of a training before its first update.
+
+    Attributes:
+        step: updates that are done already.
+        parameters: numbers in the model.
+        tokens: of the training data.
+        epochs: how often the training sees each of its examples.
+        device: what computes.
+        seconds: that the updates which are left will take, about.
+    """
+
+    step: int
+    parameters: int
+    tokens: int
+    epochs: float
+    device: str
+    seconds: float
 
 
 class Observer(Protocol):
     """Who is told how a training goes."""
 
-    def began(self, step: int) -> None:
-        """The training begins, or resumes after `step` updates."""
+    def began(self, facts: Facts) -> None:
+        """The training begins or resumes."""
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
         """An update is done; `line` has what it reports."""
 
-    def evaluated(self, step: int, results: dict[str, float]) -> None:
-        """An evaluation is done."""
+    def evaluated(self, step: int, results: dict[str, float], run: Run) -> None:
+        """An evaluation is done, of this model."""
 
     def warned(self, message: str) -> None:
         """Something is not as it should be; the training goes on."""
@@ -100,6 +122,8 @@ class Trainer:
         try:
             with contextlib.ExitStack() as opened:
                 return self._train(opened)
+        except BrokenPipeError:
+            raise  # nobody reads what the observer prints
         except OSError as error:
             raise TrainingError(
                 f"cannot write to {self._files.path}: {error.strerror}; rerun the command to resume from the "
@@ -115,7 +139,7 @@ class Trainer:
         self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, events)))
         try:
             self._compile()
-            self._observer.began(self._progress.step)
+            self._observer.began(self._facts())
             self._loop()
             return self._finish()
         except Interrupted:
@@ -164,6 +188,23 @@ class Trainer:
         compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
         compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
         return compiled_step, compiled_totals, settings.peak or matmul_peak(self._clock, settings.dtype)
+
+    def _facts(self) -> Facts:
+        settings, step = self._settings, self._progress.step
+        held_out = next(iter(self._data.validation.evaluation_batches()))
+        seconds = []
+        for _ in range(2):  # the first one warms up
+            start = self._clock()
+            jax.block_until_ready(self._totals(self._evaluated_params(), held_out))
+            seconds.append(self._clock() - start)
+        return Facts(
+            step=step,
+            parameters=sum(array.size for array in jax.tree.leaves(self._state.params)),
+            tokens=self._data.n_tokens,
+            epochs=settings.steps * settings.batch_size / self._data.train.n_examples,
+            device=f"{jax.device_count()} × {jax.devices()[0].device_kind}" if self._sharding.batch else _device(),
+            seconds=(settings.steps - step) * FORWARDS * seconds[-1],
+        )
 
     def _loop(self) -> None:
         if self._progress.pending:
@@ -217,7 +258,9 @@ class Trainer:
             }
             evaluates = self._evaluates(step)
             if evaluates or step == 1 or step % self._settings.log_every == 0:
-                line |= self._rates.read() | {"memory_bytes": memory_in_use()}
+                rates, seconds = self._rates.read()
+                self._progress.seconds += seconds
+                line |= rates | {"seconds": self._progress.seconds, "memory_bytes": memory_in_use()}
                 if evaluates:
                     self._progress.pending = line
                 else:
@@ -232,7 +275,10 @@ class Trainer:
         self._progress.pending = None
         if self._progress.note(results, self._settings.patience) and self._best:
             self._best.save(step, {"params": self._evaluated_params()}, {})
-        self._observer.evaluated(step, results)
+        plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
+        c = self._description
+        run = Run(self._evaluated_params(), c.config, self._data.tokenizer, c.settings.task, c.labels)
+        self._observer.evaluated(step, results, run)
 
     def _evaluation(self, limit: int) -> dict[str, float]:
         return evaluate(
@@ -280,8 +326,11 @@ class Trainer:
         self._checkpoints.wait()
         self._files.save_parameters(self._evaluated_params())
         self._files.save_results({"step": self._progress.best_step if self._best else self._progress.step, **results})
-        plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
         return results
+
+
+def _device() -> str:
+    return jax.devices()[0].device_kind
 
 
 def _items(state: TrainState) -> dict[str, Any]:

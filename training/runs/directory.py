@@ -12,10 +12,12 @@
 | results.json | what they make of the held-out data |
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +33,7 @@ from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
 from training.tasks.models import config_from_json, config_to_json, model_shapes
 
-FORMAT = "formal-algorithms run 2"
+FORMAT = "formal-algorithms run 3"
 
 
 class RunError(ValueError):
@@ -132,8 +134,32 @@ class RunDirectory:
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
         except OSError as error:
             raise RunError(f"{self.path} is no run: cannot read {self.config}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{self.config} cannot be read: {error}") from None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process out of the directory, which is made; if nothing is written to it, it goes again.
+
+        Raises:
+            RunError: another process trains here, or the directory cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            directory = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise RunError(f"cannot make {self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(directory)
+            raise RunError(f"another process trains in {self.path}: wait for it, or name another directory") from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+            os.close(directory)
 
     def begin(self, description: Description, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json and, last, config.json.
@@ -144,10 +170,26 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.tokenizer, tokenizer.save)
-            text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
-            write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            self._write(description)
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def resume(self, description: Description) -> None:
+        """Check that the run which began here may go on as described, and note what has changed.
+
+        Raises:
+            RunError: names what differs and must not; or config.json cannot be written.
+        """
+        self.check_continues(description)
+        if self.description().settings != description.settings:
+            try:
+                self._write(description)
+            except OSError as error:
+                raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def _write(self, description: Description) -> None:
+        text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
+        write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
     def check_continues(self, description: Description) -> None:
         """Check that the run which began here is the one described.
@@ -156,11 +198,12 @@ class RunDirectory:
             RunError: names what differs.
         """
         began = self.description()
-        changed = differences(began.settings, description.settings)
+        done = next(iter(saved_steps(self.checkpoints)), 0)
+        changed = differences(began.settings, description.settings, done=done)
         if changed:
             raise RunError(
                 f"the run in {self.path} began with other settings ({'; '.join(changed)}): "
-                "give the same ones to resume it, or name another directory"
+                "leave them out to resume it, or name another directory"
             )
         for what, old in began.fingerprints.items():
             if description.fingerprints.get(what) != old:
@@ -230,7 +273,8 @@ def _read_parameters(path: Path, template: Any) -> Any:
             leaves = {name: file.get_tensor(name) for name in names}
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
-    if checksums(leaves) != expected:
+    shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(template).items()}
+    if checksums(leaves) != expected or {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()} != shapes:
         raise RunError(f"{path} is damaged: it is not what was saved; delete it to use the last checkpoint")
     return unflatten(template, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
 

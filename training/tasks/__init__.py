@@ -8,7 +8,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from training.settings import Settings, SettingsError, converted
+from training.settings import Settings, SettingsError, converted, dependent_defaults
 from training.tasks.classify import CLASSIFY
 from training.tasks.d import D
 from training.tasks.e import E
@@ -36,8 +36,9 @@ def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
     for name in values:
         if name not in known:
             raise SettingsError(f"{task} has no setting {name!r}; it has {', '.join(known)}")
+    given = {name: converted(name, value) for name, value in values.items()}
     defaults = {name: TASKS[task].default(name) for name in known}
-    return Settings(task=task, **(defaults | {name: converted(name, value) for name, value in values.items()}))
+    return Settings(task=task, **(defaults | dependent_defaults(given, defaults) | given))
 
 
 def settings_to_json(settings: Settings) -> dict[str, Any]:

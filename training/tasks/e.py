@@ -35,6 +35,9 @@ E = Task(
         "init": "glorot",
         "steps": 2000,
         "batch_size": 64,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "final_fraction": 0.02,
         "learning_rate": 2e-3,
     },
 )

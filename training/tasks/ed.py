@@ -37,6 +37,9 @@ ED = Task(
         "l_max": 48,
         "steps": 2500,
         "batch_size": 64,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "final_fraction": 0.02,
         "learning_rate": 3e-3,
     },
 )

@@ -8,17 +8,24 @@ import pytest
 
 from tests import cases
 from tests.training_cases import N_V, settings_for
-from training.loop.optimizers import decays, make_optimizer, make_schedule
+from training.loop.optimizers import decays, make_schedule, optimizer_from
 from training.runs.named_arrays import flatten
+from training.settings import OPTIMIZERS, SettingsError
 from training.tasks import TASKS
 from training.tasks.models import model_config, model_shapes
 
 GRADIENTS = np.random.default_rng(0).standard_normal((5, 3))
 START = np.array([0.5, -2.0, 1.0])
+CONSTANT = {"schedule": "constant", "learning_rate": 0.1, "clip_norm": 0.0}
 
 
 def schedule(name, **options):
-    return make_schedule(name, 0.1, **({"steps": 20, "warmup": 4, "final_fraction": 0.1, "d_e": 16} | options))
+    given = {"learning_rate": 0.1, "steps": 20, "warmup": 4, "final_fraction": 0.1, "d_e": 16}
+    return make_schedule(settings_for("d", schedule=name, optimizer="adam", **(given | options)))
+
+
+def optimizer_of(name, **options):
+    return optimizer_from(settings_for("d", optimizer=name, **({"d_e": 16} | options)))[1]
 
 
 def run(optimizer):
@@ -44,11 +51,11 @@ def adam(rate, *, beta1=0.9, beta2=0.98, epsilon=1e-9):
 
 def test_sgd_is_the_papers():
     expected = START - 0.1 * np.cumsum(GRADIENTS, axis=0)
-    np.testing.assert_allclose(list(run(make_optimizer("sgd", schedule("constant")))), expected, rtol=1e-12)
+    np.testing.assert_allclose(list(run(optimizer_of("sgd", **CONSTANT))), expected, rtol=1e-12)
 
 
 def test_adam_has_the_constants_of_the_source():
-    optimizer = make_optimizer("adam", schedule("vaswani"))
+    optimizer = optimizer_of("adam", schedule="vaswani", learning_rate=0.1, warmup=4, clip_norm=0.0)
     expected = list(adam(lambda t: 0.1 * 16**-0.5 * min(t**-0.5, t * 4**-1.5)))
     np.testing.assert_allclose(list(run(optimizer)), expected, rtol=1e-9)
 
@@ -58,18 +65,32 @@ def test_the_first_rate_is_that_of_step_one():
     assert float(schedule("cosine")(0)) == pytest.approx(0.1 / 4)
 
 
-def test_cosine_rises_falls_and_ends():
-    rates = [float(schedule("cosine")(done)) for done in range(25)]
+T = np.arange(5, 21)
+FALLING = {
+    "constant": 0.1 * np.ones(16),
+    "cosine": 0.1 * (0.1 + 0.9 * (1 + np.cos(np.pi * (T - 4) / 16)) / 2),
+    "linear": 0.1 * (0.1 + 0.9 * (20 - T) / 16),
+    "wsd": 0.1 * (0.1 + 0.9 * np.minimum(1, (20 - T) / 4)),
+}
+
+
+@pytest.mark.parametrize("name", FALLING)
+def test_a_schedule_rises_falls_and_ends(name):
+    rates = [float(schedule(name)(done)) for done in range(25)]
     np.testing.assert_allclose(rates[:4], 0.1 * np.arange(1, 5) / 4)
-    t = np.arange(5, 21)
-    np.testing.assert_allclose(rates[4:20], 0.1 * (0.1 + 0.9 * (1 + np.cos(np.pi * (t - 4) / 16)) / 2), rtol=1e-6)
-    np.testing.assert_allclose(rates[19:], 0.01)
+    np.testing.assert_allclose(rates[4:20], FALLING[name], rtol=1e-6)
+    np.testing.assert_allclose(rates[19:], FALLING[name][-1])
 
 
-def test_warm_up_of_a_tenth_unless_given():
-    rates = [float(schedule("cosine", warmup=0, steps=50)(done)) for done in range(50)]
-    assert np.argmax(rates) == 4
-    assert float(schedule("vaswani", warmup=0)(3999)) == pytest.approx(0.1 / 4 * 4000**-0.5)
+def test_what_is_not_given_follows_from_what_it_belongs_to():
+    assert settings_for("d", steps=50).warmup == 5
+    constant = settings_for("d", optimizer="sgd", schedule="constant")
+    assert (constant.warmup, constant.weight_decay) == (0, 0)
+    vaswani = settings_for("d", optimizer="adam", schedule="vaswani")
+    assert (vaswani.learning_rate, vaswani.warmup, vaswani.weight_decay) == (1.0, 4000, 0)
+    assert settings_for("d", optimizer="lion", learning_rate=0.5).learning_rate == 0.5
+    for name in OPTIMIZERS:
+        assert settings_for("d", optimizer=name).optimizer == name  # no default is refused
 
 
 def test_weight_decay_spares_biases_norms_and_embeddings():
@@ -86,7 +107,7 @@ def test_weight_decay_spares_biases_norms_and_embeddings():
 def test_adamw_decays_matrices_by_the_rate_times_the_weight_decay():
     settings = settings_for("d", tied=False)
     theta = cases.random_like(model_shapes("d", model_config(settings, N_V)))
-    optimizer = make_optimizer("adamw", schedule("constant"), weight_decay=0.3)
+    optimizer = optimizer_of("adamw", **CONSTANT, weight_decay=0.3)
     gradient = jax.tree.map(jnp.zeros_like, theta)
     updates, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p))(gradient, theta)
     new = flatten(optax.apply_updates(theta, updates))
@@ -94,8 +115,28 @@ def test_adamw_decays_matrices_by_the_rate_times_the_weight_decay():
         np.testing.assert_allclose(new[name], flatten(theta)[name] * (1 - 0.03 * decayed), rtol=1e-5)
 
 
+def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together():
+    settings = settings_for("d", tied=False, L=2, optimizer="muon", **CONSTANT, weight_decay=0.0)
+    theta = cases.random_like(model_shapes("d", model_config(settings, N_V)))
+    optimizer = optimizer_from(settings)[1]
+    gradient = jax.tree.map(lambda a: 0.01 * a, theta)
+    updates, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p))(gradient, theta)
+    updates, gradient = flatten(updates), flatten(gradient)
+    for name in ("layers.attention.heads.W_q", "layers.attention.W_o", "layers.mlp.W_mlp1", "layers.mlp.W_mlp2"):
+        for update, G in zip(np.asarray(updates[name]), np.asarray(gradient[name]), strict=True):
+            U, _, V = np.linalg.svd(G.reshape(-1, G.shape[-1]), full_matrices=False)
+            rows, columns = G.reshape(-1, G.shape[-1]).shape
+            expected = -0.1 * np.sqrt(max(1, rows / columns))
+            S = np.diag(U.T @ update.reshape(rows, columns) @ V.T)  # about 1: five steps of Newton and Schulz
+            assert np.all((S / expected > 0.5) & (S / expected < 1.3)), name
+            off = U.T @ update.reshape(rows, columns) @ V.T - np.diag(S)
+            np.testing.assert_allclose(off, 0, atol=1e-6)
+    for name, rate in (("W_e", settings.embedding_learning_rate), ("layers.mlp.b_mlp1", settings.vector_learning_rate)):
+        np.testing.assert_allclose(updates[name], -rate * np.sign(gradient[name]), rtol=1e-4)  # Adam's first step
+
+
 def test_clipping_is_by_the_global_norm():
-    optimizer = make_optimizer("sgd", schedule("constant"), clip_norm=0.5)
+    optimizer = optimizer_of("sgd", **(CONSTANT | {"clip_norm": 0.5}))
     theta = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([4.0])}
     updates, _ = optimizer.update(gradient, optimizer.init(theta), theta)
@@ -107,17 +148,18 @@ def test_clipping_is_by_the_global_norm():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("values", "message"),
     [
-        (lambda: schedule("linear"), "no schedule 'linear'; choose one of constant, cosine, vaswani"),
-        (lambda: schedule("cosine", warmup=21), "warmup is 21, expected at most the 20 steps"),
-        (lambda: make_optimizer("lion", schedule("constant")), "no optimizer 'lion'; choose one of sgd, adam, adamw"),
+        ({"schedule": "quadratic"}, "schedule is 'quadratic'; choose one of constant, cosine, linear, wsd, vaswani"),
+        ({"warmup": 21, "steps": 20}, "warmup is 21, expected at most the 20 steps"),
+        ({"optimizer": "sophia"}, "optimizer is 'sophia'; choose one of sgd, adam, adamw, lion, adafactor, muon"),
         (
-            lambda: make_optimizer("sgd", schedule("constant"), weight_decay=0.1),
-            "weight_decay is 0.1, but sgd has none; choose adamw, or 0",
+            {"optimizer": "sgd", "weight_decay": 0.1},
+            "weight_decay is 0.1, but sgd has none; choose adamw, lion, muon, or 0",
         ),
+        ({"eps": 0.0}, "eps is 0.0, expected a positive number"),
     ],
 )
-def test_what_cannot_be_is_said(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_what_cannot_be_is_said(values, message):
+    with pytest.raises(SettingsError, match=message):
+        settings_for("d", **values)

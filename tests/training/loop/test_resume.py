@@ -17,7 +17,7 @@ from training.runs.named_arrays import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-TIMED = ("tokens_per_second", "mfu", "memory_bytes")
+TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 FLAGS = {
     "--tokenizer": "bytes",
     "--l_max": 16,

@@ -17,7 +17,7 @@ from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
 from training.tasks.models import init_model, model_shapes
 
-TIMED = ("tokens_per_second", "mfu", "memory_bytes")
+TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 1, "max_to_keep": 2, "learning_rate": 0.01}
 PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 

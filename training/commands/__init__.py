@@ -1,0 +1,76 @@
+"""The command lines, as scripts/ and the installed commands run them: an error is one sentence, never a traceback.
+
+A command is a module with `main(argv) → exit status`, which prints and raises errors; `run` imports it and answers for
+signals, pipes and errors.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+__all__ = ["compress_main", "evaluate_main", "generate_main", "run", "train_main"]
+
+PIPE = 128 + signal.SIGPIPE
+
+
+def run(module: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command line, and return the exit status.
+
+    Args:
+        module: the dotted name of the command's module; it is imported here, so that Ctrl-C ends the import, too.
+        argv: the arguments; those of the process if None.
+    """
+    name = f"{module.removesuffix('.command').rpartition('.')[2]}.py"
+    before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        status = importlib.import_module(module).main(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head -1`: who reads has seen enough
+        _abandon_output()
+        return PIPE
+    except (ValueError, OverflowError, RecursionError) as error:
+        return _said(name, str(error), 2)
+    except OSError as error:
+        return _said(name, f"{error.filename or 'output'}: {error.strerror}", 2)
+    except RuntimeError as error:
+        return _said(name, str(error), 1)
+    except MemoryError:
+        return _said(name, "there is not enough memory for what was asked", 1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _said(name: str, sentence: str, status: int) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        print(f"{name}: {sentence}", file=sys.stderr, flush=True)
+        return status
+    _abandon_output()
+    return status
+
+
+def _abandon_output() -> None:
+    """Let Python's own flush at the end find no broken pipe."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(null, number)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End at once; a process that computes or compiles would otherwise print where it was."""
+    with contextlib.suppress(OSError, RuntimeError):
+        sys.stdout.flush()
+    os._exit(128 + number)
+
+
+train_main, generate_main, evaluate_main, compress_main = (
+    functools.partial(run, f"training.commands.{name}") for name in ("train", "generate", "evaluate", "compress")
+)
+"""What the installed commands call."""

@@ -1,0 +1,95 @@
+"""Compress a text with a trained decoder, and give it back: prediction is compression.
+
+    scripts/compress.py RUN compress book.txt book.fat
+    scripts/compress.py RUN decompress book.fat book.txt
+    scripts/compress.py RUN report book.txt                # only how small it gets, beside xz and bzip2
+
+A file can be decompressed with the same run, on the machine where it was compressed. Exit status: 0 done; 2 wrong usage
+or input; 130 after Ctrl-C.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from algorithms import DTransformerConfig
+from training.compression import CompressionError, compress, decompress
+from training.evaluation.baselines.compressors import compressed_bits_per_byte
+from training.generation import Generator
+from training.runs.directory import load_run
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
+    actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
+    for name, help_text in (
+        ("compress", "a text file, to a smaller one"),
+        ("decompress", "such a file, to the text"),
+        ("report", "how small a text file gets, and write nothing"),
+    ):
+        action = actions.add_parser(name, help=help_text)
+        action.add_argument("input", metavar="IN", type=Path)
+        if name != "report":
+            action.add_argument("output", metavar="OUT", type=Path)
+    return main
+
+
+def report(text: bytes, compressed: bytes) -> None:
+    """Print the bits per byte, beside those of other compressors."""
+    print(f"{len(text)} bytes of text, {len(compressed)} compressed; bits per byte:")
+    sizes = {"this model": 8 * len(compressed) / len(text), **compressed_bits_per_byte(text)}
+    for name, bits in sizes.items():
+        print(f"    {name:<12}{bits:.3f}")
+
+
+def transform(arguments: argparse.Namespace) -> None:
+    """Compress or decompress.
+
+    Raises:
+        ValueError: the run or the file is not what it should be.
+    """
+    model: Any = load_run(arguments.run)
+    if not isinstance(model.config, DTransformerConfig):
+        raise CompressionError(
+            f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"
+        )
+    data = read(arguments.input)
+    generator = Generator(model.theta, model.config)
+    if arguments.action == "decompress":
+        write(arguments.output, decompress(data, generator, model.tokenizer).encode())
+        return
+    if not data:
+        raise CompressionError(f"{arguments.input} is empty: there is nothing to compress")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise CompressionError(f"{arguments.input} is not UTF-8 at byte {error.start}, so it is no text") from None
+    compressed = compress(text, generator, model.tokenizer)
+    if arguments.action == "compress":
+        write(arguments.output, compressed)
+    report(data, compressed)
+
+
+def read(path: Path) -> bytes:
+    """Return the bytes of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CompressionError(f"cannot read {path}: {error.strerror}") from None
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise CompressionError(f"cannot write {path}: {error.strerror}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    transform(parser().parse_args(argv))
+    return 0

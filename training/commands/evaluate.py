@@ -1,0 +1,66 @@
+"""Measure a trained run on held-out data, beside what simpler methods make of the same.
+
+    scripts/evaluate.py runs/docs
+    scripts/evaluate.py runs/words --limit 1000
+
+Prints a table and some samples, and writes both to RUN/evaluation-PART.json. Exit status: 0 done; 2 wrong usage or
+input.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.commands.arguments import at_least
+from training.commands.terminal import say, show
+from training.data.loading import load_run_data
+from training.evaluation.report import PARTS, Comparison, compare, default_part
+from training.runs.directory import RunDirectory, load_run, write_atomically
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main.add_argument("run", metavar="RUN", help="directory of the run")
+    main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, or validation without it)")
+    main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
+    main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
+    return main
+
+
+def show_table(comparison: Comparison) -> None:
+    """Print the table, and what else was found."""
+    columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
+    width = max(map(len, comparison.rows))
+    print(" " * width + "".join(f"{column:>15}" for column in columns))
+    for method, figures in comparison.rows.items():
+        cells = (f"{figures[column]:15.4f}" if column in figures else " " * 15 for column in columns)
+        print(f"{method:<{width}}" + "".join(cells))
+    for line in comparison.samples:
+        show(line)
+    for package in comparison.missing:
+        say(f"(with {package} installed, there would be more to compare with)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    run = load_run(arguments.run)
+    files = RunDirectory(arguments.run)
+    description = files.description()
+    cache = Path(arguments.cache) if arguments.cache else None
+    data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache)
+    files.check_continues(description._replace(fingerprints=data.fingerprints))
+    part = arguments.part or default_part(data)
+    comparison = compare(run, description, data, part, limit=arguments.limit or 0)
+    print(f"{part} data of {files.path}:")
+    show_table(comparison)
+    results = {"part": part, "rows": comparison.rows, "samples": comparison.samples}
+    text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+    kept = files.path / f"evaluation-{part}.json"
+    try:
+        write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        say(f"note: cannot write {kept}: {error.strerror}")
+    return 0

@@ -1,0 +1,213 @@
+"""Use a trained run: a decoder continues text, an encoder fills [MASK], an encoder-decoder translates lines, a
+classifier names their class.
+
+    scripts/generate.py runs/docs --prompt "The "                     # streams a continuation
+    scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
+    echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
+    scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
+    scripts/generate.py runs/docs --interactive                       # the model stays loaded
+
+Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from training.commands.arguments import spelled
+from training.commands.terminal import say, show
+from training.generation.text import Answer, Answerer, AnswerError, Options, answerer_for
+from training.runs.directory import load_run
+
+LINES_AT_ONCE = 32
+NAMES = ("n", "l_gen", "l_max", "tau", "top_k", "top_p", "beam_size", "length_penalty", "seed")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = main.add_argument
+    add("run", metavar="RUN", help="directory of the run")
+    add("--prompt", action="append", metavar="TEXT", help="a text; may be repeated (default: what comes on stdin)")
+    add("--interactive", action="store_true", help="answer line after line, with the model kept loaded")
+    add("--json", action="store_true", help="print a JSON object for each text")
+    add(
+        "--n", type=at_least(1), metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)"
+    )
+    add("--l_gen", type=int, metavar="N", help="most tokens of a continuation (default: 200, or what l_max leaves)")
+    add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
+    add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")
+    add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
+    add(
+        "--top-p",
+        type=float,
+        metavar="X",
+        help="draw from the fewest tokens that have probability X together (default: 0.9 without --tau and --top-k)",
+    )
+    add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
+    add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
+    add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
+    add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
+    return main
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """Return the options that were given."""
+    stop = tuple(arguments.stop) if arguments.stop else None
+    if stop and "" in stop:
+        raise AnswerError("--stop: expected some text, got none")
+    return Options(**{name: getattr(arguments, name) for name in NAMES}, stop=stop)
+
+
+def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:
+    """Yield the texts to answer: the prompts, or stdin, line by line where the run takes lines."""
+    if arguments.prompt is not None:
+        yield from arguments.prompt
+    elif answerer.takes_lines:
+        yield from (line.rstrip("\n") for line in _stdin())
+    else:
+        yield "".join(_stdin())
+
+
+def _stdin() -> Iterator[str]:
+    """Yield the lines of standard input.
+
+    Raises:
+        AnswerError: they are not UTF-8.
+    """
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise AnswerError(f"standard input is no text in UTF-8: {error.reason}") from None
+
+
+def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False, first: int = 1) -> bool:
+    """Print the answers, some texts at once.
+
+    Args:
+        answerer: the model.
+        texts: what to answer.
+        as_json: print an object for each text.
+        lines: whether line n is to come out as line n: an empty line stays empty, and so is one without an answer.
+        first: the number of the first text.
+
+    Returns:
+        whether all texts could be answered; what is wrong with the others is said.
+    """
+    texts, well = iter(texts), True
+    while some := list(itertools.islice(texts, LINES_AT_ONCE)):
+        for text, answers in zip(some, _answers(answerer, some, first, lines=lines), strict=True):
+            well = well and answers is not None
+            if as_json:
+                print(json.dumps({"prompt": text, "answers": answers or []}, ensure_ascii=False), flush=True)
+                continue
+            for answer in answers or [{"text": ""}]:
+                show(shown(answer))
+        first += len(some)
+    return well
+
+
+def _answers(answerer: Answerer, texts: list[str], first: int, *, lines: bool) -> Sequence[list[Answer] | None]:
+    """Return the answers to each text: none to an empty line, and None where a line cannot be answered."""
+    stand_in = next(filter(None, texts), "")  # so that every line is the request of its own number
+    if not lines:
+        return answerer.answers(texts, first=first)
+    if not stand_in:
+        return [[] for _ in texts]
+    try:
+        answers = answerer.answers([text or stand_in for text in texts], first=first)
+        return [found if text else [] for text, found in zip(texts, answers, strict=True)]
+    except ValueError:
+        if len(texts) == 1:
+            raise
+        return [_answer(answerer, text, number) for number, text in enumerate(texts, first)]
+
+
+def _answer(answerer: Answerer, text: str, number: int) -> list[Answer] | None:
+    try:
+        return answerer.answers([text], first=number)[0] if text else []
+    except ValueError as error:
+        say(f"generate.py: {error}")
+        return None
+
+
+def shown(answer: dict) -> str:
+    """Return an answer as text: for several candidates of a mask, and for a class, with their probabilities."""
+    lines = [answer["text"]]
+    for number, candidates in enumerate(answer.get("masks", []), 1):
+        if len(candidates) > 1:
+            lines += [f"    mask {number}: {c['probability']:.4f} {c['text']!r}" for c in candidates]
+    if "probabilities" in answer:
+        lines = [f"{answer['text']}\t{answer['probabilities'][answer['text']]:.4f}"]
+    return "\n".join(lines)
+
+
+def answer_one(answerer: Answerer, text: str, number: int = 1) -> None:
+    """Print the answer to one text as it comes."""
+    for piece in answerer.stream(text, number=number):
+        show(piece, end="")
+    print(flush=True)
+
+
+def typed() -> Iterator[str]:
+    """Yield line after line of standard input; on a terminal they may be edited, and called back."""
+    if not sys.stdin.isatty():
+        yield from _stdin()
+        return
+    importlib.import_module("readline")  # input() finds it
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
+    """Answer line after line until the input ends; a line that cannot be answered is complained about."""
+    for number, line in enumerate(typed(), 1):
+        text = line.rstrip("\n")
+        try:
+            if as_json or several or not answerer.streams:
+                answer_all(answerer, [text], as_json=as_json, first=number)
+            else:
+                answer_one(answerer, text, number)
+        except ValueError as error:
+            say(f"generate.py: {error}")
+
+
+def answer(arguments: argparse.Namespace) -> bool:
+    """Answer what was asked.
+
+    Returns:
+        whether all texts could be answered.
+
+    Raises:
+        ValueError: there is no such run, or a text or an option is wrong.
+    """
+    options = options_of(arguments)
+    answerer = answerer_for(load_run(arguments.run), options)
+    several = options.n is not None and options.n > 1
+    if arguments.interactive:
+        if arguments.prompt:
+            raise AnswerError("--interactive reads its texts from the terminal: leave --prompt out")
+        converse(answerer, as_json=arguments.json, several=several)
+    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
+        answer_one(answerer, next(texts_of(arguments, answerer)))
+    else:
+        lines = not arguments.prompt and answerer.takes_lines
+        return answer_all(answerer, texts_of(arguments, answerer), as_json=arguments.json, lines=lines)
+    return True
+
+
+def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
+    """Return whether it is known that there is one text only."""
+    return len(arguments.prompt) == 1 if arguments.prompt else not answerer.takes_lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    words = spelled(sys.argv[1:] if argv is None else argv, NAMES)
+    return 0 if answer(parser().parse_args(words)) else 2

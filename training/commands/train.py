@@ -1,0 +1,194 @@
+"""Train a transformer: next tokens (d), masked tokens (e), sequence to sequence (ed), or classes of texts (classify).
+
+    scripts/train.py d --run runs/docs                                # on Python's documentation
+    scripts/train.py d --run runs/mine --data a.txt b.txt --steps 5000
+    scripts/train.py ed --run runs/words --data pronunciation --l_max 24
+    scripts/train.py classify --run runs/spam
+    scripts/train.py --run runs/docs                                  # resumes from the last checkpoint
+
+Exit status: 0 done; 1 the training failed; 2 wrong usage or input; 130 or 143 after Ctrl-C or SIGTERM, with a saved
+checkpoint.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from training.commands.arguments import flag, spelled
+from training.commands.progress import Display
+from training.commands.terminal import say, show
+from training.data.loading import load_run_data
+from training.data.tokenizers import load_tokenizer
+from training.evaluation.report import sample, summary
+from training.loop.trainer import Trainer
+from training.mesh.sharding import Sharding
+from training.runs.directory import Description, RunDirectory, RunError, load_run
+from training.runs.interrupts import Interrupted, Interrupts
+from training.settings import GROUPS, KINDS, PRESETS, SETTINGS, Settings, SettingsError
+from training.tasks import TASKS, Task, settings_from, settings_to_json
+from training.tasks.models import check_sizes, model_config
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line: a subcommand for each task, a flag for each of its settings."""
+    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
+    for task in TASKS.values():
+        sub = tasks.add_parser(task.name, help=task.summary, description=f"Train on {task.summary}.")
+        sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run; if one began there, resume")
+        sub.add_argument(
+            "--config", metavar="FILE.json", help="settings by name, or a run's config.json; flags come first"
+        )
+        presets = [name for name, (of, _) in PRESETS.items() if of == task.name]
+        if presets:
+            sub.add_argument(
+                "--preset", choices=presets, help="settings of a known model; flags and --config come first"
+            )
+        sub.add_argument(
+            "--cache",
+            metavar="DIR",
+            help="where tokens and fetched data are kept (default: ~/.cache/formal-algorithms)",
+        )
+        sub.add_argument("--quiet", action="store_true", help="no progress and no samples on the way")
+        group: Any = sub
+        for name in SETTINGS:
+            if name in GROUPS:
+                group = sub.add_argument_group(GROUPS[name])
+            if name in task.all_settings():
+                _add_flag(group, name, task)
+    return main
+
+
+def _add_flag(group: Any, name: str, task: Task) -> None:
+    setting, kind, default = SETTINGS[name], KINDS[name], task.default(name)
+    shown = " ".join(default) or "none" if isinstance(default, tuple) else default
+    of = f", or what {' and '.join(map(flag, setting.depends))} bring" if setting.depends else ""
+    sentence = f"{setting.help} (default: {shown}{of})"
+    options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": sentence}
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif kind == tuple[str, ...]:
+        options |= {"nargs": "+", "metavar": "NAME|FILE" if name == "data" else "FILE"}
+    elif setting.choices:
+        options["choices"] = setting.choices
+    else:
+        options |= {"type": kind, "metavar": {int: "N", float: "X", str: "NAME"}[kind]}
+    group.add_argument(flag(name), **options)
+
+
+def with_task(argv: Sequence[str]) -> list[str]:
+    """Return the arguments; where they begin with a flag, ``--run DIR`` among them names the task, if a run is there.
+
+    Raises:
+        RunError: no run is there.
+    """
+    if not argv or not argv[0].startswith("--") or argv[0] == "--help":
+        return list(argv)
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--run")
+    run = finder.parse_known_args(argv)[0].run
+    if run is None or not RunDirectory(run).config.is_file():
+        return list(argv)
+    return [RunDirectory(run).description().settings.task, *argv]
+
+
+def read_settings(arguments: argparse.Namespace) -> Settings:
+    """Return the settings: flags first, then the file, the preset, what the run began with, and defaults.
+
+    Raises:
+        SettingsError: the file cannot be read, or a setting cannot be.
+        RunError: the run that is there is of another task.
+    """
+    values: dict[str, Any] = {}
+    files = RunDirectory(arguments.run)
+    if files.config.is_file():
+        began = files.description().settings
+        if began.task != arguments.task:
+            raise RunError(
+                f"the run in {files.path} is of the task {began.task}, not {arguments.task}: name another directory"
+            )
+        values = settings_to_json(began)
+    if getattr(arguments, "preset", None):
+        values |= PRESETS[arguments.preset][1]
+    if arguments.config:
+        values |= _settings_file(Path(arguments.config))
+    values |= {name: value for name, value in vars(arguments).items() if name in SETTINGS}
+    return settings_from(_absolute(values), task=arguments.task)
+
+
+def _settings_file(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"cannot read the settings {path}: {error}") from None
+    if isinstance(values, dict) and "settings" in values:
+        values = values["settings"]
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path} holds no JSON object of settings")
+    return values
+
+
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """Name files so that the run is found complete from every working directory."""
+
+    def absolute(name: Any) -> Any:
+        return str(Path(name).absolute()) if isinstance(name, str) and Path(name).is_file() else name
+
+    files = {name: values[name] for name in ("data", "validation_data") if isinstance(values.get(name), list | tuple)}
+    return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
+
+
+def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts) -> None:
+    """Train, and say how good the model is."""
+    check_sizes(settings)
+    Sharding(settings.sharding, settings.batch_size)
+    files = RunDirectory(arguments.run)
+    with files.locked():
+        began = files.exists()
+        cache = Path(arguments.cache) if arguments.cache else None
+        tokenizer = load_tokenizer(files.tokenizer) if began else None
+        data = interrupts.run(lambda: load_run_data(settings, tokenizer=tokenizer, cache_dir=cache))
+        config = model_config(settings, data.tokenizer.N_V)
+        description = Description(settings, config, data.labels, data.fingerprints)
+        display = Display(settings, files.path, quiet=arguments.quiet)
+        trainer = Trainer(description, data, files, interrupts=interrupts, observer=display, clock=time.perf_counter)
+        if began:
+            files.resume(description)
+        else:
+            files.begin(description, data.tokenizer)
+        for note in data.notes:
+            say(f"note: {note}")
+        try:
+            results = trainer.train()
+        finally:
+            display.close()
+        for line in summary(settings, data, results):
+            print(line)
+        text = sample(load_run(files.path))
+        if text:
+            show(text)
+        print(f"The run is in {files.path}.", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    words = with_task(spelled(sys.argv[1:] if argv is None else argv, SETTINGS))
+    arguments = parser().parse_args(words)
+    with Interrupts() as interrupts:
+        try:
+            train(arguments, read_settings(arguments), interrupts)
+        except Interrupted as interrupted:
+            begun = RunDirectory(arguments.run).checkpoints.is_dir()
+            say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
+            if interrupted.working:
+                sys.stdout.flush()
+                os._exit(interrupted.status)  # a compilation cannot be stopped otherwise
+            return interrupted.status
+    return 0
