@@ -1,5 +1,6 @@
 """What the tests of `training.interchange` share: models of other libraries, and how ours are compared with them."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -123,3 +124,10 @@ def torch_loss(torch, their_logits, targets, weights):
         their_logits.flatten(0, -2), torch.tensor(np.asarray(targets)).flatten().long(), reduction="none"
     )
     return (each * torch.tensor(np.asarray(weights)).flatten().to(each.dtype)).sum()
+
+
+def change_config(path, **fields):
+    """Change fields of a checkpoint's config.json; one that is None is left out."""
+    file = Path(path) / "config.json"
+    state = json.loads(file.read_text("utf-8")) | fields
+    file.write_text(json.dumps({name: value for name, value in state.items() if value is not None}), "utf-8")

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +140,7 @@ def test_nothing_is_written_over(tmp_path, runs, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("")
     status, _, error = called("convert", runs["bytes"], tmp_path / "out", capsys=capsys)
-    assert (status, os.listdir(tmp_path / "out")) == (2, ["precious"])
+    assert (status, [p.name for p in (tmp_path / "out").iterdir()]) == (2, ["precious"])
     assert "is there already; name another directory, or delete it" in error
     status, _, error = called("convert", tmp_path / "none", tmp_path / "new", capsys=capsys)
     assert (status, (tmp_path / "new").exists()) == (2, False)

@@ -1,9 +1,9 @@
 """The kinds of models that can be read and written, by their `model_type`."""
 
-from training.interchange import gpt2
+from training.interchange import bert, gpt2
 from training.interchange.description import Architecture
 
-ARCHITECTURES: dict[str, Architecture] = {"gpt2": gpt2.ARCHITECTURE}
+ARCHITECTURES: dict[str, Architecture] = {"gpt2": gpt2.ARCHITECTURE, "bert": bert.ARCHITECTURE}
 
 _LLAMAS = "rotary positions, a gated MLP (SwiGLU), RMSnorm before linear maps without biases"
 NEEDS = {
@@ -14,5 +14,5 @@ NEEDS = {
 }
 """What some other kinds need that this library does not have."""
 
-WRITTEN_AS = {"d": ("gpt2",)}
+WRITTEN_AS = {"d": ("gpt2",), "e": ("bert",), "classify": ("bert",)}
 """The kinds as which the parameters of a task may be written, the likeliest first."""

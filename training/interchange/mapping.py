@@ -24,7 +24,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: the checkpoint's.
-        leaves: our arrays, by their dotted names, one above another.
+        leaves: our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model
+            that lacks them is written with.
         layer: of which layer; None for arrays that are not stacked.
         transposed: whether its rows are our columns.
         lead: axes of size 1 in front of it.
@@ -184,6 +185,9 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
     """
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     for entry in entries:
+        if not entry.leaves:
+            yield entry.name, np.zeros(entry.lead, next(iter(leaves.values())).dtype)
+            continue
         parts = [leaves[leaf] if entry.layer is None else leaves[leaf][entry.layer] for leaf in entry.leaves]
         shape = entry.shape(shapes)[len(entry.lead) :]
         if len(shape) == 1:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from algorithms import GPT2, PAPER, DTransformerConfig, d_hidden_state
 from tests import interchange_cases as cases
@@ -94,8 +95,6 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
 
 def test_a_bare_model_and_old_masks_are_read(tmp_path, odd):
     """The files of 2019 have no prefix, and the mask among the tensors; those of PyTorch the tied matrix twice."""
-    import safetensors.numpy
-
     tensors = {name.removeprefix("transformer."): a for name, a in cases.tensors_of(odd).items()}
     tensors |= {f"h.{l}.attn.bias": np.tril(np.ones((1, 1, 13, 13), np.uint8)) for l in range(3)}
     tensors["lm_head.weight"] = tensors["wte.weight"]
