@@ -172,6 +172,6 @@ def test_what_the_backward_pass_computes_again_is_the_same():
     kept, of_attention, again = (gradient(remat) for remat in (False, "all but attention", True))
     expected = kept.lower().compile()(theta)
     for other in (of_attention, again):
-        chex.assert_trees_all_close(other.lower().compile()(theta), expected, rtol=1e-10, atol=1e-15)
+        chex.assert_trees_all_close(other.lower().compile()(theta), expected, rtol=1e-10, atol=1e-13)
     loops = [str(f.jaxpr).count("while[") + str(f.jaxpr).count("scan[") for f in (kept, of_attention, again)]
     assert loops[0] == loops[1] < loops[2]

@@ -114,7 +114,14 @@ def toy_search(z, beam_size, length_penalty, l_max):
     context = decoding.encode(TOY_THETA, z, lengths, variant=TOY.variant)
     weights = decoding.unstacked(TOY_THETA, l_max=TOY.l_max)
     found = beam_search(
-        weights, context, l_max=l_max, beam_size=beam_size, length_penalty=length_penalty, variant=TOY.variant
+        weights,
+        context,
+        l_max=l_max,
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        variant=TOY.variant,
+        bos=TOY.N_V - 2,
+        eos=TOY.N_V - 1,
     )
     return [np.asarray(a) for a in found]
 
