@@ -121,7 +121,7 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
 
 
 def test_scores_are_the_log_probabilities_of_the_generated_tokens():
-    state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY)
+    state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY, 0, None)
     first = int(state.first)
     state = decoding.decode(GENERATOR.weights, None, state, keys, stop=jnp.asarray(first + 6, jnp.int32), **options)
     tokens = np.asarray(state.tokens)[:, first + 1 : first + 7]
