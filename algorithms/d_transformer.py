@@ -7,7 +7,7 @@ from algorithms.layers import Keys, Steps, for_each_layer
 from algorithms.masks import UNIDIRECTIONAL, Mask, documents
 from algorithms.model.parameters import DTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation
+from algorithms.notation import Implementation, Remat
 from algorithms.unembedding import unembedding, unembedding_matrix
 
 
@@ -49,7 +49,7 @@ def d_hidden_state(
     key: Key[Array, "*batch"] | None = None,
     positions: Integer[Array, "*#batch l"] | None = None,
     segments: Integer[Array, "*#batch l"] | None = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 

@@ -1,30 +1,47 @@
 """Algorithm 9, the encoder-only transformer of BERT: from a sequence with masked tokens to their distributions."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
+from algorithms.embedding import token_embedding
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
-from algorithms.machinery.contract import UpTo
+from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.parameters import ETransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation
+from algorithms.notation import Implementation, Remat
 from algorithms.ops.linear import linear
 from algorithms.unembedding import unembedding, unembedding_matrix
 
+
+def _check_has_head(arguments: Mapping[str, Any]) -> None:
+    if arguments["theta"].W_f is None:
+        raise ValueError("theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's; call e_encoding")
+
+
+def _check_has_types(arguments: Mapping[str, Any]) -> None:
+    if arguments["types"] is not None and arguments["theta"].W_t is None:
+        raise ValueError("types: expected None, since theta.W_t is None, so these parameters have no token types")
+
+
 Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
+Types = Annotated[Integer[Array, "*#batch l"] | None, Relation(_check_has_types)]
+WithHead = Annotated[ETransformerParams, Relation(_check_has_head)]
 
 
 def e_transformer(
     x: Integer[Array, "*batch l"],
-    theta: ETransformerParams,
+    theta: WithHead,
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Length = None,
+    types: Types = None,
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 9: P ← ETransformer(x | θ). The encoder-only transformer, BERT's.
 
@@ -43,7 +60,7 @@ def e_transformer(
     Source: Phuong and Hutter 2022, Algorithm 9.
     """
     X = e_hidden_state(  # lines 1-11
-        x, theta, variant=variant, implementation=implementation, key=key, length=length
+        x, theta, variant=variant, implementation=implementation, key=key, length=length, types=types
     )
     P = unembedding(X, unembedding_matrix(theta), b_u=theta.b_u)  # return
     return P
@@ -51,17 +68,18 @@ def e_transformer(
 
 def e_hidden_state(
     x: Integer[Array, "*batch l"],
-    theta: ETransformerParams,
+    theta: WithHead,
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Length = None,
-    remat: bool = False,
+    types: Types = None,
+    remat: Remat = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
     X = e_encoding(  # lines 1-9
-        x, theta, variant=variant, implementation=implementation, key=key, length=length, remat=remat
+        x, theta, variant=variant, implementation=implementation, key=key, length=length, types=types, remat=remat
     )
     f = Steps(variant, implementation, "gelu")
     X = f.activate(linear(theta.W_f, X, theta.b_f, implementation))  # line 10
@@ -77,13 +95,20 @@ def e_encoding(
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     length: Length = None,
-    remat: bool = False,
+    types: Types = None,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read."""
+    """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read.
+
+    ``types`` has the type of each token, where the parameters embed it: BERT's two sentences. None: all are of type 0.
+    """
     f = Steps(variant, implementation, "gelu")
     mask = StructuralMask(length=length)  # Mask ≡ 1, but for the padding
     x = without_padding(x, length)
     X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)  # lines 1-3
+    if theta.W_t is not None:
+        types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
+        X = X + token_embedding(types, theta.W_t, implementation=implementation)
     if theta.embedding_norm is not None:
         X = f.layer_norm(X, *theta.embedding_norm)
     X = for_each_layer(e_layer, X, theta.layers, mask, f, key=key, remat=remat)  # line 4

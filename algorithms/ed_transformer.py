@@ -10,7 +10,7 @@ from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
 from algorithms.model.parameters import EDDecoderLayerParams, EDTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation
+from algorithms.notation import Implementation, Remat
 from algorithms.ops.dropout import fold_in
 from algorithms.unembedding import unembedding, unembedding_matrix
 
@@ -70,7 +70,7 @@ def ed_hidden_state(
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     z_length: Length = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
     options = {"variant": variant, "implementation": implementation, "z_length": z_length, "remat": remat}
@@ -87,7 +87,7 @@ def ed_encoding(
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     z_length: Length = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
     f = Steps(variant, implementation, "relu")
@@ -123,7 +123,7 @@ def ed_decoding(
     implementation: Implementation = "auto",
     key: Key[Array, "*batch"] | None = None,
     z_length: Length = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
     f = Steps(variant, implementation, "relu")

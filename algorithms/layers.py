@@ -14,8 +14,9 @@ from algorithms.embedding import positional_embedding, sinusoid, token_embedding
 from algorithms.layer_norm import layer_norm, rms_norm
 from algorithms.machinery.hand_derived import varying_alike
 from algorithms.model.variants import Variant
-from algorithms.notation import Implementation, accumulation_dtype, are_numbers
+from algorithms.notation import Implementation, Remat, accumulation_dtype, are_numbers
 from algorithms.ops.activation import activate
+from algorithms.ops.attention.choice import OF_ATTENTION
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
 
@@ -100,7 +101,7 @@ def for_each_layer(
     *arguments: Any,
     key: Key[Array, "*batch"] | None,
     draws: int = 2,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "d_e *batch l"]:
     """``for l = 1, …, L: X ← layer(X, parameters of l, *arguments, keys of l)``.
 
@@ -111,7 +112,7 @@ def for_each_layer(
         arguments: what all layers are given.
         key: randomness of all layers, or None.
         draws: how many keys a layer needs.
-        remat: compute the activations of each layer again in the backward pass, instead of keeping them.
+        remat: what is computed again in the backward pass.
     """
 
     def turn(X, indexed):
@@ -121,8 +122,16 @@ def for_each_layer(
 
     L = jax.tree.leaves(stacked)[0].shape[0]
     X = varying_alike((X, stacked, arguments, key))[0]
-    X, _ = jax.lax.scan(jax.checkpoint(turn, prevent_cse=False) if remat else turn, X, (stacked, jnp.arange(L)))
+    X, _ = jax.lax.scan(_computed_again(turn, remat), X, (stacked, jnp.arange(L)))
     return X
+
+
+def _computed_again(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    if not remat:
+        return turn
+    kept = () if remat is True else OF_ATTENTION
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    return jax.checkpoint(turn, prevent_cse=False, policy=policy)
 
 
 def without_padding(

@@ -35,7 +35,8 @@ variant         what a published model changes in the pseudocode; ``PAPER`` chan
 implementation  how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout         probability to drop an attention weight
 key             randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
-remat           compute the activations of each layer again in the backward pass, instead of keeping them
+remat           what a layer computes again in the backward pass, instead of keeping it: nothing (False), all (True),
+                or ``"all but attention"``, which keeps what attention's kernel gave, so that it runs once
 ==============  ========================================================================================
 
 Invalid input raises when a function is traced, with what was expected, what came, and what to do: ``TypeError`` for a
@@ -54,7 +55,9 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float, Integer
+from jaxtyping import Integer, Shaped
+
+Remat = Literal[False, True, "all but attention"]
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "cudnn", "pallas"]
 
@@ -92,7 +95,7 @@ def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
     return jnp.asarray(x).astype(int)
 
 
-def as_columns(b: Float[Array, "*rows"], X: Float[Array, "*rows_and_columns"]) -> Float[Array, "*rows_and_ones"]:
+def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"]) -> Shaped[Array, "*rows_and_ones"]:
     """``b 1ᵀ``: the vector ``b``, shaped so that it broadcasts over the columns of ``X``."""
     return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
 

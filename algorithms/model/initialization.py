@@ -86,12 +86,15 @@ def init_e_transformer(
         W_e=make.matrix(config.d_e, config.N_V),
         W_p=make.positions(),
         layers=make.layers(config.L),
-        W_f=make.matrix(config.d_f, config.d_e),
-        b_f=make.zeros(config.d_f),
-        norm=make.norm(None, config.d_f),
+        W_f=make.matrix(config.d_f, config.d_e) if variant.head else None,
+        b_f=make.zeros(config.d_f) if variant.head else None,
+        norm=make.norm(None, config.d_f) if variant.head else None,
         W_u=make.unembedding(config.d_f),
         embedding_norm=make.norm(None, config.d_e) if variant.normalize_embedding else None,
         b_u=make.zeros(config.N_V) if variant.unembedding_bias else None,
+        W_t=make.matrix(config.d_e, config.N_types) if config.N_types else None,
+        W_pool=make.matrix(config.d_e, config.d_e) if variant.pooler else None,
+        b_pool=make.zeros(config.d_e) if variant.pooler else None,
     )
 
 

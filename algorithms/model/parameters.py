@@ -5,7 +5,7 @@ front of that (``L``, or ``L_enc`` and ``L_dec``). The annotations are what the 
 axis stacked in front, and, as ``theirs=ours``, which axis of a transformer another class's axis is.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jax import Array
 from jaxtyping import Float
@@ -82,20 +82,25 @@ class EDTransformerParams(NamedTuple):
 
 
 class ETransformerParams(NamedTuple):
-    """θ of Algorithm 9. The last two are None in the paper; BERT normalizes its embeddings and adds an output bias.
+    """θ of Algorithm 9. From ``embedding_norm`` on all are None in the paper: they are what BERT adds.
 
-    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_e).
+    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_e). A bare encoder
+    has neither W_f, b_f and norm nor W_u: it ends with line 9. W_t embeds the token types, and W_pool and b_pool are
+    what classifiers read the first token's encoding with.
     """
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
     layers: Annotated[TransformerLayerParams, "L"]
-    W_f: Float[Array, "d_f d_e"]
-    b_f: Float[Array, "d_f"]
-    norm: Annotated[LayerNormParams, "d_norm=d_f"]
+    W_f: Annotated[Any, Float[Array, "d_f d_e"], None]
+    b_f: Annotated[Any, Float[Array, "d_f"], None]
+    norm: Annotated[Any, Annotated[LayerNormParams, "d_norm=d_f"], None]
     W_u: Float[Array, "N_V d_f"] | None
     embedding_norm: ResidualNorm | None = None
     b_u: Float[Array, "N_V"] | None = None
+    W_t: Float[Array, "d_e N_types"] | None = None
+    W_pool: Annotated[Any, Float[Array, "d_e d_e"], None] = None
+    b_pool: Annotated[Any, Float[Array, "d_e"], None] = None
 
 
 class DTransformerParams(NamedTuple):

@@ -89,10 +89,12 @@ class ETransformerConfig(TransformerConfig):
     Attributes:
         L: layers.
         d_f: rows after the final projection, d_e unless given; a tied unembedding needs d_f = d_e.
+        N_types: token types, which BERT has 2 of; 0 for none.
     """
 
     L: int
     d_f: int = _DERIVED
+    N_types: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,8 @@ class ETransformerConfig(TransformerConfig):
             object.__setattr__(self, "d_f", self.d_e)
         self._require_positive("L")
         self._require_positive("d_f")
+        if self.N_types:
+            self._require_positive("N_types")
         if self.tied and self.d_f != self.d_e:
             raise ValueError(
                 f"ETransformerConfig: a tied unembedding W_u = W_eᵀ needs d_f = d_e = {self.d_e}, "

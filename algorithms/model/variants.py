@@ -14,6 +14,10 @@ Activation = Literal["relu", "gelu", "gelu_tanh"]
 Positions = Literal["learned", "sinusoidal"]
 
 
+_OPTIONAL = {"embedding_norm": "normalize_embedding", "b_u": "unembedding_bias", "W_f": "head", "W_pool": "pooler"}
+"""Parameters that a model may have or lack, and the fields of its variant that say so."""
+
+
 def _check_goes_with(arguments: Mapping[str, Any]) -> None:
     """Check that a variant can be that of the parameters, and that there is a key for its dropout.
 
@@ -44,13 +48,13 @@ def _check_goes_with(arguments: Mapping[str, Any]) -> None:
             + ("of which these parameters lack β" if variant.norm == "layer_norm" else "but these parameters have a β")
             + "; use the variant that they were made for"
         )
-    for field, flag in (("embedding_norm", "normalize_embedding"), ("b_u", "unembedding_bias")):
+    for field, flag in _OPTIONAL.items():
         if getattr(theta, field, None) is not None and not getattr(variant, flag):
             raise ValueError(
                 f"theta.{field}: expected None, since variant {variant.name} has {flag}=False, got parameters; "
                 "use the variant that they were made for, such as BERT"
             )
-    if theta.W_u is None and hasattr(theta, "W_f") and theta.W_f.shape[0] != theta.W_e.shape[0]:
+    if theta.W_u is None and getattr(theta, "W_f", None) is not None and theta.W_f.shape[0] != theta.W_e.shape[0]:
         d_f, d_e = theta.W_f.shape[0], theta.W_e.shape[0]
         raise ValueError(f"theta.W_u: a tied unembedding needs d_f = d_e = {d_e}, got d_f = {d_f}; give W_u")
 
@@ -82,6 +86,8 @@ class Variant:
         scale_embedding: multiply the token embedding by √d_e before the position is added.
         normalize_embedding: whether the initializer of Algorithm 9 makes a norm for the embeddings, as in BERT.
         unembedding_bias: whether the initializer of Algorithm 9 makes an output bias b_u, as in BERT.
+        head: whether the initializer of Algorithm 9 makes what lines 10 and 11 read; a bare encoder ends before.
+        pooler: whether it makes W_pool and b_pool, with which BERT's classifiers read the first token's encoding.
         tied: whether initializers leave W_u out by default, so that W_u = W_eᵀ.
         dropout: probability to drop an attention weight and an activation of the MLP, which needs a key.
     """
@@ -97,6 +103,8 @@ class Variant:
     scale_embedding: bool = False
     normalize_embedding: bool = False
     unembedding_bias: bool = False
+    head: bool = True
+    pooler: bool = False
     tied: bool = False
     dropout: float = 0.0
 
@@ -130,7 +138,7 @@ VASWANI = Variant(
 BERT = Variant(
     name="BERT", epsilon=1e-12, activation="gelu", normalize_embedding=True, unembedding_bias=True, tied=True
 )
-"""Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias. Segment embeddings are part of W_p."""
+"""Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias; token types, if any, by `N_types`."""
 
 GPT2 = Variant(name="GPT2", epsilon=1e-5, activation="gelu_tanh", tied=True)
 """Radford et al. 2019: Algorithm 10 with GELU by its tanh approximation and tied unembedding."""

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -49,6 +50,11 @@ def product(
     return jax.lax.platform_dependent(W, X, cpu=functools.partial(_by_groups, groups, dtype), default=at_once)
 
 
+def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], dtype: jnp.dtype) -> Array:
+    """The product of A and B, summed over these axes of each, accumulated in ``dtype``."""
+    return jax.lax.dot_general(A, B, (axes, ((), ())), preferred_element_type=dtype)
+
+
 def logits(
     X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"], b_u: Float[Array, "N_V"] | None = None
 ) -> Float[Array, "N_V *columns"]:
@@ -94,11 +100,11 @@ def _backward(residuals: _Residuals, dY):
     """
     W, X, b = residuals
     dtype = accumulation_dtype(dY.dtype)
-    product = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    W_2, X_2, dY_2 = (a.reshape(n, -1) for a, n in ((W, b.size), (X, X.shape[0]), (dY, b.size)))
-    dW = product(dY_2, X_2.T).reshape(W.shape)
-    dX = product(W_2.T, dY_2).reshape(X.shape)
-    db = dY_2.sum(axis=1, dtype=dtype).reshape(b.shape)
+    rows, columns = tuple(range(b.ndim)), range(1, X.ndim)
+    columns_of_Y = tuple(range(b.ndim, dY.ndim))
+    dW = product_over(dY, X, (columns_of_Y, columns), dtype)
+    dX = product_over(W, dY, (rows, rows), dtype)
+    db = dY.sum(axis=columns_of_Y, dtype=dtype)
     return dW.astype(W.dtype), dX.astype(X.dtype), db.astype(b.dtype)
 
 

@@ -1,5 +1,6 @@
 """The training loss of Algorithms 11-13, from the hidden state and W_u, and its backward pass."""
 
+import math
 from typing import Annotated, NamedTuple
 
 import jax
@@ -9,13 +10,20 @@ from jaxtyping import Float, Integer
 
 from algorithms.machinery.contract import Range
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.notation import Implementation, are_numbers, as_ids
-from algorithms.ops.linear import logits
+from algorithms.machinery.lowering import devices_sharing, platform_of
+from algorithms.notation import Implementation, accumulation_dtype, are_numbers, as_columns, as_ids
+from algorithms.ops.linear import logits, product_over
 
 Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 
-LOGITS_PER_CHUNK = 2**21
-"""How many logits are held at once: 8 MiB of them in float32."""
+LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
+"""How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 2 GiB of them in float32.
+
+Where these are all, XLA sees that the backward pass computes the same ones again, and keeps them.
+"""
+
+LANES = 128
+"""Larger chunks are whole multiples of so many: what a TPU's registers hold."""
 
 
 def log_loss(
@@ -68,21 +76,28 @@ def token_losses(
 ) -> Float[Array, "*columns"]:
     """``−log P[targets[t], t]`` of every column, smoothed, in float32 at least."""
     losses = _as_printed if implementation == "paper" else _in_chunks
-    flat = losses(label_smoothing, X.reshape(X.shape[0], -1), W_u, b_u, as_ids(targets).reshape(-1))
-    return flat.reshape(targets.shape)
+    return losses(label_smoothing, X, W_u, b_u, as_ids(targets))
 
 
 def _as_printed(label_smoothing, X, W_u, b_u, targets):
     log_P = jax.nn.log_softmax(logits(X, W_u, b_u), axis=0)
-    of_target, valid = _of_target(log_P, targets)
-    return -((1 - label_smoothing) * of_target + label_smoothing * log_P.mean(axis=0)) * valid
+    return -_smoothed(label_smoothing, _of_target(log_P, targets), log_P)
 
 
 def _of_target(Y, targets):
-    """The entry of each column's target, and 1, or NaN for a target that the column has not."""
+    """The entry of each column's target; NaN for a target that the column has not."""
     n = Y.shape[0]
     valid = jnp.where((targets >= 0) & (targets < n), 1, jnp.nan).astype(Y.dtype)
-    return jnp.take_along_axis(Y, jnp.clip(targets, 0, n - 1)[None], axis=0)[0], valid
+    return valid * jnp.where(_is_target(0, n, jnp.clip(targets, 0, n - 1)), Y, 0).sum(axis=0)
+
+
+def _is_target(first, rows, targets):
+    """Which of some rows of logits each column's target is."""
+    return as_columns(first + jnp.arange(rows), targets[None]) == targets[None]
+
+
+def _smoothed(s, of_target, Y):
+    return (1 - s) * of_target + s * Y.mean(axis=0) if s else of_target
 
 
 class _Residuals(NamedTuple):
@@ -94,16 +109,23 @@ class _Residuals(NamedTuple):
 
 
 def _forward(label_smoothing, X, W_u, b_u, targets):
-    def of_chunk(_, chunk):
-        X, targets = chunk
-        Y = logits(X, W_u, b_u)
-        log_sum_exp = jax.nn.logsumexp(Y, axis=0)
-        of_target, valid = _of_target(Y, targets)
-        target_mean = (1 - label_smoothing) * of_target + label_smoothing * Y.mean(axis=0)
-        return None, ((log_sum_exp - target_mean) * valid, log_sum_exp)
+    """The losses of a few tokens of every sequence at a time."""
+    l, N_V = X.shape[-1], W_u.shape[0]
+    c = _at_once(X, l, N_V, *targets.shape[:-1])
 
-    _, (losses, log_sum_exp) = jax.lax.scan(of_chunk, None, _chunks(W_u.shape[0], X, targets))
-    losses, log_sum_exp = (a.reshape(-1)[: targets.size] for a in (losses, log_sum_exp))
+    def of_chunk(i, done):
+        first = jnp.minimum(i * c, l - c)  # the last chunk overlaps the one before it
+        X_c, targets_c = (jax.lax.dynamic_slice_in_dim(a, first, c, axis=-1) for a in (X, targets))
+        Y = logits(X_c, W_u, b_u)
+        log_sum_exp = jax.nn.logsumexp(Y, axis=0)
+        losses = log_sum_exp - _smoothed(label_smoothing, _of_target(Y, targets_c), Y)
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(of_all, of_c, first, axis=-1)
+            for of_all, of_c in zip(done, (losses, log_sum_exp), strict=True)
+        )
+
+    zeros = jnp.zeros_like(X, shape=targets.shape, dtype=accumulation_dtype(X.dtype))
+    losses, log_sum_exp = jax.lax.fori_loop(0, _chunks(l, c), of_chunk, (zeros, zeros))
     return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
 
 
@@ -121,49 +143,48 @@ def _backward(label_smoothing, residuals: _Residuals, dlosses):
     Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
     """
     X, W_u, b_u, targets, log_sum_exp = residuals
-    N_V = W_u.shape[0]
-    dtype = log_sum_exp.dtype
-    rows = _per_chunk(N_V, X.shape[1])
+    N_V, dtype = W_u.shape[0], log_sum_exp.dtype
+    rows = _at_once(X, N_V, *targets.shape)
+    columns = tuple(range(1, X.ndim))
     dlosses = jnp.where((targets >= 0) & (targets < N_V), dlosses, dlosses * jnp.nan)
 
     def of_chunk(i, gradients):
         dW_u, db_u, dX = gradients
         first = jnp.minimum(i * rows, N_V - rows)  # the last chunk overlaps the one before it
-        v = first + jnp.arange(rows)[:, None]
         W_v = jax.lax.dynamic_slice_in_dim(W_u, first, rows)
         b_v = None if b_u is None else jax.lax.dynamic_slice_in_dim(b_u, first, rows)
         P = jnp.exp(logits(X, W_v, b_v) - log_sum_exp[None])
-        q = (1 - label_smoothing) * (v == targets[None]) + label_smoothing / N_V
+        q = (1 - label_smoothing) * _is_target(first, rows, targets) + label_smoothing / N_V
         dY = jnp.where(dlosses[None] == 0, 0, (P - q) * dlosses[None])
-        dW_v = jnp.matmul(dY.astype(X.dtype), X.T, preferred_element_type=dtype).astype(W_u.dtype)
-        new = jnp.where(v >= i * rows, dY, 0).astype(W_u.dtype)
+        is_new = as_columns(first + jnp.arange(rows) >= i * rows, dY)
+        dW_v = product_over(dY.astype(X.dtype), X, (columns, columns), dtype).astype(W_u.dtype)
+        dX_v = product_over(W_v, jnp.where(is_new, dY, 0).astype(W_u.dtype), ((0,), (0,)), dtype)
         return (
             jax.lax.dynamic_update_slice_in_dim(dW_u, dW_v, first, 0),
-            jax.lax.dynamic_update_slice_in_dim(db_u, dY.sum(axis=1), first, 0),
-            dX + jnp.matmul(W_v.T, new, preferred_element_type=dtype),
+            jax.lax.dynamic_update_slice_in_dim(db_u, dY.sum(axis=columns), first, 0),
+            dX + dX_v,
         )
 
     zeros = jnp.zeros_like(W_u), jnp.zeros_like(log_sum_exp, shape=N_V), jnp.zeros_like(X, dtype=dtype)
-    dW_u, db_u, dX = jax.lax.fori_loop(0, -(-N_V // rows), of_chunk, zeros)
+    dW_u, db_u, dX = jax.lax.fori_loop(0, _chunks(N_V, rows), of_chunk, zeros)
     return dX.astype(X.dtype), dW_u, None if b_u is None else db_u.astype(b_u.dtype), None
 
 
-def _chunks(N_V: int, X: Array, *of_columns: Array) -> tuple[Array, ...]:
-    """Chunks of columns for ``scan``, padded with zeros: X as [chunks, d_e, c], the others as [chunks, c]."""
-    l = X.shape[1]
-    c = _per_chunk(l, N_V)
-    n = 1 if c is l else max(1, -(-l // c))
-    c = l if n == 1 else -(-l // n)
-    X = jnp.pad(X, ((0, 0), (0, n * c - l)))
-    padded = (jnp.pad(a, (0, n * c - l)).reshape(n, c) for a in of_columns)
-    return jnp.moveaxis(X.reshape(X.shape[0], n, c), 1, 0), *padded
-
-
-def _per_chunk(n, of_each):
-    """How many of n rows or columns of logits make a chunk, where each has ``of_each``: all where that is not known."""
-    if not are_numbers(n, of_each):
+def _at_once(X: Array, n, *of_each):
+    """How many of n rows or columns of logits are computed at once: all where a size is not known."""
+    if not are_numbers(n, *of_each):
         return n
-    return max(1, min(n, LOGITS_PER_CHUNK // max(1, of_each)))
+    most = LOGITS_AT_ONCE.get(platform_of(X), LOGITS_AT_ONCE["other"]) * devices_sharing(X)
+    fitting = max(1, most // max(1, math.prod(of_each)))
+    if fitting >= n:
+        return n
+    unit = min(fitting, LANES)
+    even = -(-n // _chunks(n, fitting // unit * unit))
+    return -(-even // unit) * unit
+
+
+def _chunks(n, at_once):
+    return 1 if at_once is n else -(-n // max(1, at_once))
 
 
 def _losses_in_chunks(*arguments):

@@ -53,7 +53,7 @@ def printed(mask, dropped):
         return value_and_gradients("paper", array, KEY if dropped else None, 0, patch)
 
 
-QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0), ("unidirectional", True, 0)}
+QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)}
 
 
 @pytest.mark.parametrize(

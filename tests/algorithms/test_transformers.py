@@ -157,3 +157,21 @@ def test_a_token_outside_the_vocabulary_gives_nan(config):
         assert np.isnan(run(config, z, bad, theta)[:, 6:]).all()
         if config is cases.ED:
             assert np.isnan(run(config, z.at[6].set(invalid), x, theta)).all()
+
+
+def test_what_the_backward_pass_computes_again_is_the_same():
+    """All of a layer, or all but what attention's rule keeps; it is computed once more, or not."""
+    theta, dY = cases.random_theta(cases.D), cases.random_like(x.astype(float))
+
+    def gradient(remat):
+        def loss(theta):
+            return (d_hidden_state(x, theta, implementation="blockwise", remat=remat) * dY[None]).sum()
+
+        return jax.jit(jax.grad(loss)).trace(theta)
+
+    kept, of_attention, again = (gradient(remat) for remat in (False, "all but attention", True))
+    expected = kept.lower().compile()(theta)
+    for other in (of_attention, again):
+        chex.assert_trees_all_close(other.lower().compile()(theta), expected, rtol=1e-10, atol=1e-13)
+    loops = [str(f.jaxpr).count("while[") + str(f.jaxpr).count("scan[") for f in (kept, of_attention, again)]
+    assert loops[0] == loops[1] < loops[2]

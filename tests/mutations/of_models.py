@@ -178,9 +178,7 @@ OF_MODELS: dict[str, Mutation] = {
     "target not in the gradient": Mutation(
         "ops/log_loss.py", "(P - q) * dlosses[None])", "P * dlosses[None])", 13, None, LOSS
     ),
-    "smoothing dropped": Mutation(
-        "ops/log_loss.py", "of_target + label_smoothing * Y.mean(axis=0)", "of_target", 13, None, LOSS
-    ),
+    "smoothing dropped": Mutation("ops/log_loss.py", "of_target + s * Y.mean(axis=0)", "of_target", 13, None, LOSS),
     "columns of weight 0 take part": Mutation(
         "ops/log_loss.py",
         "X, targets = jnp.where(weights[None] == 0, 0, X), jnp.where(weights == 0, 0, as_ids(targets))",
@@ -202,8 +200,8 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "columns of a batch and their targets in another order": Mutation(
         "ops/log_loss.py",
-        "X.reshape(X.shape[0], -1), W_u, b_u,",
-        "X.swapaxes(1, -1).reshape(X.shape[0], -1), W_u, b_u,",
+        "return losses(label_smoothing, X, W_u,",
+        "return losses(label_smoothing, X[:, ::-1], W_u,",
         13,
         None,
         BATCHES,

@@ -30,7 +30,7 @@ FLOORS = {
         {"runs"},
         {"generation"},
         {"evaluation"},
-        {"compression"},
+        {"compression", "interchange"},
         {"loop"},
         {"commands"},
     ),

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import bos_token, mask_token
 from training.compression.arithmetic_coding import Decoder, Encoder, counts
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator, decoding
@@ -58,7 +57,7 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
     rows = np.zeros((streams, max(lengths, default=0)), np.int32)
     for row, part in zip(rows, np.split(tokens, np.cumsum(lengths)[:-1]), strict=True):
         row[: len(part)] = part
-    predictor = _Predictor(generator, streams)
+    predictor = _Predictor(generator, tokenizer, streams)
     encoders = [Encoder() for _ in range(streams)]
     for t in range(rows.shape[1]):
         P = predictor.probabilities()
@@ -92,7 +91,7 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
     if header["model"] != model_checksum(generator):
         raise CompressionError("the text was compressed with another model; name the run that it was compressed with")
     lengths = _lengths(header["tokens"], len(codes))
-    predictor = _Predictor(generator, len(codes))
+    predictor = _Predictor(generator, tokenizer, len(codes))
     decoders = [Decoder(code) for code in codes]
     rows = np.zeros((len(codes), max(lengths, default=0)), np.int32)
     for t in range(rows.shape[1]):
@@ -152,9 +151,10 @@ def _lengths(n: int, streams: int) -> list[int]:
 class _Predictor:
     """The distribution of each stream's next token, given between l_max/2 and l_max of those before it."""
 
-    def __init__(self, generator: Generator, streams: int) -> None:
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, streams: int) -> None:
         self._generator = generator
-        self._texts = np.full((streams, 1), bos_token(generator.config.N_V), np.int32)
+        self._special = list(tokenizer.special_tokens)
+        self._texts = np.full((streams, 1), tokenizer.bos_token, np.int32)
         self._begin(self._texts)
 
     def _begin(self, texts: np.ndarray) -> None:
@@ -167,7 +167,7 @@ class _Predictor:
         P, self._state = _advance(generator.weights, self._state, variant=generator.config.variant)
         self._read += 1
         P = np.array(P.T, np.float64)
-        P[:, mask_token(generator.config.N_V) :] = 0
+        P[:, self._special] = 0
         return P
 
     def append(self, tokens: np.ndarray) -> None:

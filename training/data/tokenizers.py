@@ -3,9 +3,10 @@
 All of them share one small interface, `Tokenizer`:
 
     tokenizer.N_V                                   vocabulary size, the three special tokens included
-    tokenizer.mask_token, .bos_token, .eos_token    always N_V-3, N_V-2, N_V-1
+    tokenizer.mask_token, .bos_token, .eos_token    N_V-3, N_V-2, N_V-1, unless a model came with it
     tokenizer.encode(text) -> list[int]             without bos and eos
     tokenizer.encode_batch(texts) -> list[list[int]]
+    tokenizer.framed(ids, ends=True) -> list[int]   with what the model reads before and after a text
     tokenizer.decode(ids) -> str                    special tokens give nothing
     tokenizer.save(path); load_tokenizer(path)      one JSON file
     tokenizer.fingerprint() -> str
@@ -16,7 +17,8 @@ The special tokens of a loaded tokenizer: its own IDs stay as they are, and the 
   so that
 N_V is its size plus 3. What it had for the same purpose (BERT's [MASK], [CLS], [SEP], GPT-2's
 <|endoftext|>) stays an ordinary token; `special_origins` names those IDs, so that pretrained embeddings
-can be copied to the new rows.
+can be copied to the new rows. A tokenizer that came with a model (`training.interchange`) keeps the model's
+special tokens, `tokenizer.special`.
 """
 
 import abc
@@ -31,6 +33,7 @@ import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from training.data.records import DataError, fingerprint, hash64
+from training.data.special_tokens import SpecialTokens
 
 FORMAT = "formal-algorithms tokenizer 1"
 UNKNOWN = "<unk>"
@@ -40,25 +43,43 @@ WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
 
 
 class Tokenizer(abc.ABC):
-    """What every tokenizer offers; see the module's docstring."""
+    """What every tokenizer offers; see the module's docstring.
+
+    Attributes:
+      N_V: size of the vocabulary.
+      special: the special tokens of the model that the tokenizer came with; None: the paper's.
+      special_origins: its own IDs for mask, bos and eos, where it has them.
+    """
 
     N_V: int
+    special: SpecialTokens | None = None
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
 
     @property
     def mask_token(self) -> int:
         """The token that stands for a masked one, N_V-3."""
-        return self.N_V - 3
+        return self.special.token("mask") if self.special else self.N_V - 3
 
     @property
     def bos_token(self) -> int:
         """The token at the beginning of every sequence, N_V-2."""
-        return self.N_V - 2
+        return self.special.token("bos") if self.special else self.N_V - 2
 
     @property
     def eos_token(self) -> int:
         """The token at the end of every sequence, N_V-1."""
-        return self.N_V - 1
+        return self.special.token("eos") if self.special else self.N_V - 1
+
+    @property
+    def special_tokens(self) -> tuple[int, ...]:
+        """The tokens that no text has."""
+        return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)
+
+    def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
+        """Return a text's token IDs as a model reads them: after bos, and where the text ends, before eos."""
+        if self.special:
+            return self.special.framed(ids, ends=ends)
+        return [self.bos_token, *ids, *([self.eos_token] if ends else [])]
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -78,11 +99,11 @@ class Tokenizer(abc.ABC):
         Raises:
           DataError: an ID is outside [0, N_V).
         """
-        ordinary = []
+        ordinary, special = [], set(self.special_tokens)
         for token in map(int, ids):
             if not 0 <= token < self.N_V:
                 raise DataError(f"token ID {token} is outside the vocabulary of {self.N_V} tokens")
-            if token < self.mask_token:
+            if token not in special:
                 ordinary.append(token)
         return self._decode(ordinary)
 
@@ -202,16 +223,30 @@ class LibraryTokenizer(Tokenizer):
     Its post-processor, truncation and padding are taken off: sequences are framed by the paper's bos and eos.
 
     Attributes:
-      special_origins: its own IDs for mask, bos and eos, where it has them.
+      target: what decodes, where a model's output has another vocabulary than its input.
     """
 
-    def __init__(self, inner: library.Tokenizer) -> None:
+    def __init__(
+        self,
+        inner: library.Tokenizer,
+        *,
+        special: SpecialTokens | None = None,
+        target: library.Tokenizer | None = None,
+    ) -> None:
         self._inner = library.Tokenizer.from_str(inner.to_str())
+        self.special, self.target = special, target
+        if special:
+            self._inner.encode_special_tokens = True  # in a text, "[MASK]" is six characters
         self._inner.no_truncation()
         self._inner.no_padding()
         size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values())
-        self.N_V = size + 3
+        self.N_V = special.N_V if special else size + 3
         self.special_origins = self._origins()
+
+    @property
+    def inner(self) -> library.Tokenizer:
+        """The library's tokenizer."""
+        return self._inner
 
     def _origins(self) -> tuple[int | None, int | None, int | None]:
         names = (
@@ -235,11 +270,44 @@ class LibraryTokenizer(Tokenizer):
         return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._inner.decode(ids, skip_special_tokens=False)
+        return (self.target or self._inner).decode(ids, skip_special_tokens=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the library's own description."""
-        return {"kind": "library", "tokenizer": json.loads(self._inner.to_str())}
+        state = {"kind": "library", "tokenizer": json.loads(self._inner.to_str())}
+        if self.special:
+            state["special"] = self.special.to_json()
+        if self.target:
+            state["target"] = json.loads(self.target.to_str())
+        return state
+
+
+class NumberTokenizer(Tokenizer):
+    """Token IDs in digits, with spaces between: of a model that came without a tokenizer."""
+
+    def __init__(self, special: SpecialTokens) -> None:
+        self.special = special
+        self.N_V = special.N_V
+
+    def encode(self, text: str) -> list[int]:
+        """Return the numbers in a text.
+
+        Raises:
+          DataError: names the first word that is no token ID.
+        """
+        for word in text.split():
+            if not (word.isascii() and word.isdigit() and int(word) < self.N_V):
+                raise DataError(
+                    f"{word!r} is no token ID: the model came without a tokenizer, so give numbers below {self.N_V}"
+                )
+        return [int(word) for word in text.split()]
+
+    def _decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind and the special tokens."""
+        return {"kind": "numbers", "special": self.special.to_json() if self.special else {}}
 
 
 def _train_bpe(texts: Iterable[str], N_V: int) -> LibraryTokenizer:
@@ -310,7 +378,13 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
       KeyError, TypeError: the description is incomplete or of an unknown kind.
     """
     if state["kind"] == "library":
-        return LibraryTokenizer(library.Tokenizer.from_str(json.dumps(state["tokenizer"])))
+        special = SpecialTokens.from_json(state["special"]) if "special" in state else None
+        target = library.Tokenizer.from_str(json.dumps(state["target"])) if "target" in state else None
+        return LibraryTokenizer(
+            library.Tokenizer.from_str(json.dumps(state["tokenizer"])), special=special, target=target
+        )
+    if state["kind"] == "numbers":
+        return NumberTokenizer(SpecialTokens.from_json(state["special"]))
     if state["kind"] == "bytes":
         return ByteTokenizer()
     return {"characters": CharacterTokenizer, "words": WordTokenizer}[state["kind"]](state["vocabulary"])

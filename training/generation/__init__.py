@@ -22,6 +22,7 @@ from algorithms import (
     DTransformerParams,
     EDTransformerConfig,
     EDTransformerParams,
+    bos_token,
     eos_token,
 )
 from algorithms.machinery.contract import check_key
@@ -175,6 +176,8 @@ def translate(
     length_penalty: float = LENGTH_PENALTY,
     tau: float = 0.0,
     key: Key[Array, ""] | None = None,
+    bos: int | None = None,
+    eos: int | None = None,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
     """Translate contexts: for each of them what Algorithm 15 gives, ``ed_inference(z, theta, …)``, or a beam search.
 
@@ -192,6 +195,8 @@ def translate(
         length_penalty: exponent of the length, for beams; 0 compares log-probabilities as they are.
         tau: temperature: 0 takes the likeliest token; other ones need a key, and beam_size 1.
         key: randomness, consumed: request r draws its token i with ``fold_in(fold_in(key, r), i)``.
+        bos: the token that a translation begins with; None: the paper's bos_token, N_V − 2.
+        eos: the token that ends it; None: the paper's eos_token, N_V − 1.
 
     Returns:
         the translations from bos_token to eos_token, padded with eos_token; how many of their tokens are no padding;
@@ -209,7 +214,7 @@ def translate(
         >>> tokens.shape, lengths.shape, scores.shape
         ((2, 6), (2,), (2,))
     """
-    return Translator(theta, config).translate(
+    return Translator(theta, config, bos=bos, eos=eos).translate(
         z, lengths=lengths, l_max=l_max, beam_size=beam_size, length_penalty=length_penalty, tau=tau, key=key
     )
 
@@ -217,7 +222,18 @@ def translate(
 class Translator:
     """An encoder-decoder that is kept ready; see `translate`."""
 
-    def __init__(self, theta: EDTransformerParams, config: EDTransformerConfig) -> None:
+    def __init__(
+        self,
+        theta: EDTransformerParams,
+        config: EDTransformerConfig,
+        *,
+        bos: int | None = None,
+        eos: int | None = None,
+    ) -> None:
+        for name, token in (("bos", bos), ("eos", eos)):
+            inputs.check_token(name, token, config.N_V)
+        self.bos = bos_token(config.N_V) if bos is None else bos
+        self.eos = eos_token(config.N_V) if eos is None else eos
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
@@ -245,15 +261,16 @@ class Translator:
                 beam_size=beam_size,
                 length_penalty=length_penalty,
                 variant=self.config.variant,
+                bos=self.bos,
+                eos=self.eos,
             )
-        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2))
+        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         state = _decoded(self.weights, context, state, keys, l_max - 1, options)
-        eos = eos_token(self.config.N_V)
-        tokens = np.full((len(keys), l_max), eos, np.int32)
+        tokens = np.full((len(keys), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
         tokens[:, :written] = np.asarray(state.tokens)[:, :written]
-        ended = tokens == eos
-        counts = np.where(ended.any(1), ended.argmax(1) + 1, l_max)
+        ended = tokens[:, 1:] == self.eos  # some models begin with it, too
+        counts = np.where(ended.any(1), ended.argmax(1) + 2, l_max)
         return jnp.asarray(tokens), jnp.asarray(counts, jnp.int32), state.scores
 
     def stream(
@@ -268,7 +285,7 @@ class Translator:
     ) -> Iterator[np.ndarray]:
         """Yield the tokens of `translate` that follow bos_token, column by column, as they come."""
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
-        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2))
+        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         for stop in range(1, l_max):
             state = _decoded(self.weights, context, state, keys, stop, options)
             if int(state.slot) < stop:
@@ -278,14 +295,13 @@ class Translator:
     def _begun(
         self, z, lengths, l_max, beam_size, length_penalty, tau, key, first
     ) -> tuple[Context, Array, dict[str, Any]]:
-        N_V = self.config.N_V
         inputs.check_translation(l_max, beam_size, length_penalty, tau, key, self.config)
         z, lengths = inputs.checked("z", z, lengths, self.config)
         P = min(bucket(z.shape[1]), self.config.l_max)
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
         context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
-        return context, _keys_of(key, len(z), first), _options(self.config, tau, None, None, eos_token(N_V))
+        return context, _keys_of(key, len(z), first), _options(self.config, tau, None, None, self.eos)
 
 
 def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms import Variant, eos_token
+from algorithms import Variant
 from training.generation import decoding
 from training.generation.cache import capacity
 from training.generation.decoding import Context, State, Weights
@@ -16,7 +16,15 @@ __all__ = ["beam_search"]
 
 
 def beam_search(
-    weights: Weights, context: Context, *, l_max: int, beam_size: int, length_penalty: float, variant: Variant
+    weights: Weights,
+    context: Context,
+    *,
+    l_max: int,
+    beam_size: int,
+    length_penalty: float,
+    variant: Variant,
+    bos: int,
+    eos: int,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
     """Search the likeliest translations; the arguments and the result are those of `training.generation.translate`.
 
@@ -24,9 +32,9 @@ def beam_search(
     of those that have ended. So one beam is the greedy translation, and as many as there are translations find the
     best of all.
     """
-    B, K, eos = context.permitted.shape[0], beam_size, eos_token(weights.W_e.shape[1])
+    B, K = context.permitted.shape[0], beam_size
     wide = _repeated(context, K)
-    state = decoding.empty_state(weights, B=B * K, C=capacity(2))
+    state = decoding.empty_state(weights, B=B * K, C=capacity(2), bos=bos)
     only_one = jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(state.scores.dtype)
     state = state._replace(scores=jnp.tile(only_one, B))
     counts = jnp.ones(B * K, jnp.int32)
@@ -35,7 +43,7 @@ def beam_search(
         C = state.tokens.shape[1]
         here = min(l_max, C) - 1
         stop = jnp.asarray(here, jnp.int32)
-        state, counts = _search(weights, wide, state, counts, stop, alpha, K=K, variant=variant)
+        state, counts = _search(weights, wide, state, counts, stop, alpha, K=K, eos=eos, variant=variant)
         if here == l_max - 1 or int(state.slot) < here:
             break
         state = decoding.grow(state, C=2 * C)
@@ -49,13 +57,21 @@ def _repeated(context: Context, K: int) -> Context:
     return Context(tuple(cache.of_sequences(rows, B) for cache in context.caches), context.permitted[rows])
 
 
-@functools.partial(jax.jit, static_argnames=("K", "variant"), donate_argnames=("state", "counts"))
+@functools.partial(jax.jit, static_argnames=("K", "eos", "variant"), donate_argnames=("state", "counts"))
 def _search(
-    weights: Weights, context: Context, state: State, counts: Int[Array, "BK"], stop, alpha, *, K: int, variant: Variant
+    weights: Weights,
+    context: Context,
+    state: State,
+    counts: Int[Array, "BK"],
+    stop,
+    alpha,
+    *,
+    K: int,
+    eos: int,
+    variant: Variant,
 ) -> tuple[State, Int[Array, "BK"]]:
     """Search up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, with bos_token."""
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
-    eos = eos_token(N_V)
     # A translation that has ended is extended in one way only, which costs nothing: by eos.
     only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(state.scores.dtype)
 

@@ -27,7 +27,6 @@ from algorithms import (
     LayerNormParams,
     TransformerLayerParams,
     Variant,
-    bos_token,
     ed_encoding,
     sinusoidal_positional_embedding,
 )
@@ -174,10 +173,10 @@ def encode(
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])
 
 
-@functools.partial(jax.jit, static_argnames=("B", "C"))
-def empty_state(weights: Weights, *, B: int, C: int) -> State:
-    """Return B sequences that have their first token only, bos_token."""
-    dtype, N_V = weights.W_e.dtype, weights.W_e.shape[1]
+@functools.partial(jax.jit, static_argnames=("B", "C", "bos"))
+def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
+    """Return B sequences that have their first token only, bos."""
+    dtype = weights.W_e.dtype
 
     def empty(layer):
         W: Any = layer.attention if isinstance(layer, TransformerLayerParams) else layer.self_attention
@@ -186,7 +185,7 @@ def empty_state(weights: Weights, *, B: int, C: int) -> State:
         return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
 
     zero = jnp.asarray(0, jnp.int32)
-    tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos_token(N_V))
+    tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     caches = tuple(empty(layer) for layer in weights.layers)
     return State(caches, tokens, jnp.zeros(B, dtype), zero, zero + 0, jnp.ones(B, jnp.int32))
 

@@ -8,7 +8,16 @@ import numpy as np
 from algorithms.machinery.contract import check_key
 from algorithms.model.sizes import TransformerConfig
 
-__all__ = ["check_count", "check_model", "check_room", "check_rows", "check_sampling", "check_translation", "checked"]
+__all__ = [
+    "check_count",
+    "check_model",
+    "check_room",
+    "check_rows",
+    "check_sampling",
+    "check_token",
+    "check_translation",
+    "checked",
+]
 
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
@@ -125,8 +134,17 @@ def check_sampling(tau: Any, top_k: Any, top_p: Any, eos: Any, N_V: int) -> None
         check_count("top_k", top_k, N_V, ", the size of the vocabulary")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected a probability in (0, 1], got {top_p}")
-    if eos is not None and not 0 <= eos < N_V:
-        raise ValueError(f"eos: expected a token in [0, N_V) = [0, {N_V}), got {eos}")
+    check_token("eos", eos, N_V)
+
+
+def check_token(name: str, token: int | None, N_V: int) -> None:
+    """Check a token that may be left out.
+
+    Raises:
+        ValueError: if it is outside the vocabulary.
+    """
+    if token is not None and not 0 <= token < N_V:
+        raise ValueError(f"{name}: expected a token in [0, N_V) = [0, {N_V}), got {token}")
 
 
 def check_temperature(tau: Any) -> None:

@@ -122,19 +122,21 @@ def bits_per_byte(
     config: DTransformerConfig,
     stride: int | None = None,
     batch_size: int = 8,
+    bos: int | None = None,
 ) -> float:
     """How many bits a decoder needs for each byte of a text, every token of which is predicted once.
 
     A window of l_max tokens slides over the text by ``stride``, and what is new in it is predicted from all that
-    stands before it in the window. The first one begins with bos_token.
+    stands before it in the window. The first one begins with bos.
 
     Args:
         theta: trained parameters.
-        tokens: the text, without bos_token.
+        tokens: the text, without bos.
         n_bytes: how many bytes it has.
         config: sizes and variant of the model.
         stride: by how many tokens the window moves, half of l_max unless given; fewer see more and take longer.
         batch_size: windows that are read side by side.
+        bos: None: the paper's bos_token, N_V − 2.
 
     Raises:
         ValueError: for a text without tokens or bytes, an unknown token, or a stride outside [1, l_max − 1].
@@ -145,7 +147,7 @@ def bits_per_byte(
     inputs.check_count("n_bytes", n_bytes)
     if not len(tokens):
         raise ValueError("tokens: expected a text of at least one token, got none")
-    text = np.concatenate([[bos_token(config.N_V)], tokens])
+    text = np.concatenate([[bos_token(config.N_V) if bos is None else bos], tokens])
     starts = [0, *range(stride, len(text) - l_max + stride, stride)]
     nats = 0.0
     for i in range(0, len(starts), batch_size):
@@ -193,15 +195,17 @@ def fill_masks(
     lengths: Int[Array, "B"] | np.ndarray,
     config: ETransformerConfig,
     n: int = 1,
+    mask: int | None = None,
 ) -> list[list[list[tuple[int, float]]]]:
     """The n likeliest tokens of each masked place, and their probabilities, with Algorithm 9.
 
     Args:
         theta: trained parameters.
-        x: sequences with mask_token where a token is to be found, padded on the right.
+        x: sequences with the token `mask` where a token is to be found, padded on the right.
         lengths: tokens of each that are not padding.
         config: sizes and variant of the model.
         n: how many tokens.
+        mask: None: the paper's mask_token, N_V − 3.
 
     Returns:
         for each sequence, for each of its masks from left to right, pairs of token and probability, the likeliest
@@ -215,10 +219,11 @@ def fill_masks(
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     inputs.check_count("n", n, config.N_V, ", the size of the vocabulary")
     x, lengths = inputs.checked("x", x, lengths, config)
-    masks = [np.flatnonzero(row[:length] == mask_token(config.N_V)) for row, length in zip(x, lengths, strict=True)]
+    mask = mask_token(config.N_V) if mask is None else mask
+    masks = [np.flatnonzero(row[:length] == mask) for row, length in zip(x, lengths, strict=True)]
     for r, places in enumerate(masks):
         if not len(places):
-            raise ValueError(f"x: sequence {r} has no mask_token ({mask_token(config.N_V)}) to be filled")
+            raise ValueError(f"x: sequence {r} has no mask_token ({mask}) to be filled")
     P = np.asarray(_masked(theta, _padded(x, config), lengths, variant=config.variant.without_dropout()))
     filled = []
     for r, places in enumerate(masks):

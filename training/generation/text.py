@@ -132,7 +132,7 @@ class Answerer(abc.ABC):
             tokens = self._encoded(text)
             if not tokens:
                 raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
-            row = [self.tokenizer.bos_token, *tokens, *([self.tokenizer.eos_token] if eos else [])]
+            row = self.tokenizer.framed(tokens, ends=eos)
             if len(row) > self.config.l_max:
                 raise AnswerError(
                     f"text {number} has {len(row)} tokens with those at its ends, but the model reads at most "
@@ -233,7 +233,7 @@ class _Translator(Answerer):
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        self._translator = Translator(run.theta, run.config)
+        self._translator = Translator(run.theta, run.config, bos=run.tokenizer.bos_token, eos=run.tokenizer.eos_token)
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         o = self.options
@@ -289,11 +289,12 @@ class _MaskFiller(Answerer):
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         x, lengths = self._sequences(texts, first, eos=True)
-        filled = fill_masks(self._theta, x, lengths=lengths, config=self.config, n=self.n)
+        mask = self.tokenizer.mask_token
+        filled = fill_masks(self._theta, x, lengths=lengths, config=self.config, n=self.n, mask=mask)
         answers = []
         for row, length, masks in zip(x, lengths, filled, strict=True):
             tokens = row[:length].copy()
-            tokens[tokens == self.tokenizer.mask_token] = [candidates[0][0] for candidates in masks]
+            tokens[tokens == mask] = [candidates[0][0] for candidates in masks]
             fillings = [[{"text": self._text(v), "probability": p} for v, p in candidates] for candidates in masks]
             answers.append([{"text": self.tokenizer.decode(tokens), "masks": fillings}])
         return answers

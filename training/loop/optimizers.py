@@ -78,7 +78,7 @@ def decays(params: Any) -> Any:
 
     def of_leaf(path, leaf):
         name = path[-1].name
-        return name.startswith("W_") and name not in ("W_e", "W_p")
+        return name.startswith("W_") and name not in ("W_e", "W_p", "W_t")
 
     return jax.tree_util.tree_map_with_path(of_leaf, params)
 

@@ -214,7 +214,10 @@ class RunDirectory:
 
     def save_parameters(self, theta: Any) -> None:
         """Write the trained parameters, with their checksums."""
-        leaves = {name: np.ascontiguousarray(array) for name, array in flatten(theta).items()}
+        self.save_leaves({name: np.ascontiguousarray(array) for name, array in flatten(theta).items()})
+
+    def save_leaves(self, leaves: dict[str, np.ndarray]) -> None:
+        """Write the trained parameters, given as contiguous arrays by their dotted names."""
         metadata = {"checksums": json.dumps(checksums(leaves))}
         write_atomically(self.parameters, lambda path: safetensors.numpy.save_file(leaves, path, metadata))
 

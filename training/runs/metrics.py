@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from matplotlib.figure import Figure
-from tensorboardX import SummaryWriter
-
 
 class Writer(Protocol):
     """Where scalars go besides metrics.jsonl."""
@@ -86,6 +83,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:
     """Return a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
+    from tensorboardX import SummaryWriter
+
     return SummaryWriter(str(directory), purge_step=step)
 
 
@@ -97,6 +96,8 @@ def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:
         path: of the picture, .png.
         title: above it.
     """
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, label, style in (("loss", "training", "-"), ("validation_loss", "validation", "o-")):

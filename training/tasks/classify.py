@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer, unembedding
 from algorithms.model.initialization import Scheme
+from algorithms.ops.linear import linear
 from training.tasks.objectives import Batch, Columns, Objective
 from training.tasks.task import Task, layer_flops
 
@@ -15,7 +16,8 @@ from training.tasks.task import Task, layer_flops
 class ClassifierParams(NamedTuple):
     """An encoder, and the map from the encoding of its first token to the logits of the classes.
 
-    The encoder's W_f, b_f, norm, W_u and b_u serve its pretraining and take no part in the classification.
+    Where the encoder has W_pool and b_pool, as BERT, that map reads ``tanh(W_pool X[:, 0] + b_pool)`` instead. The
+    encoder's W_f, b_f, norm, W_u and b_u serve its pretraining and take no part in the classification.
     """
 
     encoder: ETransformerParams
@@ -53,13 +55,20 @@ def class_probabilities(
         variant: what differs from the pseudocode.
         length: tokens that are not padding.
     """
-    encoding = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., 0]
-    return unembedding(encoding, params.W_c, b_u=params.b_c)
+    X = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., :1]
+    return unembedding(pooled(X, params.encoder)[..., 0], params.W_c, b_u=params.b_c)
+
+
+def pooled(X: Float[Array, "d_e *batch 1"], encoder: ETransformerParams) -> Float[Array, "d_e *batch 1"]:
+    """Return what a classifier reads: the first token's encoding, through the encoder's pooler if it has one."""
+    if encoder.W_pool is None:
+        return X
+    return jnp.tanh(linear(encoder.W_pool, X, encoder.b_pool, "auto"))
 
 
 def _columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns:
     X = e_encoding(batch["x"], params.encoder, key=keys, length=batch["length"], **options)[..., :1]
-    return Columns(X, params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
+    return Columns(pooled(X, params.encoder), params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
 
 
 def _weights(batch: Batch) -> Array:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Integer, UInt32
 
@@ -36,6 +37,7 @@ class _Residuals(NamedTuple):
 def _forward(Q, K, V, mask, seeds, dropout):
     of_tile = functools.partial(_forward_of_tile, dropout=dropout)
     V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V), mask, seeds)
+    V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
     return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds)
 
 

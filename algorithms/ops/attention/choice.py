@@ -10,12 +10,22 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
+from algorithms.machinery.lowering import platform_of
 from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
 from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
-from algorithms.ops.attention.vendor import cudnn_attention, cudnn_refuses, pallas_attention, pallas_refuses
+from algorithms.ops.attention.vendor import (
+    cudnn_attention,
+    cudnn_refuses,
+    library_attention,
+    pallas_attention,
+    pallas_refuses,
+)
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
+
+OF_ATTENTION = ("V_tilde", "log_sum_exp")
+"""What the rules and the Pallas kernel keep for their backward passes, as ``checkpoint_name`` calls it."""
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
@@ -58,7 +68,7 @@ def attend(
     name = automatic(Q, K, V, mask, dropout, platform_of(Q)) if implementation == "auto" else implementation
     _refuse(name, Q, K, V, mask, dropout)
     if name in LIBRARY_KERNELS:
-        V_tilde = LIBRARY_KERNELS[name][0](Q, K, V, mask)
+        V_tilde = library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask)
     else:
         rule = blockwise_attention if name == "blockwise" else dense_attention
         V_tilde = rule(Q, K, V, mask, None if seeds is None else seeds.reshape(H, -1, 2), dropout)
@@ -91,15 +101,6 @@ def automatic(
         if refuses(Q, K, V, mask, dropout, platform) is None:
             return name
     return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
-
-
-def platform_of(X: Array) -> str:
-    """The platform that is compiled for: that of the mesh X lies on, of the mesh in use, or the default device's."""
-    for mesh in (jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh()):
-        if getattr(mesh, "abstract_device", None) is not None:
-            return mesh.abstract_device.platform
-    device = getattr(jax.config, "jax_default_device", None)  # a device, or the name of a platform
-    return getattr(device, "platform", device) or jax.default_backend()
 
 
 def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float) -> None:

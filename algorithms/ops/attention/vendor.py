@@ -2,23 +2,25 @@
 
 cuDNN's through ``jax.nn.dot_product_attention``, and on a TPU the Pallas kernel that is shipped with JAX. Whatever they
 cannot do exactly is refused with the reason; a token that may attend to nothing is set to 0 afterwards, where the
-kernels return something else.
+kernels return something else. XLA cannot split them between devices, so they run in a ``shard_map`` of the mesh in use.
 """
 
-import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.hand_derived import varies_over
-from algorithms.masks import Mask, StructuralMask
+from algorithms.machinery.lowering import split_explicitly, split_heads_and_sequences
+from algorithms.masks import Mask, StructuralMask, batch_axes
 
 _NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
+_NOT_SPLIT = "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
 
-PALLAS_BLOCK = 128
-"""The TPU kernel takes whole blocks of this many tokens."""
+PALLAS_BLOCKS = (512, 384, 256, 128)
+"""The TPU kernel takes whole blocks of so many tokens; larger ones are faster."""
 
 
 def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
@@ -34,15 +36,54 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, plat
         return "its dropout is not drawn from the key"
     if varies_over((Q, K, V, mask)):
         return _NOT_IN_SHARD_MAP
+    if split_explicitly(Q):
+        return _NOT_SPLIT
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
         return "it has no mask for the borders of documents"
     return None
 
 
+def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
+    """Why the TPU's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
+    block = PALLAS_BLOCKS[-1]
+    if platform != "tpu":
+        return f"it runs on a TPU, and the platform is {platform}"
+    if Q.dtype not in (jnp.bfloat16, jnp.float32) or not Q.dtype == K.dtype == V.dtype:
+        return f"it takes bfloat16 or float32 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
+    if Q.shape[-1] % block or K.shape[-1] % block:
+        return f"it needs multiples of {block} tokens, got l_x = {Q.shape[-1]} and l_z = {K.shape[-1]}"
+    if dropout:
+        return "it has no dropout"
+    if varies_over((Q, K, V, mask)):
+        return _NOT_IN_SHARD_MAP
+    if split_explicitly(Q):
+        return _NOT_SPLIT
+    if not isinstance(mask, StructuralMask):
+        return "its masks are structural ones"
+    if mask.length is not None and mask.documents_z is not None:
+        return "documents with padding may leave a token nothing to attend to, which it does not tell"
+    return None
+
+
+def library_attention(
+    kernel: Any,
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H d_attn B l_z"],
+    V: Float[Array, "H d_mid B l_z"],
+    mask: Mask,
+) -> Float[Array, "H d_mid B l_x"]:
+    """``V · softmax(KᵀQ/√d)`` by a kernel, on each device of the mesh in use for its heads and sequences."""
+    V_tilde = split_heads_and_sequences(kernel, (Q, K, V), mask, jax.tree.map(bool, batch_axes(mask)))
+    something = _something(mask, K.shape[-1], Q.shape[-1])
+    if something is None:
+        return V_tilde
+    return jnp.where(jnp.broadcast_to(something, V_tilde.shape[2:])[None, None], V_tilde, 0)
+
+
 def cudnn_attention(
     Q: Float[Array, "H d B l_x"], K: Float[Array, "H d B l_z"], V: Float[Array, "H d B l_z"], mask: Mask
 ) -> Float[Array, "H d B l_x"]:
-    """``V · softmax(KᵀQ/√d)`` by cuDNN's kernel, forward and backward."""
+    """By cuDNN's kernel, forward and backward."""
     B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
     q, k, v = (a.transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
     options = {}
@@ -55,71 +96,56 @@ def cudnn_attention(
             options["query_seq_lengths"] = jnp.full(B, l_x, jnp.int32)
     else:
         options["mask"] = jnp.broadcast_to(mask.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
-    out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)
-    return _zero_for_nothing(out.transpose(2, 3, 0, 1), mask, l_z)
-
-
-def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
-    """Why the TPU's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
-    d_attn, d_mid = Q.shape[1], V.shape[1]
-    if platform != "tpu":
-        return f"it runs on a TPU, and the platform is {platform}"
-    if Q.dtype not in (jnp.bfloat16, jnp.float32) or not Q.dtype == K.dtype == V.dtype:
-        return f"it takes bfloat16 or float32 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
-    if d_attn != d_mid:
-        return f"it needs d_attn = d_mid, got {d_attn} and {d_mid}"
-    if Q.shape[-1] % PALLAS_BLOCK or K.shape[-1] % PALLAS_BLOCK:
-        return f"it needs multiples of {PALLAS_BLOCK} tokens, got l_x = {Q.shape[-1]} and l_z = {K.shape[-1]}"
-    if dropout:
-        return "it has no dropout"
-    if varies_over((Q, K, V, mask)):
-        return _NOT_IN_SHARD_MAP
-    if (n := _devices_to_split_between(Q)) > 1:
-        return f"XLA cannot split it between the {n} devices of the mesh; call it in jax.shard_map with check_vma=False"
-    if not isinstance(mask, StructuralMask) or mask.width is not None:
-        return "its masks are bidirectional, unidirectional, padding and documents"
-    if mask.length is not None and mask.documents_z is not None:
-        return "documents with padding may leave a token nothing to attend to, which it does not tell"
-    return None
-
-
-def _devices_to_split_between(Q: Array) -> int:
-    """How many devices of the mesh in use XLA itself divides a program between."""
-    mesh = jax.sharding.get_abstract_mesh() if jax.typeof(Q).sharding.mesh.empty else jax.typeof(Q).sharding.mesh
-    return math.prod(size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes)
+    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options).transpose(2, 3, 0, 1)
 
 
 def pallas_attention(
-    Q: Float[Array, "H d B l_x"], K: Float[Array, "H d B l_z"], V: Float[Array, "H d B l_z"], mask: StructuralMask
-) -> Float[Array, "H d B l_x"]:
-    """``V · softmax(KᵀQ/√d)`` by the Pallas kernel for TPUs, forward and backward."""
-    from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention  # takes half a second
+    Q: Float[Array, "H d_attn B l_x"], K: Float[Array, "H d_attn B l_z"], V: Float[Array, "H d_mid B l_z"], mask: Any
+) -> Float[Array, "H d_mid B l_x"]:
+    """By the splash attention kernel for TPUs, forward and backward."""
+    # It takes half a second to import.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as rules
 
-    B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
-    q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q, K, V))  # [B, H, l, d]
-    segments = None
-    if mask.length is not None or mask.documents_z is not None:
-        of_x = jnp.zeros(l_x, jnp.int32) if mask.documents_x is None else mask.documents_x
-        of_z = jnp.zeros(l_z, jnp.int32) if mask.documents_z is None else mask.documents_z
-        of_z = jnp.broadcast_to(of_z, (B, l_z)).astype(jnp.int32)
-        if mask.length is not None:
-            length = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
-            of_z = jnp.where(jnp.arange(l_z)[None] < length[:, None], of_z, -1)
-        segments = SegmentIds(jnp.broadcast_to(of_x, (B, l_x)).astype(jnp.int32), of_z)
-    out = flash_attention(q, k, v, segment_ids=segments, causal=mask.unidirectional, sm_scale=float(Q.shape[1]) ** -0.5)
-    return _zero_for_nothing(out.transpose(1, 3, 0, 2), mask, l_z)
+    (H, _, B, l_x), l_z = Q.shape, K.shape[-1]
+    rule = rules.CausalMask((l_x, l_z)) if mask.unidirectional else rules.FullMask((l_x, l_z))
+    if mask.width is not None:
+        rule = rules.LocalMask((l_x, l_z), (mask.width - 1, 0), 0)
+    of_x, of_z = (next(n for n in PALLAS_BLOCKS if l % n == 0) for l in (l_x, l_z))
+    blocks = splash.BlockSizes(
+        block_q=of_x, block_kv=of_z, block_q_dkv=of_x, block_kv_dkv=of_z, use_fused_bwd_kernel=True
+    )
+    kernel = splash.make_splash_mha(
+        rules.MultiHeadMask([rule] * H),
+        block_sizes=blocks,
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name="V_tilde",
+    )
+    q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q * Q.shape[1] ** -0.5, K, V))  # [B, H, l, d]
+    segments = _segments(mask, B, l_x, l_z)
+    segments = None if segments is None else splash.SegmentIds(*segments)
+    return jax.vmap(kernel)(q, k, v, segments).transpose(1, 3, 0, 2)
 
 
-def _zero_for_nothing(V_tilde: Float[Array, "H d B l_x"], mask: Mask, l_z: int) -> Float[Array, "H d B l_x"]:
-    """Ṽ with 0 in the columns of tokens that may attend to nothing."""
-    something = _something(mask, l_z, V_tilde.shape[-1])
-    something = jnp.broadcast_to(something, (V_tilde.shape[2], V_tilde.shape[3]))
-    return jnp.where(something[None, None], V_tilde, 0)
+def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:
+    """Numbers for the tokens of both sequences, of which a token attends to its own; None where it attends to all."""
+    if mask.length is None and mask.documents_z is None:
+        return None
+    of_x = jnp.zeros(l_x, int) if mask.documents_x is None else mask.documents_x
+    of_z = jnp.zeros(l_z, int) if mask.documents_z is None else mask.documents_z
+    if mask.length is not None:
+        length = jnp.broadcast_to(jnp.asarray(mask.length), (B,))
+        of_z = jnp.where(jnp.arange(l_z)[None] < length[:, None], of_z[None], -1)
+    return [jnp.broadcast_to(a, (B, a.shape[-1])).astype(jnp.int32) for a in (of_x, of_z)]
 
 
-def _something(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"]:
+def _something(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:
+    """Whether a token may attend to anything; None where each of them may."""
     if not isinstance(mask, StructuralMask):
         return mask.any(axis=-2)
+    if mask.length is None and (mask.width is None or l_x <= l_z):
+        return None
     t_x = jnp.arange(l_x)
     first = jnp.maximum(0, t_x - mask.width + 1) if mask.width is not None else jnp.zeros(l_x, jnp.int32)
     end = jnp.minimum(t_x + 1, l_z) if mask.unidirectional else jnp.full(l_x, l_z)

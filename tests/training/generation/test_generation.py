@@ -49,7 +49,7 @@ def assert_replayed(theta, tokens, tau, variant=CONFIG.variant):
         np.testing.assert_array_equal(tokens[r], expected[r, l - 1 : l - 1 + len(tokens[r])])
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.6, 1.0, np.inf])
+@pytest.mark.parametrize("tau", [0.6, *(pytest.param(tau, marks=pytest.mark.slow) for tau in (0.0, 1.0, np.inf))])
 def test_tokens_are_those_of_algorithm_14(tau):
     l_gen = L_MAX - int(LENGTHS.max()) + 1  # up to the last position, so that the cache grows
     tokens = run(tau=tau, l_gen=l_gen)
@@ -68,8 +68,8 @@ def test_greedy_tokens_are_those_of_algorithm_14_in_float32():
 @pytest.mark.parametrize(
     ("variant", "W_u", "W_p"),
     [
-        (GPT2, False, True),
-        (VASWANI, False, False),
+        pytest.param(GPT2, False, True, marks=pytest.mark.slow),
+        pytest.param(VASWANI, False, False, marks=pytest.mark.slow),
         (Variant(name="RMS", norm="rms_norm", activation="relu"), True, True),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
 
 
 def test_scores_are_the_log_probabilities_of_the_generated_tokens():
-    state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY)
+    state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY, 0, None)
     first = int(state.first)
     state = decoding.decode(GENERATOR.weights, None, state, keys, stop=jnp.asarray(first + 6, jnp.int32), **options)
     tokens = np.asarray(state.tokens)[:, first + 1 : first + 7]

@@ -52,7 +52,14 @@ class Command:
         }
 
     def begin(self, **environment):
-        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", *self._arguments]
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / "train.py"),
+            "d",
+            "--quiet",
+            "--no-tensorboard",
+            *self._arguments,
+        ]
         return subprocess.Popen(
             command, env=self._environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

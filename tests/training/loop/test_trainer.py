@@ -85,7 +85,13 @@ def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
     assert results["bits_per_byte"] == pytest.approx(results["loss"] * predicted / np.log(2) / store.n_bytes)
 
 
-@pytest.mark.parametrize("stop", [{"stop_after": 1}, {"stop_after": 5}, {"stop_at_evaluation": 6}, {"stop_after": 8}])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        {"stop_at_evaluation": 6},
+        *(pytest.param({"stop_after": n}, marks=pytest.mark.slow) for n in (1, 5, 8)),
+    ],
+)
 def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
     expected, settings, _, _ = undisturbed
     trainer, _ = make_trainer(tmp_path / "run", settings, **stop)

@@ -1,0 +1,133 @@
+"""What the tests of `training.interchange` share: models of other libraries, and how ours are compared with them."""
+
+import json
+import warnings
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from algorithms import log_loss
+from algorithms.ops.linear import logits
+from algorithms.unembedding import unembedding_matrix
+from training.interchange import mapping
+from training.interchange.architectures import ARCHITECTURES
+from training.interchange.description import Fields, read_json
+from training.runs.named_arrays import flatten
+
+# Relative to the largest of all logits, or of all gradients of a parameter.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+
+def libraries():
+    """torch and transformers, or skip."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e .[compare]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip(
+            "transformers", reason="transformers is not installed: pip install -e .[compare]"
+        )
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return torch, transformers
+
+
+def randomized(torch, model, seed=0, deviation=0.3):
+    """The model with every parameter random, none at 0 or 1, so that none can be left out unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_scale = parameter.ndim == 1 and name.endswith("weight")
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.copy_(float(is_scale) + deviation * noise)
+    return model.eval()
+
+
+def saved(model, path, dtype="float64"):
+    """Save a model of transformers' in a dtype, and return the directory and the model."""
+    model = getattr(model, {"float64": "double", "float32": "float", "bfloat16": "bfloat16"}[dtype])()
+    model.save_pretrained(path)
+    return Path(path)
+
+
+def tensors_of(path):
+    return {
+        name: a
+        for file in sorted(Path(path).glob("*.safetensors"))
+        for name, a in safetensors.numpy.load_file(file).items()
+    }
+
+
+def model_of(path):
+    """What config.json describes, and the tensors it has."""
+    state = read_json(path / "config.json")
+    architecture = ARCHITECTURES[state["model_type"]]
+    model = architecture.read_config(Fields(path / "config.json", state), list(tensors_of(path)))
+    return model, architecture.entries(model, state)
+
+
+def by_name(path, theta):
+    """The leaves of a pytree like theta by the names of the checkpoint's tensors, in its orientation."""
+    _, entries = model_of(path)
+    return dict(mapping.write(entries, flatten(theta)))
+
+
+def assert_same(ours, theirs, dtype, what):
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape, what
+    worst = np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-12)
+    assert worst < TOLERANCE[dtype], f"{what}: {worst}"
+    return worst
+
+
+def assert_gradients(model, path, gradients, dtype):
+    """Compare the gradient of every parameter of a model of PyTorch's, by its name, with ours."""
+    ours = by_name(path, gradients)
+    compared = set()
+    largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            continue
+        found = next((ours[n] for n in (name, name.partition(".")[2]) if n in ours), None)
+        assert found is not None, name
+        compared.add(name)
+        difference = np.abs(np.asarray(found, np.float64).reshape(parameter.shape) - parameter.grad.double().numpy())
+        assert difference.max() / largest < TOLERANCE[dtype], f"gradient of {name}: {difference.max() / largest}"
+    assert compared
+    return compared
+
+
+def assert_bits(a, b):
+    """The same tensors, to the last bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype, name
+        assert a[name].shape == b[name].shape, name
+        assert a[name].tobytes() == b[name].tobytes(), name
+
+
+def column_logits(X, theta):
+    """Logits of columns, [*batch, l, N_V], as other libraries have them."""
+    return jnp.moveaxis(logits(X, unembedding_matrix(theta), getattr(theta, "b_u", None)), 0, -1)
+
+
+def column_loss(X, theta, targets, weights):
+    b_u = getattr(theta, "b_u", None)
+    return log_loss(X, unembedding_matrix(theta), jnp.asarray(targets), b_u=b_u, weights=jnp.asarray(weights, X.dtype))
+
+
+def torch_loss(torch, their_logits, targets, weights):
+    """The same loss of PyTorch's logits, [*batch, l, N_V]."""
+    each = torch.nn.functional.cross_entropy(
+        their_logits.flatten(0, -2), torch.tensor(np.asarray(targets)).flatten().long(), reduction="none"
+    )
+    return (each * torch.tensor(np.asarray(weights)).flatten().to(each.dtype)).sum()
+
+
+def change_config(path, **fields):
+    """Change fields of a checkpoint's config.json; one that is None is left out."""
+    file = Path(path) / "config.json"
+    state = json.loads(file.read_text("utf-8")) | fields
+    file.write_text(json.dumps({name: value for name, value in state.items() if value is not None}), "utf-8")

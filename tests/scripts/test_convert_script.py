@@ -1,0 +1,166 @@
+"""scripts/convert.py, and what the other scripts make of the directories that it writes."""
+
+import importlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import interchange_cases as cases
+from tests.run_cases import make_run
+from training.data.tokenizers import build_tokenizer, load_tokenizer
+from training.interchange import load_pretrained, tokenizer_files
+from training.interchange.description import Model
+from training.runs.directory import load_run
+
+torch, transformers = cases.libraries()
+TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]
+PLAIN = {"d_e": 12, "H": 3, "l_max": 50, "dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def script():
+    return importlib.import_module("scripts.convert")
+
+
+def called(name, *arguments, capsys):
+    """Run a script; return its status and what it printed."""
+    status = importlib.import_module(f"scripts.{name}").main([str(a) for a in arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        kind: make_run(root / kind, "d", build_tokenizer(kind, TEXTS, N_V=280), **PLAIN)
+        for kind in ("bytes", "characters", "words", "bpe")
+    }
+
+
+def test_a_run_opens_in_transformers_with_its_tokenizer(tmp_path, runs, capsys):
+    for kind, path in runs.items():
+        out = tmp_path / kind
+        assert called("convert", path, out, "--to", "gpt2", capsys=capsys)[0] == 0
+        run = load_run(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+        text = "the cat sat"
+        tokens = [run.tokenizer.bos_token, *run.tokenizer.encode(text)]
+        assert tokenizer(text)["input_ids"] == tokens, kind
+        assert tokenizer.decode(tokens, skip_special_tokens=True) == text, kind
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (run.tokenizer.bos_token, run.tokenizer.eos_token)
+        model = transformers.AutoModelForCausalLM.from_pretrained(out)
+        config = run.config.variant
+        x = np.array(tokens)
+        hidden = cases.d_hidden_state(jnp.asarray(x), run.theta, variant=config)
+        theirs = model(torch.tensor(x)[None]).logits[0]
+        cases.assert_same(cases.column_logits(hidden, run.theta), theirs.detach(), "float32", kind)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "bpe"])
+def test_every_text_has_the_same_tokens_there(tmp_path, kind):
+    ours = build_tokenizer(kind, TEXTS, N_V=280)
+    model = Model("d", type("Config", (), {"l_max": 9, "N_V": ours.N_V}))
+    tokenizer_files.write(tmp_path, ours, model)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    known = sorted(set("".join(TEXTS)))
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(known, size=n)) for n in range(1, 30)]
+    if kind != "characters":
+        texts += ["naïve façade — 日本\n\n\ttwo  words", "<bos> is text", "x\r\ny"]
+    for text in texts:
+        tokens = ours.encode(text)
+        if kind != "words" and "<bos>" not in text:  # transformers reads the name of a special token as that
+            assert theirs(text)["input_ids"] == [ours.bos_token, *tokens], text
+            assert theirs.decode(tokens) == ours.decode(tokens) == text
+        elif "<bos>" not in text:
+            assert theirs(text)["input_ids"] == [ours.bos_token, *tokens], text
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory, runs):
+    """A run, as a checkpoint, as a directory of ours again."""
+    root = tmp_path_factory.mktemp("converted")
+    script = importlib.import_module("scripts.convert")
+    assert script.main([str(runs["bpe"]), str(root / "out")]) == 0
+    assert script.main([str(root / "out"), str(root / "back")]) == 0
+    return root
+
+
+def test_there_and_back_is_the_same_run(converted, runs):
+    before, after = load_run(runs["bpe"]), load_run(converted / "back")
+    assert (before.config.d_e, before.config.tied, after.task) == (after.config.d_e, after.config.tied, "d")
+    for a, b in zip(jax.tree.leaves(before.theta), jax.tree.leaves(after.theta), strict=True):
+        np.testing.assert_array_equal(a, b)
+    a, b = before.tokenizer, after.tokenizer
+    assert (a.N_V, a.bos_token, a.eos_token, a.mask_token) == (b.N_V, b.bos_token, b.eos_token, b.mask_token)
+    assert b.framed(b.encode("the"), ends=False) == a.framed(a.encode("the"), ends=False)
+    theta, _, tokenizer = load_pretrained(converted / "out")
+    assert tokenizer is not None
+    assert tokenizer.fingerprint() == b.fingerprint()
+    assert load_tokenizer(converted / "back" / "tokenizer.json").fingerprint() == b.fingerprint()
+    assert theta.W_e.shape == before.theta.W_e.shape
+
+
+def test_the_scripts_take_a_converted_directory(converted, runs, capsys, tmp_path):
+    options = ["--prompt", "the cat", "--l_gen", "7", "--tau", "0"]
+    results = [called("generate", path, *options, capsys=capsys) for path in (runs["bpe"], converted / "back")]
+    assert results[0] == results[1]
+    assert results[0][0] == 0
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the dog", "utf-8")
+    back = converted / "back"
+    assert called("compress", back, "compress", text, tmp_path / "small", capsys=capsys)[0] == 0
+    assert called("compress", back, "decompress", tmp_path / "small", tmp_path / "again", capsys=capsys)[0] == 0
+    assert (tmp_path / "again").read_text("utf-8") == text.read_text("utf-8")
+
+
+def test_a_model_without_a_tokenizer_reads_and_writes_numbers(tmp_path, capsys):
+    config = transformers.GPT2Config(
+        vocab_size=29, n_positions=13, n_embd=6, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2
+    )
+    model = cases.randomized(torch, transformers.GPT2LMHeadModel(config))
+    cases.saved(model, tmp_path / "in", "float32")
+    assert called("convert", tmp_path / "in", tmp_path / "out", capsys=capsys)[0] == 0
+    status, out, _ = called("generate", tmp_path / "out", "--prompt", "3 1 4", "--l_gen", 5, "--tau", 0, capsys=capsys)
+    theirs = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=5, do_sample=False, pad_token_id=0)[
+        0, 3:
+    ].tolist()
+    theirs = theirs[: theirs.index(2)] if 2 in theirs else theirs
+    assert (status, out.split()) == (0, [str(token) for token in theirs])
+    status, _, error = called("generate", tmp_path / "out", "--prompt", "3 x", capsys=capsys)
+    assert status == 2
+    assert "'x' is no token ID: the model came without a tokenizer, so give numbers below 29" in error
+
+
+def test_nothing_is_written_over(tmp_path, runs, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("")
+    status, _, error = called("convert", runs["bytes"], tmp_path / "out", capsys=capsys)
+    assert (status, [p.name for p in (tmp_path / "out").iterdir()]) == (2, ["precious"])
+    assert "is there already; name another directory, or delete it" in error
+    status, _, error = called("convert", tmp_path / "none", tmp_path / "new", capsys=capsys)
+    assert (status, (tmp_path / "new").exists()) == (2, False)
+    assert error.startswith("convert.py: there is no directory")
+
+
+def test_a_hub_that_cannot_be_reached_is_said_in_a_sentence(tmp_path, capsys, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def offline(name, **_):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    status, _, error = called("convert", "hf:some/model", tmp_path / "out", capsys=capsys)
+    assert (status, (tmp_path / "out").exists()) == (2, False)
+    assert error.startswith("convert.py: cannot download some/model: is the hub reachable")
+    assert error.count("\n") == 1
+    path = tmp_path / "snapshot"
+    config = transformers.GPT2Config(vocab_size=29, n_positions=13, n_embd=6, n_layer=1, n_head=2)
+    cases.saved(transformers.GPT2LMHeadModel(config), path, "float32")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(path))
+    assert called("convert", "hf:some/model", tmp_path / "out", capsys=capsys)[0] == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["task"] == "d"

@@ -1,0 +1,214 @@
+"""BERT of transformers, at random: masked-token head, classifier and bare encoder, with token types and padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import BERT, ETransformerConfig, e_encoding, e_hidden_state, e_transformer
+from algorithms.ops.linear import logits
+from tests import interchange_cases as cases
+from tests.cases import random_theta
+from training.interchange import InterchangeError, load_model, load_pretrained, save_pretrained
+from training.tasks.classify import class_probabilities, pooled
+
+torch, transformers = cases.libraries()
+
+SIZES = {
+    "odd": {
+        "vocab_size": 29,
+        "max_position_embeddings": 13,
+        "hidden_size": 15,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "intermediate_size": 7,
+        "type_vocab_size": 3,
+    },
+    "other": {
+        "vocab_size": 11,
+        "max_position_embeddings": 9,
+        "hidden_size": 14,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 19,
+        "type_vocab_size": 1,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 0.1,
+    },
+}
+KINDS = {
+    "masked": ("BertForMaskedLM", {}),
+    "untied": ("BertForMaskedLM", {"tie_word_embeddings": False}),
+    "classifier": ("BertForSequenceClassification", {"id2label": {0: "ham", 1: "spam", 2: "other"}}),
+    "bare": ("BertModel", {}),
+}
+QUICK = [("masked", "odd", "float64"), ("classifier", "other", "float32")]
+LENGTHS = np.array([9, 5])
+
+
+def make(kind, size="odd"):
+    name, options = KINDS[kind]
+    config = transformers.BertConfig(**SIZES[size], **options, attn_implementation="eager")
+    return cases.randomized(torch, getattr(transformers, name)(config).double())
+
+
+def inputs(config, seed=1):
+    rng = np.random.default_rng(seed)
+    x = rng.integers(1, config.N_V, size=(2, 9))  # the padding token, 0, has no gradient there
+    return x, rng.integers(config.N_types, size=x.shape)
+
+
+def theirs(model, x, types):
+    attended = torch.tensor(np.arange(9) < LENGTHS[:, None]).long()
+    out = model(torch.tensor(x), attention_mask=attended, token_type_ids=torch.tensor(types))
+    return out.last_hidden_state if hasattr(out, "last_hidden_state") else out.logits
+
+
+def ours(run, x, types):
+    """The logits of a masked-token head or of a classifier, and the bare encoder's columns, tokens before rows."""
+    options = {"variant": run.config.variant, "length": jnp.asarray(LENGTHS), "types": jnp.asarray(types)}
+
+    def outputs(theta):
+        if run.task == "classify":
+            X = pooled(e_encoding(jnp.asarray(x), theta.encoder, **options)[..., :1], theta.encoder)
+            return jnp.moveaxis(logits(X[..., 0], theta.W_c, theta.b_c), 0, -1)
+        if theta.W_f is None:
+            return jnp.moveaxis(e_encoding(jnp.asarray(x), theta, **options), 0, -1)
+        return cases.column_logits(e_hidden_state(jnp.asarray(x), theta, **options), theta)
+
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "dtype"),
+    [
+        *QUICK,
+        *(
+            pytest.param(kind, size, dtype, marks=pytest.mark.slow)
+            for kind in KINDS
+            for size in SIZES
+            for dtype in cases.TOLERANCE
+            if (kind, size, dtype) not in QUICK
+        ),
+    ],
+)
+def test_outputs_and_gradients_are_those_of_transformers(tmp_path, kind, size, dtype):
+    """The loss is a random linear function of the log-probabilities, or of the bare encoder's columns."""
+    model = make(kind, size)
+    path = cases.saved(model, tmp_path, dtype)
+    run = load_model(path)
+    x, types = inputs(run.config)
+    their_outputs = theirs(model, x, types)
+    read = np.arange(9) < LENGTHS[:, None] if their_outputs.ndim == 3 else np.ones(2, bool)
+    c = np.random.default_rng(2).standard_normal(their_outputs.shape) * read[..., None]
+    outputs = ours(run, x, types)
+
+    def loss(theta):
+        Y = outputs(theta)
+        log_P = Y if kind == "bare" else jax.nn.log_softmax(Y)
+        return jnp.sum(jnp.asarray(c, log_P.dtype) * log_P), Y
+
+    (value, Y), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
+    log_P = their_outputs if kind == "bare" else their_outputs.log_softmax(-1)
+    their_loss = (torch.tensor(c).to(log_P.dtype) * log_P).sum()
+    their_loss.backward()
+    cases.assert_same(np.asarray(Y)[read], their_outputs.detach().numpy()[read], dtype, "outputs")
+    cases.assert_same(value, their_loss.detach(), dtype, "loss")
+    compared = cases.assert_gradients(model, path, gradients, dtype)
+    unread = {"bare": {"pooler.dense.weight", "pooler.dense.bias"}, "untied": {"cls.predictions.bias"}}.get(kind, set())
+    assert compared == {name for name, _ in model.named_parameters()} - unread
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_way_there_and_back_is_exact(tmp_path, kind, dtype):
+    model = make(kind)
+    path = cases.saved(model, tmp_path / "theirs", dtype)
+    run = load_model(path)
+    save_pretrained(tmp_path / "ours", run.theta, run.config, labels=run.labels)
+    expected = cases.tensors_of(path)
+    if kind == "untied":
+        del expected["cls.predictions.bias"]  # which transformers does not read then
+    cases.assert_bits(cases.tensors_of(tmp_path / "ours"), expected)
+    opened = type(model).from_pretrained(tmp_path / "ours", attn_implementation="eager")
+    assert opened.config.id2label == model.config.id2label
+    x, types = inputs(run.config)
+    assert torch.equal(theirs(opened, x, types), theirs(model, x, types))
+
+
+def test_a_classifier_has_its_labels_and_its_probabilities(tmp_path):
+    model = make("classifier")
+    run = load_model(cases.saved(model, tmp_path))
+    assert (run.task, run.labels) == ("classify", ("ham", "spam", "other"))
+    x, types = inputs(run.config)
+    P = class_probabilities(jnp.asarray(x), run.theta, variant=run.config.variant, length=jnp.asarray(LENGTHS))
+    expected = theirs(model, x, 0 * types).softmax(-1).detach().numpy()
+    cases.assert_same(P.T, expected, "float64", "probabilities")
+
+
+def test_our_own_encoders_open_in_transformers(tmp_path):
+    config = ETransformerConfig(N_V=17, l_max=11, L=2, H=3, d_e=12, d_mlp=13, variant=BERT)
+    theta = random_theta(config)
+    save_pretrained(tmp_path / "out", theta, config)
+    model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
+    x = np.arange(11)
+    X = e_hidden_state(jnp.asarray(x), theta, variant=BERT)
+    expected = model(torch.tensor(x)[None]).logits[0].detach()
+    cases.assert_same(cases.column_logits(X, theta), expected, "float64", "logits")
+
+
+def test_a_pretrained_bert_of_2018_is_read(tmp_path):
+    """bert-base-uncased has a pooler and a next-sentence head besides, positions, and gamma and beta."""
+    import safetensors.numpy  # noqa: PLC0415
+
+    model = make("masked")
+    path = cases.saved(model, tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): a
+        for name, a in cases.tensors_of(path).items()
+    }
+    tensors |= {
+        "bert.pooler.dense.weight": np.ones((15, 15)),
+        "bert.pooler.dense.bias": np.ones(15),
+        "cls.seq_relationship.weight": np.ones((2, 15)),
+        "cls.seq_relationship.bias": np.ones(2),
+        "bert.embeddings.position_ids": np.arange(13)[None],
+    }
+    safetensors.numpy.save_file(tensors, tmp_path / "old" / "model.safetensors")
+    (tmp_path / "old" / "config.json").write_text((path / "config.json").read_text())
+    (theta, config, _), (expected, _, _) = load_pretrained(tmp_path / "old"), load_pretrained(path)
+    np.testing.assert_array_equal(theta.W_pool, np.ones((15, 15)))
+    x, _ = inputs(config)
+    P = [e_transformer(jnp.asarray(x), t, variant=config.variant) for t in (theta, expected)]
+    np.testing.assert_array_equal(*P)
+
+
+def test_what_a_bare_encoder_lacks_is_said(tmp_path):
+    theta, config, _ = load_pretrained(cases.saved(make("bare"), tmp_path))
+    assert theta.W_f is None
+    with pytest.raises(ValueError, match=r"theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's"):
+        e_transformer(jnp.arange(3), theta, variant=config.variant)
+    without = theta._replace(W_t=None)
+    with pytest.raises(ValueError, match=r"types: expected None, since theta.W_t is None"):
+        e_encoding(jnp.arange(3), without, variant=config.variant, types=jnp.zeros(3, int))
+    with pytest.raises(ValueError, match=r"theta.W_pool: expected None, since variant BERT has pooler=False"):
+        e_encoding(jnp.arange(3), theta, variant=BERT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"position_embedding_type": "relative_key"},
+            r"relative positions \(position_embedding_type = 'relative_key'\)",
+        ),
+        ({"is_decoder": True, "hidden_act": "tanh"}, r"unidirectional attention \(is_decoder = True\), the activation"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "the head of BertForQuestionAnswering"),
+    ],
+)
+def test_what_is_not_supported_is_listed(tmp_path, changed, message):
+    path = cases.saved(make("masked"), tmp_path)
+    cases.change_config(path, **changed)
+    with pytest.raises(InterchangeError, match=f"needs what this library does not have: {message}"):
+        load_pretrained(path)

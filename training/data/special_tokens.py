@@ -1,0 +1,58 @@
+"""The special tokens of a model that was trained elsewhere, which has them wherever it likes."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from training.data.records import DataError
+
+
+class SpecialTokens(NamedTuple):
+    """What the paper puts at the end of the vocabulary.
+
+    Attributes:
+        N_V: size of the model's vocabulary, which may have room for more tokens than its tokenizer knows.
+        mask: hides a token; None: the model has no such token.
+        bos: begins what the model generates.
+        eos: ends it.
+        before: what the model reads before a text.
+        after: what it reads after one.
+        others: further IDs that no text has, such as padding.
+    """
+
+    N_V: int
+    mask: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+
+    def token(self, name: str) -> int:
+        """Return a special token.
+
+        Raises:
+            DataError: the model has none of this name.
+        """
+        token = getattr(self, name)
+        if token is None:
+            raise DataError(f"the model has no {name} token, which this needs")
+        return token
+
+    def all(self) -> tuple[int, ...]:
+        """Return the tokens that no text has."""
+        own = {token for token in (self.mask, self.bos, self.eos) if token is not None}
+        return tuple(sorted(own | {*self.before, *self.after, *self.others}))
+
+    def framed(self, ids: Sequence[int], *, ends: bool) -> list[int]:
+        """Return a text's token IDs as the model reads them; bos alone for no text at all."""
+        return [*self.before, *ids, *(self.after if ends else ())] or [self.token("bos")]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "SpecialTokens":
+        """Return what `to_json` described."""
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in state.items()}
+        return cls(**fields)

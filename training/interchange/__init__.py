@@ -1,0 +1,248 @@
+"""Checkpoints of other libraries: their weights run through Algorithms 8 to 10 unchanged, and ours open there.
+
+    theta, config, tokenizer = load_pretrained("gpt2-directory")
+    P = d_transformer(x, theta, variant=config.variant)
+    save_pretrained("elsewhere", theta, config, tokenizer)      # opens in transformers
+    convert("gpt2-directory", "runs/gpt2")                      # a directory that every script takes as it takes a run
+
+Every tensor is one of our arrays, or slices of them, so both directions are exact to the last bit. A directory is
+written whole or not at all. docs/weights.md lists what is supported, and how each kind was compared.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import NumberTokenizer, Tokenizer
+from training.interchange import containers, mapping, tokenizer_files
+from training.interchange.architectures import ARCHITECTURES, NEEDS, WRITTEN_AS
+from training.interchange.description import Architecture, Fields, Model, read_json
+from training.interchange.errors import InterchangeError
+from training.runs.directory import FORMAT, Description, Run, RunDirectory, load_run
+from training.runs.named_arrays import flatten, unflatten
+from training.tasks import TASKS, settings_from
+from training.tasks.classify import ClassifierParams
+from training.tasks.models import VARIANTS, model_shapes
+
+__all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
+
+TASK_OF = {
+    DTransformerParams: "d",
+    ETransformerParams: "e",
+    EDTransformerParams: "ed",
+    ClassifierParams: "classify",
+}
+"""The task that trains parameters of a class."""
+
+
+def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
+    """Read a checkpoint of another library, or a directory of ours.
+
+    Args:
+        path: a directory with config.json and the weights: model.safetensors, several files and their index, or a file
+            of PyTorch's, which is read without running any code in it.
+
+    Returns:
+        the parameters, the configuration, which has the variant, and the tokenizer, if there is one that can be read.
+
+    Raises:
+        InterchangeError: the model needs what is not here, or the files are damaged or contradict each other.
+    """
+    model = load_model(path)
+    tokenizer = None if isinstance(model.tokenizer, NumberTokenizer) else model.tokenizer
+    return model.theta, model.config, tokenizer
+
+
+def load_model(path: str | Path) -> Run:
+    """Read a checkpoint, or a run, as `training.runs.directory.load_run` reads a run; see `load_pretrained`.
+
+    Raises:
+        InterchangeError: as `load_pretrained`.
+    """
+    path = Path(path)
+    if _is_ours(path):
+        return load_run(path)
+    model, leaves, tokenizer = _read(path)
+    template = _template(model)
+    theta = unflatten(template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
+    return Run(theta, model.config, tokenizer, model.task, model.labels)
+
+
+def save_pretrained(
+    path: str | Path,
+    theta: Any,
+    config: Any,
+    tokenizer: Tokenizer | None = None,
+    *,
+    to: str | None = None,
+    labels: tuple[str, ...] = (),
+) -> None:
+    """Write parameters so that transformers opens them, with the same logits.
+
+    Args:
+        path: the directory, which must not exist, or be empty.
+        theta: the parameters.
+        config: sizes and variant.
+        tokenizer: written beside them.
+        to: the kind of model, such as "gpt2"; None: the likeliest that can be what this one is.
+        labels: the classes of a classifier, by number.
+
+    Raises:
+        InterchangeError: no kind of model can be what this one is; lists what it would need.
+    """
+    task = TASK_OF.get(type(theta))
+    if task is None or not isinstance(config, TASKS[task].config):
+        raise InterchangeError(
+            f"expected a model's parameters and their configuration, got {type(theta).__name__} and "
+            f"{type(config).__name__}"
+        )
+    if task == "classify" and not labels:
+        labels = tuple(f"LABEL_{i}" for i in range(theta.W_c.shape[0]))
+    _save(Path(path), Model(task, config, labels), flatten(theta), tokenizer, to)
+
+
+def convert(source: str | Path, target: str | Path, *, to: str | None = None) -> str:
+    """Convert a checkpoint to a directory that the scripts take as they take a run, or a run to a checkpoint.
+
+    Args:
+        source: a directory: of a checkpoint, or of a run.
+        target: the directory to write, which must not exist, or be empty.
+        to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the likeliest.
+
+    Returns:
+        what was done, in a sentence.
+
+    Raises:
+        InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
+    """
+    source, target = Path(source), Path(target)
+    if _is_ours(source):
+        with jax.enable_x64(True):  # what was float64 stays so
+            run = load_run(source)
+        save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
+        return f"{source} is in {target} now, which transformers opens."
+    model, leaves, tokenizer = _read(source)
+    if to:
+        _save(target, model, leaves, tokenizer, to)
+        return f"{source} is in {target} now, as {to}."
+    variant = next((name for name in VARIANTS if name == model.config.variant.name), "PAPER")
+    settings = settings_from(_sizes(model, variant), task=model.task)
+    description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
+
+    def write(directory: Path) -> None:
+        run = RunDirectory(directory)
+        run.begin(description, tokenizer)
+        run.save_leaves(leaves)
+
+    _write_whole(target, write)
+    return f"{source} is in {target} now, which the scripts take as they take a run."
+
+
+def _sizes(model: Model, variant: str) -> dict[str, Any]:
+    """The settings that say what the configuration says."""
+    known = TASKS[model.task].all_settings()
+    sizes = {name: getattr(model.config, name) for name in known if hasattr(model.config, name)}
+    return {**sizes, "variant": variant}
+
+
+def _is_ours(path: Path) -> bool:
+    if not path.is_dir():
+        raise InterchangeError(f"there is no directory {path}")
+    return (path / "config.json").is_file() and read_json(path / "config.json").get("format") == FORMAT
+
+
+def _template(model: Model) -> Any:
+    return model_shapes(model.task, model.config, N_C=len(model.labels))
+
+
+def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
+    """The model of a checkpoint, our arrays by name, and its tokenizer."""
+    state = read_json(path / "config.json")
+    architecture = _architecture(path, state)
+    tensors = containers.Tensors(path)
+    fields = Fields(path / "config.json", state)
+    try:
+        model = architecture.read_config(fields, tensors.names)
+    except InterchangeError:
+        raise
+    except ValueError as error:  # sizes that do not fit together
+        fields.check()
+        raise InterchangeError(f"{fields.path}: {error}") from None
+    fields.check()
+    leaves = mapping.read(
+        tensors,
+        architecture.entries(model, state),
+        _template(model),
+        prefix=architecture.prefix,
+        ignored=architecture.ignored,
+    )
+    tokenizer = tokenizer_files.read(path, fields, model)
+    special: SpecialTokens = tokenizer_files.special_tokens(path, fields, model, None)
+    return model, leaves, tokenizer or NumberTokenizer(special)
+
+
+def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
+    name = state.get("model_type")
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    known = ", ".join(ARCHITECTURES)
+    if name in NEEDS:
+        raise InterchangeError(f"{path} is a {name}, which needs {NEEDS[name]}: this library has {known}")
+    raise InterchangeError(f"{path / 'config.json'}: model_type is {name!r}, expected one of {known}")
+
+
+def _described(model: Model, to: str | None) -> tuple[str, dict[str, Any]]:
+    """The kind of checkpoint that a model can be, and its config.json."""
+    kinds = WRITTEN_AS[model.task]
+    if to is not None and to not in kinds:
+        raise InterchangeError(
+            f"a model of the task {model.task} cannot be written as {to!r}; choose one of {', '.join(kinds)}"
+        )
+    refused = []
+    for kind in [to] if to else kinds:
+        state, lacks = ARCHITECTURES[kind].write_config(model)
+        if not lacks:
+            return kind, state
+        refused.append(f"{kind} has no {', no '.join(lacks)}")
+    raise InterchangeError(f"the model cannot be written: {'; '.join(refused)}")
+
+
+def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
+    kind, state = _described(model, to)
+
+    def write(directory: Path) -> None:
+        fields = tokenizer_files.write(directory, tokenizer, model) if tokenizer else {}
+        dtype = jnp.result_type(*leaves.values()).name
+        text = json.dumps({**state, **fields, "dtype": dtype}, indent=1, ensure_ascii=False)
+        (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+        containers.write(directory, mapping.write(ARCHITECTURES[kind].entries(model, state), leaves))
+
+    _write_whole(path, write)
+
+
+def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a directory beside the path, which gets its name when all is done."""
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InterchangeError(f"{path} is there already; name another directory, or delete it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise InterchangeError(f"cannot write to {path}: {error.strerror}") from None
+    try:
+        write(unfinished)
+        unfinished.chmod(0o755)
+        unfinished.replace(path)
+    except OSError as error:
+        raise InterchangeError(f"cannot write to {path}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""Tensors by name in the files of a directory: safetensors, in one file or several, or a file of PyTorch's.
+
+They are read one at a time, when they are asked for, so no second copy of a model is ever held.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from training.interchange.errors import InterchangeError
+
+SHARD_BYTES = 1 << 30
+"""How large a file that is written gets, and so how much is held besides the parameters."""
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+
+
+class Tensors:
+    """The tensors of a directory, read when they are asked for.
+
+    Attributes:
+        path: the directory.
+        names: of the tensors, in their order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._readers: dict[str, tuple[Callable[[], tuple[int, ...]], Callable[[], np.ndarray]]] = {}
+        for file in _files(path):
+            (self._open_safetensors if file.suffix == ".safetensors" else self._open_torch)(file)
+        self.names = list(self._readers)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._readers[name][0]()
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor."""
+        return self._readers[name][1]()
+
+    def _add(self, name: str, shape: Callable[[], tuple[int, ...]], read: Callable[[], np.ndarray]) -> None:
+        # as checkpoints of 2018 called them
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if name in self._readers:
+            raise InterchangeError(f"{self.path}: the tensor {name} is in two files; keep one of them")
+        self._readers[name] = shape, read
+
+    def _open_safetensors(self, file: Path) -> None:
+        try:
+            opened = safetensors.safe_open(file, framework="numpy")
+            for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
+                part = opened.get_slice(name)
+                dtype = part.get_dtype()
+                if dtype not in _DTYPES:
+                    raise InterchangeError(f"{file}: {name} has the type {dtype}, expected one of {', '.join(_DTYPES)}")
+                self._add(name, lambda p=part: tuple(p.get_shape()), lambda o=opened, n=name: o.get_tensor(n))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise InterchangeError(f"{file} is damaged or no safetensors file: {error}; download it again") from None
+
+    def _open_torch(self, file: Path) -> None:
+        for name, tensor in _state_dict(file).items():
+            self._add(name, lambda t=tensor: tuple(t.shape), lambda t=tensor: _to_numpy(t))
+
+
+_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL")  # the last four of buffers
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that hold the tensors of a directory."""
+    for name in (SAFETENSORS, TORCH):
+        if (path / name).is_file():
+            return [path / name]
+        index = path / f"{name}.index.json"
+        if index.is_file():
+            return _sharded(index)
+    found = [p for suffix in ("*.safetensors", "*.bin", "*.pt", "*.pth") for p in sorted(path.glob(suffix))]
+    if len(found) == 1:
+        return found
+    several = f", found {', '.join(p.name for p in found)}" if found else ""
+    raise InterchangeError(
+        f"{path} holds no weights: expected {SAFETENSORS} or {TORCH}, or the index of several{several}"
+    )
+
+
+def _sharded(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InterchangeError(f"{index} cannot be read: {error!r}") from None
+    files = [index.parent / str(name) for name in names]
+    outside = [str(name) for name, file in zip(names, files, strict=True) if file.parent != index.parent]
+    missing = [file.name for file in files if not file.is_file()]
+    if outside or missing:
+        raise InterchangeError(f"{index} names files that are not beside it: {', '.join(outside or missing)}")
+    return files
+
+
+def _state_dict(file: Path) -> Mapping[str, Any]:
+    """The tensors of a file of PyTorch's, which may not run any code."""
+    try:
+        import torch  # noqa: PLC0415 (an extra, and slow to import)
+    except ModuleNotFoundError:
+        raise InterchangeError(f"{file} is a file of PyTorch's, which needs torch: pip install torch") from None
+    try:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # as PyTorch wrote them before 1.6
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of the zip file, the pickle, or the storage
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "weights" in reason.lower() and "only" in reason.lower():
+            reason = "it asks for code to be run, or holds something besides tensors"
+        raise InterchangeError(f"{file} cannot be read as weights alone: {reason}") from None
+    for wrapper in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+    if not isinstance(state, Mapping) or not all(isinstance(t, torch.Tensor) for t in state.values()):
+        raise InterchangeError(f"{file}: expected tensors by name, got something else")
+    return state
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+    import torch  # noqa: PLC0415 (an extra)
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
+
+
+def write(path: Path, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
+    """Write tensors to one file, or to several of at most `SHARD_BYTES` and their index.
+
+    Args:
+        path: the directory.
+        tensors: name and array, made when they are asked for.
+    """
+    shards: list[list[str]] = []
+    held: dict[str, np.ndarray] = {}
+    total = 0
+
+    def flush() -> None:
+        safetensors.numpy.save_file(held, path / f"{len(shards)}.part", {"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, array in tensors:
+        if held and sum(a.nbytes for a in held.values()) + array.nbytes > SHARD_BYTES:
+            flush()
+        held[name] = np.ascontiguousarray(array)
+        total += array.nbytes
+    flush()
+    if len(shards) == 1:
+        (path / "0.part").rename(path / SAFETENSORS)
+        return
+    weight_map = {}
+    for i, names in enumerate(shards):
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        (path / f"{i}.part").rename(path / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (path / f"{SAFETENSORS}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,139 @@
+"""What a config.json says: read with its defaults, and with a list of what this library lacks."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from training.interchange.errors import InterchangeError
+from training.interchange.mapping import Entry
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+"""The names of nonlinearities elsewhere, and ours."""
+
+
+class Model(NamedTuple):
+    """A model, but for its parameters.
+
+    Attributes:
+        task: the one of `training.tasks.TASKS` whose parameters it has.
+        config: sizes and variant.
+        labels: the classes, by number.
+    """
+
+    task: str
+    config: Any
+    labels: tuple[str, ...] = ()
+
+
+class Fields:
+    """The fields of a config.json.
+
+    Attributes:
+        path: the file.
+        needs: what the model needs and this library lacks.
+    """
+
+    def __init__(self, path: Path, state: dict[str, Any]) -> None:
+        self.path = path
+        self.needs: list[str] = []
+        self._state = state
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or the default where it is missing or null."""
+        value = self._state.get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a size."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InterchangeError(f"{self.path}: {name} is {value!r}, expected an integer of at least {least}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise InterchangeError(f"{self.path}: {name} is {value!r}, expected a number of at least 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return what is true or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise InterchangeError(f"{self.path}: {name} is {value!r}, expected true or false")
+        return value
+
+    def activation(self, name: str, default: str) -> Any:
+        """Return a nonlinearity by our name."""
+        value = self.get(name, default)
+        if value not in ACTIVATIONS:
+            self.needs.append(f"the activation {value!r}")
+        return ACTIVATIONS.get(str(value))
+
+    def require(self, name: str, expected: Any, what: str) -> None:
+        """Note what the model needs where a field is there and is not as expected."""
+        if self.get(name, expected) != expected:
+            self.needs.append(f"{what} ({name} = {self.get(name)!r})")
+
+    def check(self) -> None:
+        """Raise where the model needs what is lacking.
+
+        Raises:
+            InterchangeError: lists all of it.
+        """
+        if self.needs:
+            raise InterchangeError(f"{self.path.parent} needs what this library does not have: {', '.join(self.needs)}")
+
+
+class Architecture(NamedTuple):
+    """How models of one kind are described and stored elsewhere.
+
+    Attributes:
+        read_config: from the fields of config.json and the names of the tensors to the model.
+        write_config: from the model to the fields of config.json, and a list of what they cannot say.
+        entries: from the model and the fields of config.json to the tensors.
+        prefix: that the tensors' names may have or lack.
+        ignored: patterns of tensors that are no parameters.
+    """
+
+    read_config: Callable[[Fields, Sequence[str]], Model]
+    write_config: Callable[[Model], tuple[dict[str, Any], list[str]]]
+    entries: Callable[[Model, dict[str, Any]], list[Entry]]
+    prefix: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        InterchangeError: it cannot be read, or holds something else.
+    """
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InterchangeError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InterchangeError(f"{path} holds no JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise InterchangeError(f"{path} holds no JSON object")
+    return state
+
+
+def theirs(activation: str) -> str:
+    """Return the name elsewhere of one of our nonlinearities."""
+    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
+
+
+def unlike(what: Any, expected: Any, message: str) -> list[str]:
+    """Return the message, in a list, if a value is not what it has to be."""
+    return [] if what == expected else [message]

@@ -1,0 +1,5 @@
+"""What every file here raises."""
+
+
+class InterchangeError(ValueError):
+    """A checkpoint cannot be read or written; the message is one sentence."""

@@ -1,0 +1,217 @@
+"""The tokenizer that lies beside a checkpoint: ours from it, and it from ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers as library
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors
+
+from training.data.records import DataError
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import (
+    UNKNOWN,
+    WORD,
+    ByteTokenizer,
+    CharacterTokenizer,
+    LibraryTokenizer,
+    NumberTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    load_tokenizer,
+)
+from training.interchange.description import Fields, Model, read_json
+from training.interchange.errors import InterchangeError
+
+NAMES = ("mask", "bos", "eos")
+TARGET = "target_tokenizer.json"
+"""What decodes the output, where that has another vocabulary; a file of ours."""
+
+
+def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, with the model's special tokens; None if it has none that can be read.
+
+    Args:
+        path: the checkpoint.
+        fields: of its config.json.
+        model: what it is.
+
+    Raises:
+        InterchangeError: it is damaged, or has more tokens than the model.
+    """
+    names = ("tokenizer.json", "vocab.txt")
+    is_bpe = (
+        all((path / name).is_file() for name in ("vocab.json", "merges.txt")) and fields.get("model_type") == "gpt2"
+    )
+    if not is_bpe and not any((path / name).is_file() for name in names):
+        return None
+    try:
+        found = load_tokenizer(path)
+        target = library.Tokenizer.from_file(str(path / TARGET)) if (path / TARGET).is_file() else None
+    except DataError as error:
+        raise InterchangeError(str(error)) from None
+    assert isinstance(found, LibraryTokenizer)
+    inner, N_V = found.inner, model.config.N_V
+    size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+    if size > N_V:
+        raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")
+    return LibraryTokenizer(inner, special=special_tokens(path, fields, model, inner), target=target)
+
+
+def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Tokenizer | None) -> SpecialTokens:
+    """Return the special tokens of a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        fields: of its config.json.
+        model: what it is.
+        inner: its tokenizer, if there is one.
+    """
+    settings = _settings(path)
+    generation = path / "generation_config.json"
+    ids = {**(read_json(generation) if generation.is_file() else {})}
+
+    def of_name(*names: str) -> int | None:
+        for name in names if inner else ():
+            content = settings.get(name)
+            content = content.get("content") if isinstance(content, dict) else content
+            token = inner.token_to_id(content) if inner and isinstance(content, str) else None
+            if token is not None:
+                return token
+        return None
+
+    def of_config(*names: str) -> int | None:
+        for name in names:
+            token = fields.get(name, ids.get(name))
+            token = token[0] if isinstance(token, list) and token else token
+            if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < model.config.N_V:
+                return token
+        return None
+
+    before, after = _frame(inner) if inner else ([], [])
+    if model.task in ("e", "classify"):
+        bos, eos = of_name("cls_token", "bos_token"), of_name("sep_token", "eos_token")
+    else:
+        bos = of_config("decoder_start_token_id", "bos_token_id") if model.task == "ed" else of_config("bos_token_id")
+        eos = of_config("eos_token_id")
+        bos, eos = (of_name("bos_token") if bos is None else bos), (of_name("eos_token") if eos is None else eos)
+    bos, eos = (eos if bos is None else bos), (bos if eos is None else eos)
+    if model.task != "d" and not before + after and inner and bos is not None and eos is not None:
+        before, after = ([bos] if model.task != "ed" else []), [eos]
+    others = {i for i, token in inner.get_added_tokens_decoder().items() if token.special} if inner else set()
+    padding = of_config("pad_token_id") if inner else None
+    if padding is not None:
+        others.add(padding)
+    return SpecialTokens(
+        model.config.N_V, of_name("mask_token"), bos, eos, tuple(before), tuple(after), tuple(sorted(others))
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What the files beside a tokenizer call its special tokens; BERT's names where there is only a vocab.txt."""
+    found: dict[str, Any] = {}
+    if (path / "vocab.txt").is_file():
+        found = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (path / name).is_file():
+            found |= {k: v for k, v in read_json(path / name).items() if v is not None}
+    return found
+
+
+def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
+    """What a tokenizer puts before and after a text."""
+    plain = next((e for t in ("a", "A", "1", *list(inner.get_vocab())[:9]) if (e := inner.encode(t)).ids), None)
+    if plain is None:
+        return [], []
+    inside = [i for i, special in enumerate(plain.special_tokens_mask) if not special]
+    if not inside:
+        return [], []
+    return plain.ids[: inside[0]], plain.ids[inside[-1] + 1 :]
+
+
+def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
+    """Write a tokenizer as transformers reads it.
+
+    Args:
+        path: the directory.
+        tokenizer: ours.
+        model: what uses it.
+
+    Returns:
+        the fields of config.json on special tokens.
+
+    Raises:
+        InterchangeError: its special tokens cannot be where the model has them.
+    """
+    special = tokenizer.special or _papers(tokenizer, model)
+    fields = {"bos_token_id": special.bos, "eos_token_id": special.eos}
+    if model.task == "ed":
+        fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None, "pad_token_id": special.eos}
+    if isinstance(tokenizer, NumberTokenizer):
+        return fields
+    inner = _of_library(tokenizer)
+    if not tokenizer.special:
+        _add_papers(inner, special)
+    inner.save(str(path / "tokenizer.json"))
+    if isinstance(tokenizer, LibraryTokenizer) and tokenizer.target:
+        tokenizer.target.save(str(path / TARGET))
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.config.l_max,
+        "clean_up_tokenization_spaces": False,
+    }
+    names = {"mask_token": special.mask, "bos_token": special.bos, "eos_token": special.eos}
+    if model.task in ("e", "classify"):
+        names |= {"cls_token": special.bos, "sep_token": special.eos}
+    settings |= {name: inner.id_to_token(token) for name, token in names.items() if token is not None}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return fields
+
+
+def _papers(tokenizer: Tokenizer, model: Model) -> SpecialTokens:
+    mask, bos, eos = tokenizer.mask_token, tokenizer.bos_token, tokenizer.eos_token
+    return SpecialTokens(tokenizer.N_V, mask, bos, eos, (bos,), () if model.task == "d" else (eos,))
+
+
+def _add_papers(inner: library.Tokenizer, special: SpecialTokens) -> None:
+    """Add mask, bos and eos at the end of the vocabulary, and frame texts by them."""
+    known = inner.get_vocab(with_added_tokens=True)
+    names = {name: next(n for n in (f"<{name}>", f"<{name}_token>", f"<|{name}|>") if n not in known) for name in NAMES}
+    inner.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in names.values()])
+    for name, text in names.items():
+        if inner.token_to_id(text) != special.token(name):
+            raise InterchangeError(
+                f"the tokenizer has {inner.token_to_id(text)} tokens before its {name} token, but the model expects "
+                f"{special.token(name)}; give the tokenizer that the model was trained with"
+            )
+    frame = f"{names['bos']} $A" + (f" {names['eos']}" if special.after else "")
+    inner.post_processor = processors.TemplateProcessing(
+        single=frame, special_tokens=[(names[n], special.token(n)) for n in ("bos", "eos")]
+    )
+
+
+def _of_library(tokenizer: Tokenizer) -> library.Tokenizer:
+    """The same tokenizer as one of the library's."""
+    if isinstance(tokenizer, LibraryTokenizer):
+        return library.Tokenizer.from_str(tokenizer.inner.to_str())
+    if isinstance(tokenizer, ByteTokenizer):
+        inner = library.Tokenizer(models.BPE(vocab=dict(zip(_letters_of_bytes(), range(256), strict=True)), merges=[]))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.decoder = decoders.ByteLevel()
+        return inner
+    if isinstance(tokenizer, CharacterTokenizer | WordTokenizer):
+        vocabulary = {text: i for i, text in enumerate(tokenizer.vocabulary)}
+        of_words = isinstance(tokenizer, WordTokenizer)
+        inner = library.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN if of_words else ""))
+        pattern = WORD.pattern if of_words else r"(?m)."  # in this library's expressions, m lets . be any character
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+        inner.decoder = decoders.Fuse()
+        return inner
+    raise InterchangeError(f"there is no way to write a {type(tokenizer).__name__} for other libraries")
+
+
+def _letters_of_bytes() -> list[str]:
+    """The letter that stands for each byte in byte-level vocabularies: itself, if it is printable."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
