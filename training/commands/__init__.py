@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-__all__ = ["compress_main", "evaluate_main", "generate_main", "run", "train_main"]
+__all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "train_main"]
 
 PIPE = 128 + signal.SIGPIPE
 
@@ -81,7 +81,9 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-train_main, generate_main, evaluate_main, compress_main = (
-    functools.partial(run, f"training.commands.{name}") for name in ("train", "generate", "evaluate", "compress")
-)
+train_main = functools.partial(run, "training.commands.train")
+generate_main = functools.partial(run, "training.commands.generate")
+evaluate_main = functools.partial(run, "training.commands.evaluate")
+compress_main = functools.partial(run, "training.commands.compress")
+convert_main = functools.partial(run, "training.commands.convert")
 """What the installed commands call."""
