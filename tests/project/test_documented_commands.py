@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from training.commands import settings_table
 from training.commands.arguments import spelled
 from training.commands.train import parser, read_settings, with_task
 from training.loop.optimizers import optimizer_from
@@ -81,3 +82,7 @@ def test_a_preset_is_accepted(name, tmp_path):
     assert settings == settings_from(values, task=task)
     check_sizes(settings)
     optimizer_from(settings)
+
+
+def test_the_table_of_settings_is_that_of_the_code():
+    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == settings_table.table()
