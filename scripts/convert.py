@@ -1,45 +1,11 @@
-"""Convert a checkpoint of another library to a directory that every script takes as it takes a run, and back.
+"""The command of training/commands/convert.py, from a checkout: see --help."""
 
-    scripts/convert.py gpt2-directory runs/gpt2          # config.json and safetensors, or a file of PyTorch's
-    scripts/convert.py runs/docs out --to gpt2           # opens in transformers
-    scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
-
-Exit status: 0 done; 2 wrong usage or input, and nothing is written; 130 after Ctrl-C.
-"""
-
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.interchange import convert
-from training.interchange.architectures import ARCHITECTURES
-from training.interchange.hub import HUB, downloaded
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    main.add_argument("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, or a run")
-    main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
-    main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
-    return main
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    try:
-        with downloaded(arguments.source) as source:
-            print(convert(source, arguments.target, to=arguments.to))
-    except ValueError as error:
-        print(f"convert.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
+from training.commands import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("training.commands.convert"))

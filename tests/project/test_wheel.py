@@ -76,6 +76,11 @@ def test_algorithms_work_from_the_wheel_without_the_extras(environment):
     assert extras == "", "importing algorithms must not need what only training/ installs"
 
 
+def test_the_commands_are_installed(environment):
+    for name in ("train", "generate", "evaluate", "compress", "convert"):
+        assert run(environment / "bin" / f"formal-{name}", "--help", cwd=environment).startswith("usage: formal-")
+
+
 def test_every_module_imports_from_the_wheel(environment):
     imported = run(environment / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=environment).splitlines()
     assert all(environment in pathlib.Path(file).parents for file in imported)

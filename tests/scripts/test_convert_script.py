@@ -10,6 +10,7 @@ import pytest
 
 from tests import interchange_cases as cases
 from tests.run_cases import make_run
+from training import commands
 from training.data.tokenizers import build_tokenizer, load_tokenizer
 from training.interchange import load_pretrained, tokenizer_files
 from training.interchange.description import Model
@@ -22,12 +23,12 @@ PLAIN = {"d_e": 12, "H": 3, "l_max": 50, "dropout": 0.0}
 
 @pytest.fixture(scope="module")
 def script():
-    return importlib.import_module("scripts.convert")
+    return importlib.import_module("training.commands.convert")
 
 
 def called(name, *arguments, capsys):
     """Run a script; return its status and what it printed."""
-    status = importlib.import_module(f"scripts.{name}").main([str(a) for a in arguments])
+    status = commands.run(f"training.commands.{name}", [str(a) for a in arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 
@@ -84,7 +85,7 @@ def test_every_text_has_the_same_tokens_there(tmp_path, kind):
 def converted(tmp_path_factory, runs):
     """A run, as a checkpoint, as a directory of ours again."""
     root = tmp_path_factory.mktemp("converted")
-    script = importlib.import_module("scripts.convert")
+    script = importlib.import_module("training.commands.convert")
     assert script.main([str(runs["bpe"]), str(root / "out")]) == 0
     assert script.main([str(root / "out"), str(root / "back")]) == 0
     return root

@@ -110,6 +110,14 @@ def test_bad_files_are_refused(train, tmp_path, contents, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
+    path = tmp_path / "uneven.tsv"
+    path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(50)))
+    status, _, err = train("classify", "--data", path)
+    assert status == 0
+    assert err.startswith("note: 4.0 % of the data are held out, where 5.0 % were to be")
+
+
 def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
     assert_refused(train("d", "--data", text, "--l_max", "100000"), "fewer than one sequence of l_max = 100000")
     assert not (tmp_path / "run").exists()

@@ -7,13 +7,15 @@ signals, pipes and errors.
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 
-__all__ = ["compress_main", "evaluate_main", "generate_main", "run", "train_main"]
+__all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "train_main"]
 
 PIPE = 128 + signal.SIGPIPE
 
@@ -26,9 +28,12 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of the process if None.
     """
     name = f"{module.removesuffix('.command').rpartition('.')[2]}.py"
+    sys.excepthook = _of_main_thread
     before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        status = importlib.import_module(module).main(argv)
+        command = importlib.import_module(module)
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax would log for pages what our sentence says
+        status = command.main(argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # `| head -1`: who reads has seen enough
@@ -45,6 +50,12 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _of_main_thread(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what nobody caught, but not what threads of libraries complain of after the main one has given up."""
+    if threading.current_thread() is threading.main_thread():
+        sys.__excepthook__(kind, error, trace)
 
 
 def _said(name: str, sentence: str, status: int) -> int:
@@ -70,7 +81,9 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-train_main, generate_main, evaluate_main, compress_main = (
-    functools.partial(run, f"training.commands.{name}") for name in ("train", "generate", "evaluate", "compress")
-)
+train_main = functools.partial(run, "training.commands.train")
+generate_main = functools.partial(run, "training.commands.generate")
+evaluate_main = functools.partial(run, "training.commands.evaluate")
+compress_main = functools.partial(run, "training.commands.compress")
+convert_main = functools.partial(run, "training.commands.convert")
 """What the installed commands call."""

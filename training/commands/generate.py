@@ -34,9 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prompt", action="append", metavar="TEXT", help="a text; may be repeated (default: what comes on stdin)")
     add("--interactive", action="store_true", help="answer line after line, with the model kept loaded")
     add("--json", action="store_true", help="print a JSON object for each text")
-    add(
-        "--n", type=at_least(1), metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)"
-    )
+    add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
     add("--l_gen", type=int, metavar="N", help="most tokens of a continuation (default: 200, or what l_max leaves)")
     add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
     add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")

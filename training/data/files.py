@@ -9,7 +9,7 @@
 | anything else | the file is one document | source TAB target | label TAB text |
 
 Files are UTF-8 (a byte order mark is dropped); every line of JSON lines or TSV is a record. A text file
-longer than 16 MiB, or a section's size where sections are held out of it (1/200 of all the text, at least
+longer than 16 MiB, or a section's size where sections are held out of it (1/400 of all the text, at least
 1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation files are given, a
 share of the records is held out (and so much at most that validating stays quick). Every
 file is read to its end first, and every line is checked when the data are tokenized, before any training.
@@ -39,7 +39,7 @@ from training.data.records import (
 )
 
 BLOCK = 1 << 20
-LONGEST = 8  # sections' sizes: a paragraph that goes on so long is cut between lines
+LONGEST = 4  # sections' sizes: a paragraph that goes on so long is cut between lines
 LARGEST_DOCUMENT = 1 << 24
 LARGEST_VALIDATION = 8 << 20
 
@@ -54,8 +54,9 @@ RECORDS: dict[Kind, Callable[..., Any]] = {"text": Document, "pairs": Pair, "lab
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
     """Cut a text into sections, without ever holding more than one.
 
-    A section ends before the first paragraph that begins after `size` characters; where there is none within
-    8 times as many, between two lines. White space at the end of the text is left to the last section.
+    A section ends before the first paragraph that begins after `size` characters, or behind the first piece of a
+    line that was too long to be read at once; where there is none within four times as many, between two lines. White
+    space at the end of the text is left to the last section.
 
     Args:
       lines: the text's lines with their ends.
@@ -66,17 +67,17 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
       blank.
     """
     section: list[str] = []
-    first, characters, blank = 1, 0, False
+    first, characters, blank, ended = 1, 0, False, True
     for number, line in enumerate(lines, start=1):
-        new_paragraph = blank and not line.isspace()
-        if characters >= size * LONGEST or (characters >= size and new_paragraph):
+        may_end = not ended or (blank and not line.isspace())
+        if characters >= size * LONGEST or (characters >= size and may_end):
             text = "".join(section)
             if not text.isspace():
                 yield first, text
                 section, first, characters = [], number, 0
         section.append(line)
         characters += len(line)
-        blank = line.isspace()
+        blank, ended = line.isspace(), line.endswith("\n")
     text = "".join(section)
     if text and not text.isspace():
         yield first, text
@@ -152,11 +153,14 @@ def _decode(
         ) from None
 
 
-def _read_lines(path: Path) -> Iterator[str]:
-    """Yield a file's lines with their ends, in pieces of a megabyte where they are longer."""
+def _read_lines(path: Path, longest: int) -> Iterator[str]:
+    """Yield a file's lines with their ends; a longer one in pieces, that end behind a space if they have one."""
+    rest = ""
     with path.open(encoding="utf-8-sig", newline="\n") as file:
-        while line := file.readline(BLOCK):
-            yield line
+        while piece := rest + file.readline(longest - len(rest)):
+            end = 0 if len(piece) < longest or piece.endswith("\n") else piece.rfind(" ") + 1
+            yield piece[: end or None]
+            rest = piece[end:] if end else ""
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ class FileRecords:
             if path.suffix in (".jsonl", ".json"):
                 yield from self._from_json(path)
             elif self.kind == "text":
-                for line, text in sections(_read_lines(path), self.section):
+                for line, text in sections(_read_lines(path, min(self.section, BLOCK)), self.section):
                     yield Document(text, f"{path}:{line}")
             else:
                 yield from self._from_tsv(path)
@@ -310,8 +314,8 @@ def read_corpus(
     files, held_files = tuple(map(Path, paths)), tuple(map(Path, validation_paths))
     checked = [check_file(path) for path in files + held_files]
     size = sum(n for n, _ in checked)
-    fraction = min(validation_fraction, LARGEST_VALIDATION / size)
-    section = min(max(size // 200, 1 << 10), 1 << 16)
+    fraction = 0.0 if held_files else min(validation_fraction, LARGEST_VALIDATION / size)
+    section = min(max(size // 400, 1 << 10), 1 << 16)
     split = _Split(files, held_files, kind, fraction, section)
     contents = [(path.suffix, digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
     return Corpus(
@@ -320,6 +324,7 @@ def read_corpus(
         source=_name(files),
         license="the user's",
         fingerprint=fingerprint(kind, len(files), *contents, validation_fraction),
+        held_out=fraction,
         train=_Part(split, 0),
         validation=_Part(split, 1),
         test=[],

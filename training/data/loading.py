@@ -102,7 +102,7 @@ def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cac
         train=train,
         validation=validation,
         labels=getattr(stores.train, "names", ()),
-        notes=_notes(settings, stores.train, train, validation),
+        notes=tuple(_notes(corpus, settings, stores, train, validation)),
     )
 
 
@@ -175,11 +175,27 @@ class _Texts:
         return (text for part in self.parts for record in part for text in _texts(record))
 
 
-def _notes(settings: Settings, store: Any, train: Dataset, validation: Dataset) -> tuple[str, ...]:
-    dropped = getattr(store, "dropped_paragraphs", 0)
+def _notes(
+    corpus: Corpus[Any], settings: Settings, stores: Splits[Any], train: Dataset, validation: Dataset
+) -> list[str]:
+    """Return what a user should know of the data."""
+    notes = []
+    sizes = [_size(stores.train), _size(stores.validation)]
+    share = sizes[1] / sum(sizes)
+    if corpus.held_out and abs(share - corpus.held_out) > corpus.held_out / 10:
+        notes.append(
+            f"{100 * share:.1f} % of the data are held out, where {100 * corpus.held_out:.1f} % were to be: the pieces "
+            "that they come in are too few or too uneven; choose them yourself by validation_data"
+        )
+    dropped = getattr(stores.train, "dropped_paragraphs", 0)
     if dropped:
-        return (f"{dropped} paragraphs of the training text are held out, so they are left out",)
-    if not train.n_too_long + validation.n_too_long:
-        return ()
-    sizes = f"{train.n_too_long} training and {validation.n_too_long} held-out"
-    return (f"{sizes} {train.too_long}: they have more than l_max = {settings.l_max} tokens",)
+        notes.append(f"{dropped} paragraphs of the training text are held out, so they are left out")
+    if train.n_too_long + validation.n_too_long:
+        of_each = f"{train.n_too_long} training and {validation.n_too_long} held-out"
+        notes.append(f"{of_each} {train.too_long}: they have more than l_max = {settings.l_max} tokens")
+    return notes
+
+
+def _size(store: Any) -> int:
+    """Return the size of a part: a text's bytes, or how many records there are."""
+    return store.n_bytes if isinstance(store, TokenStore) else len(store)

@@ -71,6 +71,7 @@ class Corpus(Generic[R]):
       license: under which terms.
       fingerprint: hash of the contents and of the split.
       train, validation, test: re-iterable collections of records; test may be empty.
+      held_out: the share that was to be held out for validation; 0 where that was not asked for.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Corpus(Generic[R]):
     train: Iterable[R]
     validation: Iterable[R]
     test: Iterable[R]
+    held_out: float = 0.0
 
     def parts(self) -> dict[str, Iterable[R]]:
         """Return the three collections by name."""

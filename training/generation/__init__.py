@@ -116,9 +116,9 @@ class Generator:
         `begins` has the tokens that each continuation may begin with.
         """
         state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins)
-        first = int(state.first)
-        state = _decoded(self.weights, None, state, keys, first + l_gen, options)
-        generated = np.asarray(state.tokens)[:, first + 1 : int(state.slot) + 1]
+        last = int(state.first)
+        state = _decoded(self.weights, None, state, keys, last + l_gen, options)
+        generated = np.asarray(state.tokens)[:, last + 1 : int(state.slot) + 1]
         return jnp.asarray(np.pad(generated, ((0, 0), (0, l_gen - generated.shape[1])), constant_values=eos or 0))
 
     def stream(
@@ -137,8 +137,8 @@ class Generator:
     ) -> Iterator[np.ndarray]:
         """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
         state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins)
-        first = int(state.first)
-        for stop in range(first + 1, first + l_gen + 1):
+        last = int(state.first)
+        for stop in range(last + 1, last + l_gen + 1):
             state = _decoded(self.weights, None, state, keys, stop, options)
             if int(state.slot) < stop:
                 return

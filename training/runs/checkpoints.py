@@ -11,6 +11,8 @@ checkpoint that cannot be read, or reads back as something else, is set aside, a
 """
 
 import json
+import os
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -206,4 +208,7 @@ def _checksum(text: str) -> int:
 
 
 def _first_line(error: Exception) -> str:
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code:  # tensorstore's message goes on about its database
+        return os.strerror(int(code[1]))
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,7 +23,7 @@ def text_of(n):
     return "\n\n".join(f"Paragraph {i} says {i * i} things.\nAnd a second line {i}." for i in range(n)) + "\n"
 
 
-@pytest.mark.parametrize("size", [10, 40, 90, 10**6])
+@pytest.mark.parametrize("size", [20, 40, 90, 10**6])
 def test_sections_join_to_the_text_and_end_between_paragraphs(size):
     text = text_of(50)
     found = list(sections(text.splitlines(keepends=True), size))
@@ -32,12 +32,12 @@ def test_sections_join_to_the_text_and_end_between_paragraphs(size):
     for first, part in found:
         assert part.startswith("Paragraph")
         assert lines[first - 1] == part.splitlines()[0]
-    assert len(found) == {10: 50, 40: 50, 90: 25, 10**6: 1}[size]
+    assert len(found) == {20: 50, 40: 50, 90: 25, 10**6: 1}[size]
 
 
 def test_a_paragraph_without_end_is_cut_between_lines():
     lines = ["x" * 9 + "\n"] * 30
-    assert [len(part) for _, part in sections(lines, 10)] == [80, 80, 80, 60]
+    assert [len(part) for _, part in sections(lines, 10)] == [40] * 7 + [20]
 
 
 def test_blank_lines_make_no_section():
@@ -138,6 +138,18 @@ def test_large_files_hold_out_no_more_than_validating_can_bear(tmp_path, monkeyp
     path = write(tmp_path / "a.tsv", "".join(f"source {j:04}\ttarget\n" for j in range(1000)))
     validation = sides(read_corpus([path], "pairs"))[1]
     assert len(validation) == round(1000 * 300 / path.stat().st_size)
+
+
+@pytest.mark.parametrize(("words", "line"), [(40_000, " "), (40_000, "\n")])
+def test_the_share_that_is_held_out_is_what_was_asked_for(tmp_path, words, line):
+    """One line of a hundred thousand words is no record of its own."""
+    path = tmp_path / "long.txt"
+    path.write_text(line.join(f"word{n * n}" for n in range(words)))
+    corpus = read_corpus([path], "text")
+    sizes = [sum(len(d.text) for d in part) for part in (corpus.train, corpus.validation)]
+    assert sum(sizes) == pytest.approx(path.stat().st_size, rel=0.001)
+    assert sizes[1] / sum(sizes) == pytest.approx(corpus.held_out, rel=0.1)
+    assert all(d.text.startswith("word") for d in corpus.train)
 
 
 def test_a_file_is_checked_in_blocks(tmp_path, monkeypatch):

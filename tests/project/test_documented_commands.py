@@ -1,0 +1,88 @@
+"""Every command line in the README, the docs and the commands' own help is one that the commands accept."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from training.commands import settings_table
+from training.commands.arguments import spelled
+from training.commands.train import parser, read_settings, with_task
+from training.loop.optimizers import optimizer_from
+from training.settings import PRESETS, SETTINGS
+from training.tasks import TASKS, settings_from
+from training.tasks.models import check_sizes
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
+COMMAND = re.compile(r"(?:^|[`| ])(?:python )?(?:scripts/)?(train|generate|evaluate|compress)\.py +([^`#<|\n)]+)", re.M)
+RECIPE = re.compile(r"`(--[a-z][^`]*)`")
+
+
+def commands():
+    """Yield (command, arguments) of every command line that has no placeholders."""
+    for page in PAGES:
+        for name, rest in COMMAND.findall(page.read_text("utf-8")):
+            words = rest.split("   ")[0].strip()
+            if (not re.search(r"[{…\[]", words) or "[MASK]" in words) and "--help" not in words:
+                yield name, words
+
+
+FOUND = sorted(set(commands()))
+
+
+def train_settings(words):
+    arguments = parser().parse_args(with_task(spelled(words, SETTINGS)))
+    return read_settings(arguments)
+
+
+def test_there_are_commands_to_test():
+    assert len(FOUND) > 20
+    assert {name for name, _ in FOUND} == {"train", "generate", "evaluate", "compress"}
+
+
+@pytest.mark.parametrize(("name", "words"), FOUND)
+def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(words.replace("TASK", "d"))
+    if name != "train":
+        module = importlib.import_module(f"training.commands.{name}")
+        module.parser().parse_args(spelled(arguments, getattr(module, "NAMES", ())))
+    elif arguments[0] in TASKS:
+        settings = train_settings(arguments)  # what runs/ has here does not matter
+        check_sizes(settings)
+        optimizer_from(settings)
+    else:
+        assert arguments[0] == "--run"
+
+
+def recipes():
+    text = (ROOT / "docs" / "training.md").read_text("utf-8").replace("\n", " ")
+    found = [re.sub(r"\b[KN]\b", "2", re.sub(r" +", " ", recipe)) for recipe in RECIPE.findall(text)]
+    alone = ("--run", "--config", "--validation-data", "--data", "--help", "--limit", "--part", "--preset", "--steps")
+    return [recipe for recipe in found if recipe.split()[0] not in alone and " " in recipe]
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_a_documented_recipe_is_accepted(recipe, tmp_path):
+    words = shlex.split(recipe)
+    fitting = [task for task in TASKS.values() if words[0][2:].replace("-", "_") in task.all_settings()]
+    for task in fitting:
+        optimizer_from(train_settings([task.name, "--run", str(tmp_path / "new"), *words]))
+    assert fitting
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_accepted(name, tmp_path):
+    task, values = PRESETS[name]
+    settings = train_settings([task, "--run", str(tmp_path / "new"), "--preset", name])
+    assert settings == settings_from(values, task=task)
+    check_sizes(settings)
+    optimizer_from(settings)
+
+
+def test_the_table_of_settings_is_that_of_the_code():
+    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == settings_table.table()

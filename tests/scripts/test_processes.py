@@ -1,0 +1,94 @@
+"""The commands as processes: signals, pipes, a full disk, and another process in the same directory."""
+
+import fcntl
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.run_cases import LETTERS, make_run
+from training.runs.directory import RunDirectory, RunError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
+FLAGS = ("--tokenizer=bytes", "--batch-size=4", "--steps=6", "--peak=1e9", "--L=1", "--H=2", "--l_max=16", "--quiet")
+FLAGS += ("--optimizer=adamw",)
+FULL = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (90000,) * 2); sys.argv = sys.argv[1:]; "
+FULL += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def begin(*command, **options):
+    words = [str(word) for word in command]
+    return subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def ended(process):
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_ctrl_c_while_the_libraries_load_is_quiet(script):
+    process = begin(ROOT / "scripts" / script, "--help", env=os.environ | {"PYTHONVERBOSE": "1"})
+    for line in process.stderr:  # Python says what it imports
+        if "jax" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    status, out, err = ended(process)
+    assert status in (0, 130)  # it was over before
+    assert "Traceback" not in err
+    assert status == 130 or out.startswith("usage: ")
+
+
+def test_a_run_has_one_process_at_a_time(tmp_path):
+    files = RunDirectory(tmp_path / "run")
+    with files.locked():
+        with pytest.raises(RunError, match="another process trains in"), RunDirectory(tmp_path / "run").locked():
+            pass
+        (files.path / "kept").touch()
+    assert files.path.is_dir()
+    with RunDirectory(tmp_path / "new").locked():
+        assert (tmp_path / "new").is_dir()
+    assert not (tmp_path / "new").exists()  # nothing was written
+
+
+@pytest.mark.slow
+def test_a_second_process_is_refused_at_once_and_writes_nothing(tmp_path):
+    run = make_run(tmp_path / "run", "d")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    lock = os.open(run, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    status, out, err = ended(begin(ROOT / "scripts" / "train.py", "--run", run))
+    os.close(lock)
+    assert (status, out) == (2, "")
+    assert err == f"train.py: another process trains in {run}: wait for it, or name another directory\n"
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_who_has_read_enough_is_not_told_of_a_pipe(tmp_path):
+    run = make_run(tmp_path / "run", "d", LETTERS)
+    script = begin(ROOT / "scripts" / "generate.py", run, "--n", 3, "--prompt", "abc", "--l_gen", 5)
+    script.stdout.close()
+    with script.stderr:
+        assert script.stderr.read() == ""
+    assert script.wait(120) == 141
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_sentence(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    names = ("--data", tmp_path / "text.txt", "--run", tmp_path / "run", "--cache", tmp_path / "cache")
+    sizes = ("--d_e", 64, "--d_mlp", 256, "--checkpoint-every", 2, "--no-tensorboard", "--eval-batches", 1)
+    status, out, err = ended(begin("-c", FULL, ROOT / "scripts" / "train.py", "d", *FLAGS, *names, *sizes))
+    assert (status, out) == (1, "")
+    assert err.startswith(
+        f"train.py: cannot write a checkpoint to {tmp_path / 'run' / 'checkpoints'}: File too large; "
+    )
+    assert err.count("\n") == 1
