@@ -98,7 +98,8 @@ def test_minilm_has_the_published_similarity_and_the_tokens_of_transformers(tmp_
     assert E[0] @ E[1] > 0.7 > 0.2 > E[0] @ E[2]
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases.TOLERANCE)
 def test_the_lemmatizer_is_torch_nn_transformer(tmp_path, lemmatizer, dtype):
     run = load_model(lemmatizer)
     model = Seq2Seq.lemmatizer(lemmatizer)
@@ -130,6 +131,7 @@ def test_the_lemmatizer_finds_lemmas(tmp_path, lemmatizer):
     assert lemmas == [Seq2Seq.greedy(Seq2Seq.lemmatizer(lemmatizer), lemmatizer, word) for word in words]
 
 
+@pytest.mark.slow
 def test_the_phonemizer_is_bart_of_transformers(tmp_path, phonemizer):
     model = transformers.BartForConditionalGeneration.from_pretrained(phonemizer, attn_implementation="eager").eval()
     run = load_model(phonemizer)
@@ -161,7 +163,7 @@ def spelled(part, n):
     return known[:: len(known) // n][:n]
 
 
-@pytest.mark.parametrize("n", [16, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [4, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_phonemizer_pronounces(tmp_path, phonemizer, n):
     """Its greedy and beam searches here are those of transformers, so its exact matches are, too."""
     convert(phonemizer, tmp_path / "run")
@@ -191,7 +193,8 @@ def test_the_phonemizer_pronounces(tmp_path, phonemizer, n):
         assert n < 300 or matches > share
 
 
-@pytest.mark.parametrize("name", ["pokemon", pytest.param("pebble", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pokemon", "pebble"])
 def test_the_small_gpt_in_float64(tmp_path, name):
     real_weights.small_gpt(tmp_path, name)
     run = load_model(tmp_path)
