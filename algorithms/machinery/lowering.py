@@ -62,9 +62,7 @@ def split_heads_and_sequences(
     of_seeds = None if seeds is None else P(heads, sequences)
     in_specs = (*(tile,) * len(tiles), of_mask, of_seeds)
     mesh = _mesh(tiles[0])
-    each = jax.shard_map(
-        kernel, mesh=mesh, in_specs=in_specs, out_specs=tile, axis_names=set(divided), check_vma=False
-    )
+    each = jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=tile, axis_names=set(divided), check_vma=False)
     return each(*tiles, mask, seeds)
 
 
