@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
+from algorithms.d_transformer import d_layer
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
@@ -96,7 +97,7 @@ def ed_encoding(
     of_context = _embedding_of_context(theta)
     Z = f.token_embedding(z, of_context) + f.positional_embedding(z, of_context)  # lines 1-3
     Z = f.normalized(Z, of_context.embedding_norm)
-    layer = encoder_layer_norm_first if variant.norm_first else encoder_layer
+    layer = d_layer if variant.norm_first else encoder_layer
     Z = for_each_layer(layer, Z, theta.encoder, mask, f, key=key, remat=remat)  # line 4
     Z = f.normalized(Z, theta.encoder_norm)
     return Z
@@ -120,21 +121,6 @@ def encoder_layer(
     Z = f.layer_norm(Z, *norm1)  # line 6
     Z = Z + f.mlp(Z, *mlp, keys[1])  # line 7
     Z = f.layer_norm(Z, *norm2)  # line 8
-    return Z
-
-
-def encoder_layer_norm_first(
-    Z: Float[Array, "d_e *batch l_z"],
-    theta_l: TransformerLayerParams,
-    mask: Mask,
-    f: Steps,
-    keys: Keys,
-) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 5-8 in the order of Algorithm 10, for a variant with ``norm_first``."""
-    W_enc, norm1, mlp, norm2 = theta_l
-    Z_tilde = f.layer_norm(Z, *norm1)
-    Z = Z + f.mh_attention(Z_tilde, Z_tilde, W_enc, mask, keys[0])
-    Z = Z + f.mlp(f.layer_norm(Z, *norm2), *mlp, keys[1])
     return Z
 
 
