@@ -21,7 +21,7 @@ INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all book mutations lint format clean
+.PHONY: help demo test test-all compilers book mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -35,6 +35,10 @@ test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
 
 test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, the slow ones too, with all that XLA optimizes
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""
+
+compilers: ## compile small steps for TPUs and H100s, each in an environment of its own, and check what they cost
+	$(MAKE) test VENV=$(VENV)-tpu EXTRAS=test,tpu WORKERS=0 PYTEST_FLAGS="-m compilers"
+	$(MAKE) test VENV=$(VENV)-cuda EXTRAS=test,cuda WORKERS=0 PYTEST_FLAGS="-m compilers"
 
 book: $(call INSTALLED,book) ## write the paper beside the code, executed, to build/book
 	$(BIN)/python scripts/crosscheck.py --html build/book

@@ -87,7 +87,7 @@ def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] = SIZES) -> tuple
 
     def begin(key):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), init_d_transformer(key, config))
-        weights = unstacked(theta, l_max=config.l_max)
+        weights = unstacked(theta)
         return weights, empty_state(weights, B=case.B, C=C, bos=0)
 
     weights, state = jax.eval_shape(begin, jax.random.key(0))
@@ -115,7 +115,8 @@ HEADER = ["Mcycles", "HBM GB", "temporary GB", "kernels", "runs of the attention
 def tables(details: bool) -> Iterator[str]:
     """The tables, and a sentence for each compiler that is not there."""
     rows, missing = [], {}
-    for case in TRAINING:
+    for n, case in enumerate(TRAINING, 1):
+        print(f"compiling training step {n} of {len(TRAINING)}: {case}", file=sys.stderr, flush=True)
         try:
             case.mesh()
         except ModuleNotFoundError as error:
