@@ -36,7 +36,7 @@ def d_transformer(
     Source: Phuong and Hutter 2022, Algorithm 10.
     """
     X = d_hidden_state(x, theta, variant=variant, implementation=implementation, key=key)  # lines 1-10
-    P = unembedding(X, unembedding_matrix(theta))  # return
+    P = unembedding(X, unembedding_matrix(theta), b_u=theta.b_u)  # return
     return P
 
 

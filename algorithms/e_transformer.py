@@ -109,8 +109,7 @@ def e_encoding(
     if theta.W_t is not None:
         types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
         X = X + token_embedding(types, theta.W_t, implementation=implementation)
-    if theta.embedding_norm is not None:
-        X = f.layer_norm(X, *theta.embedding_norm)
+    X = f.normalized(X, theta.embedding_norm)
     X = for_each_layer(e_layer, X, theta.layers, mask, f, key=key, remat=remat)  # line 4
     return X
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
+from algorithms.d_transformer import d_layer
 from algorithms.layers import Keys, Steps, for_each_layer, without_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
@@ -57,7 +58,7 @@ def ed_transformer(
     X = ed_hidden_state(  # lines 1-20
         z, x, theta, variant=variant, implementation=implementation, key=key, z_length=z_length
     )
-    P = unembedding(X, unembedding_matrix(theta))  # return
+    P = unembedding(X, unembedding_matrix(theta), b_u=theta.b_u)  # return
     return P
 
 
@@ -93,9 +94,18 @@ def ed_encoding(
     f = Steps(variant, implementation, "relu")
     mask = StructuralMask(length=z_length)  # Mask ≡ 1, but for the padding
     z = without_padding(z, z_length)
-    Z = f.token_embedding(z, theta) + f.positional_embedding(z, theta)  # lines 1-3
-    Z = for_each_layer(encoder_layer, Z, theta.encoder, mask, f, key=key, remat=remat)  # line 4
+    of_context = _embedding_of_context(theta)
+    Z = f.token_embedding(z, of_context) + f.positional_embedding(z, of_context)  # lines 1-3
+    Z = f.normalized(Z, of_context.embedding_norm)
+    layer = d_layer if variant.norm_first else encoder_layer
+    Z = for_each_layer(layer, Z, theta.encoder, mask, f, key=key, remat=remat)  # line 4
+    Z = f.normalized(Z, theta.encoder_norm)
     return Z
+
+
+def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
+    own = {} if theta.context is None else theta.context._asdict()
+    return theta._replace(**{name: array for name, array in own.items() if array is not None})
 
 
 def encoder_layer(
@@ -129,7 +139,10 @@ def ed_decoding(
     f = Steps(variant, implementation, "relu")
     mask = StructuralMask(length=z_length)  # Mask ≡ 1, but for the padding
     X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)  # lines 10-12
-    X = for_each_layer(decoder_layer, X, theta.decoder, Z, mask, f, key=key, draws=3, remat=remat)  # line 13
+    X = f.normalized(X, theta.embedding_norm)
+    layer = decoder_layer_norm_first if variant.norm_first else decoder_layer
+    X = for_each_layer(layer, X, theta.decoder, Z, mask, f, key=key, draws=3, remat=remat)  # line 13
+    X = f.normalized(X, theta.decoder_norm)
     return X
 
 
@@ -149,4 +162,21 @@ def decoder_layer(
     X = f.layer_norm(X, *norm4)  # line 17
     X = X + f.mlp(X, *mlp, keys[2])  # line 18
     X = f.layer_norm(X, *norm5)  # line 19
+    return X
+
+
+def decoder_layer_norm_first(
+    X: Float[Array, "d_e *batch l_x"],
+    theta_l: EDDecoderLayerParams,
+    Z: Any,
+    mask: Any,
+    f: Steps,
+    keys: Keys,
+) -> Float[Array, "d_e *batch l_x"]:
+    """Lines 14-19 in the order of Algorithm 10, for a variant with ``norm_first``."""
+    W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
+    X_tilde = f.layer_norm(X, *norm3)
+    X = X + f.mh_attention(X_tilde, X_tilde, W_dec, UNIDIRECTIONAL, keys[0])
+    X = X + f.mh_attention(f.layer_norm(X, *norm4), Z, W_ed, mask, keys[1])
+    X = X + f.mlp(f.layer_norm(X, *norm5), *mlp, keys[2])
     return X

@@ -86,7 +86,13 @@ def sinusoidal_positional_embedding(
 
 
 def sinusoid(
-    t: np.ndarray | Array, d_e: int, *, base: float, first: int = 0, dtype: DTypeLike = np.float64
+    t: np.ndarray | Array,
+    d_e: int,
+    *,
+    base: float,
+    first: int = 0,
+    form: str = "sinusoidal",
+    dtype: DTypeLike = np.float64,
 ) -> np.ndarray | Array:
     """``sin(t/base^{2i/d_e})`` and ``cos(…)`` by turns, for i = first, first + 1, …: a column for each position t.
 
@@ -95,10 +101,13 @@ def sinusoid(
         d_e: dimensions.
         base: of the wavelengths.
         first: the first i.
+        form: of `Variant.positions`: sines and cosines by turns, or one half of the rows each.
         dtype: in which the angles of JAX's positions are formed.
     """
     xp = np if isinstance(t, np.ndarray) else jnp
     i = np.arange(first, first + d_e // 2, dtype=np.float64)
-    wavelength = (float(base) ** (2 * i / d_e)).reshape(-1, *(1,) * t.ndim)
+    d = d_e - 2 if form == "sinusoidal_fairseq" else d_e
+    wavelength = (float(base) ** (2 * i / d)).reshape(-1, *(1,) * t.ndim)
     angle = t[None].astype(dtype) / wavelength.astype(dtype)
-    return xp.stack([xp.sin(angle), xp.cos(angle)], axis=1).reshape(d_e, *t.shape)
+    axis = 1 if form == "sinusoidal" else 0
+    return xp.stack([xp.sin(angle), xp.cos(angle)], axis=axis).reshape(d_e, *t.shape)

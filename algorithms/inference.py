@@ -15,16 +15,15 @@ from algorithms.ed_transformer import Length, ed_transformer
 from algorithms.machinery.contract import Range, Relation
 from algorithms.machinery.hand_derived import varying_alike
 from algorithms.model.parameters import DTransformerParams, EDTransformerParams
-from algorithms.model.variants import PAPER
+from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, accumulation_dtype, as_ids, bos_token, eos_token
 from algorithms.ops.dropout import fold_in
 from algorithms.training import FixedVariant
 
 
 def _check_room(arguments) -> None:
-    l, l_gen, W_p = arguments["x"].shape[-1], arguments["l_gen"], arguments["theta"].W_p
-    if W_p is not None and l + l_gen - 1 > W_p.shape[1]:
-        l_max = W_p.shape[1]
+    l, l_gen, l_max = arguments["x"].shape[-1], arguments["l_gen"], _limit(arguments["theta"], arguments["variant"])
+    if l_max is not None and l + l_gen - 1 > l_max:
         raise ValueError(
             f"l_gen: a prompt of {l} tokens and {l_gen} more need l_max >= {l + l_gen - 1}, got l_max = {l_max}; "
             f"shorten the prompt, or generate at most {l_max - l + 1} tokens"
@@ -32,11 +31,16 @@ def _check_room(arguments) -> None:
 
 
 def _check_longest(arguments) -> None:
-    l_max, W_p = arguments["l_max"], arguments["theta"].W_p
-    if l_max is None and W_p is None:
+    l_max, limit = arguments["l_max"], _limit(arguments["theta"], arguments["variant"])
+    if l_max is None and limit is None:
         raise ValueError("l_max: expected the longest output in tokens, since these parameters set no limit, got None")
-    if l_max is not None and W_p is not None and l_max > W_p.shape[1]:
-        raise ValueError(f"l_max: expected at most {W_p.shape[1]}, the l_max of the parameters, got {l_max}")
+    if l_max is not None and limit is not None and l_max > limit:
+        raise ValueError(f"l_max: expected at most {limit}, the l_max of the parameters, got {l_max}")
+
+
+def _limit(theta: Any, variant: Variant) -> int | None:
+    """The longest sequence that the parameters have positions for; None: sinusoids set no limit."""
+    return None if theta.W_p is None else theta.W_p.shape[1] - variant.first_position
 
 
 AT_LEAST_1 = Range("at least 1", lambda n: n >= 1)
@@ -118,7 +122,7 @@ def ed_inference(
     Source: Phuong and Hutter 2022, Algorithm 15.
     """
     N_V, batch = theta.W_e.shape[1], z.shape[:-1]
-    l_max = _longest(theta, l_max)
+    l_max = l_max or _limit(theta, variant) or 0  # one of them is there
     x_hat = jnp.full((*batch, l_max), eos_token(N_V), jnp.int32).at[..., 0].set(bos_token(N_V))  # line 1
     y = jnp.zeros(batch, x_hat.dtype)  # line 2, where 0 means: not eos_token
     length = jnp.ones(batch, jnp.int32)
@@ -141,10 +145,6 @@ def ed_inference(
 
     x_hat, _, length, _ = jax.lax.while_loop(unfinished, generate, (x_hat, y, length, jnp.asarray(1, jnp.int32)))
     return x_hat, length
-
-
-def _longest(theta: Any, l_max: int | None) -> int:
-    return theta.W_p.shape[1] if l_max is None else l_max
 
 
 def sample(

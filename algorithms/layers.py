@@ -13,6 +13,7 @@ from algorithms.attention import mh_attention
 from algorithms.embedding import positional_embedding, sinusoid, token_embedding
 from algorithms.layer_norm import layer_norm, rms_norm
 from algorithms.machinery.hand_derived import varying_alike
+from algorithms.model.parameters import LayerNormParams
 from algorithms.model.variants import Variant
 from algorithms.notation import Implementation, Remat, accumulation_dtype, are_numbers
 from algorithms.ops.activation import activate
@@ -48,12 +49,12 @@ class Steps(NamedTuple):
         self, x: Integer[Array, "*batch l"], theta: Any, positions: Integer[Array, "*#batch l"] | None = None
     ) -> Float[Array, "d_e *#batch l"]:
         """``W_p[:, t]`` of every position, as columns, or the sinusoids of the variant."""
-        t = _positions_in(x) if positions is None else positions
+        t = self.variant.first_position + (_positions_in(x) if positions is None else positions)
         t = t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape)
         if theta.W_p is not None:
             return positional_embedding(jnp.asarray(t), theta.W_p, implementation=self.implementation)
-        d_e, dtype = theta.W_e.shape[0], theta.W_e.dtype
-        return jnp.asarray(sinusoid(t, d_e, base=10000, dtype=accumulation_dtype(dtype)), dtype)
+        d_e, dtype, form = theta.W_e.shape[0], theta.W_e.dtype, self.variant.positions
+        return jnp.asarray(sinusoid(t, d_e, base=10000, form=form, dtype=accumulation_dtype(dtype)), dtype)
 
     def layer_norm(
         self, X: Float[Array, "d *columns"], gamma: Float[Array, "d"], beta: Float[Array, "d"] | None
@@ -61,6 +62,10 @@ class Steps(NamedTuple):
         """``for t: layer_norm(X[:, t] | γ, β)``, or the norm of the variant."""
         options: dict[str, Any] = {"epsilon": self.variant.epsilon, "implementation": self.implementation}
         return rms_norm(X, gamma, **options) if beta is None else layer_norm(X, gamma, beta, **options)
+
+    def normalized(self, X: Float[Array, "d *columns"], norm: LayerNormParams | None) -> Float[Array, "d *columns"]:
+        """The same where there are γ and β, which the paper does not have at this place, and X itself where not."""
+        return X if norm is None else self.layer_norm(X, *norm)
 
     def mh_attention(
         self,

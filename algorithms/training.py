@@ -84,7 +84,7 @@ def ed_loss(
     )
     weights = (t < l - 1).astype(X.dtype)
     loss = log_loss(
-        X, unembedding_matrix(theta), jnp.roll(x, -1), weights=weights, implementation=implementation
+        X, unembedding_matrix(theta), jnp.roll(x, -1), weights=weights, b_u=theta.b_u, implementation=implementation
     )  # line 5
     return loss
 
@@ -206,7 +206,7 @@ def d_loss(
     X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax
     weights = (t < l - 1).astype(X.dtype)
     loss = log_loss(
-        X, unembedding_matrix(theta), jnp.roll(x, -1), weights=weights, implementation=implementation
+        X, unembedding_matrix(theta), jnp.roll(x, -1), weights=weights, b_u=theta.b_u, implementation=implementation
     )  # line 5
     return loss
 

@@ -1,6 +1,7 @@
 """What the tests of `training.interchange` share: models of other libraries, and how ours are compared with them."""
 
 import json
+import os
 import warnings
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def assert_same(ours, theirs, dtype, what):
     assert ours.shape == theirs.shape, what
     worst = np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-12)
     assert worst < TOLERANCE[dtype], f"{what}: {worst}"
+    record(os.environ["PYTEST_CURRENT_TEST"].split("::")[-1], what, dtype, worst)
     return worst
 
 
@@ -87,6 +89,7 @@ def assert_gradients(model, path, gradients, dtype):
     ours = by_name(path, gradients)
     compared = set()
     largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    worst = 0.0
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             continue
@@ -95,8 +98,17 @@ def assert_gradients(model, path, gradients, dtype):
         compared.add(name)
         difference = np.abs(np.asarray(found, np.float64).reshape(parameter.shape) - parameter.grad.double().numpy())
         assert difference.max() / largest < TOLERANCE[dtype], f"gradient of {name}: {difference.max() / largest}"
+        worst = max(worst, difference.max() / largest)
     assert compared
+    record(type(model).__name__, "gradients", dtype, worst)
     return compared
+
+
+def record(model, what, dtype, value):
+    """Write a figure for docs/weights.md, where RECORD names a file."""
+    if os.environ.get("RECORD"):
+        with Path(os.environ["RECORD"]).open("a") as file:
+            print(model, what, dtype, f"{value:.3g}", sep=" | ", file=file)
 
 
 def assert_bits(a, b):

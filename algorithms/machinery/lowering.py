@@ -35,19 +35,22 @@ def split_explicitly(X: Array) -> bool:
 
 
 def split_heads_and_sequences(
-    kernel: Callable[..., Array], tiles: tuple[Array, ...], mask: Any, has_batch: Any
+    kernel: Callable[..., Array], tiles: tuple[Array, ...], mask: Any, has_batch: Any, seeds: Array | None
 ) -> Array:
-    """``kernel(*tiles, mask)`` of each device's heads and sequences, where there are several devices.
+    """``kernel(*tiles, mask, seeds)``, by each device of the mesh in use for its own heads and sequences.
+
+    XLA cannot split a library's kernel, and splits loops over tiles by sending all of them to all devices.
 
     Args:
-        kernel: what XLA cannot split by itself; returns one tile.
+        kernel: returns one array like the tiles.
         tiles: ``[H, d, B, l]``.
         mask: a pytree, whose arrays belong to all heads.
         has_batch: for each of these arrays, whether its first axis is that of the sequences.
+        seeds: ``[H, B, 2]``, or None.
     """
     divided = {axis: size for axis, size in _divided(tiles[0]).items() if size > 1}
-    if not divided:
-        return kernel(*tiles, mask)
+    if not divided or split_explicitly(tiles[0]):
+        return kernel(*tiles, mask, seeds)
     H, _, B, _ = tiles[0].shape
     heads = HEADS if HEADS in divided and H % divided[HEADS] == 0 else None
     sequences: tuple[str, ...] = ()
@@ -56,9 +59,11 @@ def split_heads_and_sequences(
             sequences, B = (*sequences, axis), B // size
     tile = P(heads, None, sequences)
     of_mask = jax.tree.map(lambda batched: P(sequences) if batched else P(), has_batch)
-    in_specs = (*(tile,) * len(tiles), of_mask)
-    each = jax.shard_map(kernel, in_specs=in_specs, out_specs=tile, axis_names=set(divided), check_vma=False)
-    return each(*tiles, mask)
+    of_seeds = None if seeds is None else P(heads, sequences)
+    in_specs = (*(tile,) * len(tiles), of_mask, of_seeds)
+    mesh = _mesh(tiles[0])
+    each = jax.shard_map(kernel, mesh=mesh, in_specs=in_specs, out_specs=tile, axis_names=set(divided), check_vma=False)
+    return each(*tiles, mask, seeds)
 
 
 def _mesh(X: Array) -> Any:

@@ -15,6 +15,7 @@ from algorithms.model.parameters import (
     DTransformerParams,
     EDDecoderLayerParams,
     EDTransformerParams,
+    EmbeddingParams,
     ETransformerParams,
     LayerNormParams,
     MHAttentionParams,
@@ -55,7 +56,7 @@ def init_ed_transformer(
         (2, 2, 3, 6)
     """
     make = _Initializer(key, config, EDTransformerConfig, scheme, dtype, L_enc=2, L_dec=3)
-    L = config.L_dec
+    L, variant = config.L_dec, config.variant
     return EDTransformerParams(
         W_e=make.matrix(config.d_e, config.N_V),
         W_p=make.positions(),
@@ -69,6 +70,11 @@ def init_ed_transformer(
             norm5=make.norm(L, config.d_e),
         ),
         W_u=make.unembedding(config.d_e),
+        context=make.context(),
+        embedding_norm=make.norm(None, config.d_e) if variant.normalize_embedding else None,
+        encoder_norm=make.norm(None, config.d_e) if variant.final_norm else None,
+        decoder_norm=make.norm(None, config.d_e) if variant.final_norm else None,
+        b_u=make.unembedding_bias(),
     )
 
 
@@ -91,7 +97,7 @@ def init_e_transformer(
         norm=make.norm(None, config.d_f) if variant.head else None,
         W_u=make.unembedding(config.d_f),
         embedding_norm=make.norm(None, config.d_e) if variant.normalize_embedding else None,
-        b_u=make.zeros(config.N_V) if variant.unembedding_bias else None,
+        b_u=make.unembedding_bias(),
         W_t=make.matrix(config.d_e, config.N_types) if config.N_types else None,
         W_pool=make.matrix(config.d_e, config.d_e) if variant.pooler else None,
         b_pool=make.zeros(config.d_e) if variant.pooler else None,
@@ -113,6 +119,7 @@ def init_d_transformer(
         layers=make.layers(config.L),
         norm=make.norm(None, config.d_e),
         W_u=make.unembedding(config.d_e),
+        b_u=make.unembedding_bias(),
     )
 
 
@@ -161,10 +168,24 @@ class _Initializer:
 
     def positions(self) -> Float[Array, "d_e l_max"] | None:
         c = self._config
-        return None if c.variant.positions == "sinusoidal" else self.matrix(c.d_e, c.l_max, deviation=0.01)
+        if c.variant.positions != "learned":
+            return None
+        return self.matrix(c.d_e, c.l_max + c.variant.first_position, deviation=0.01)
+
+    def context(self) -> EmbeddingParams | None:
+        c = self._config
+        own = EmbeddingParams(
+            W_e=None if c.N_V_z is None else self.matrix(c.d_e, c.N_V_z),
+            W_p=self.positions() if c.variant.context_positions else None,
+            embedding_norm=self.norm(None, c.d_e) if c.variant.normalize_embedding else None,
+        )
+        return None if all(array is None for array in own) else own
 
     def unembedding(self, d: int) -> Float[Array, "N_V d"] | None:
         return None if self._config.tied else self.matrix(self._config.N_V, d)
+
+    def unembedding_bias(self) -> Float[Array, "N_V"] | None:
+        return self.zeros(self._config.N_V) if self._config.variant.unembedding_bias else None
 
     def mh_attention(self, L: int) -> MHAttentionParams:
         c = self._config

@@ -71,14 +71,31 @@ class EDDecoderLayerParams(NamedTuple):
     norm5: ResidualNorm
 
 
+class EmbeddingParams(NamedTuple):
+    """What the context of Algorithm 8 is embedded with, each where it is not what the primary sequence is."""
+
+    W_e: Float[Array, "d_e N_V"] | None = None
+    W_p: Float[Array, "d_e l_max"] | None = None
+    embedding_norm: ResidualNorm | None = None
+
+
 class EDTransformerParams(NamedTuple):
-    """θ of Algorithm 8. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ."""
+    """θ of Algorithm 8. From ``context`` on all are None in the paper: other models add them.
+
+    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ. The norms follow the embeddings,
+    the encoder's last layer, and the decoder's.
+    """
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
     encoder: Annotated[TransformerLayerParams, "L_enc"]
     decoder: Annotated[EDDecoderLayerParams, "L_dec"]
     W_u: Float[Array, "N_V d_e"] | None
+    context: Annotated[EmbeddingParams, "d_e=d_e"] | None = None
+    embedding_norm: ResidualNorm | None = None
+    encoder_norm: ResidualNorm | None = None
+    decoder_norm: ResidualNorm | None = None
+    b_u: Float[Array, "N_V"] | None = None
 
 
 class ETransformerParams(NamedTuple):
@@ -104,10 +121,14 @@ class ETransformerParams(NamedTuple):
 
 
 class DTransformerParams(NamedTuple):
-    """θ of Algorithm 10. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ."""
+    """θ of Algorithm 10. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ.
+
+    ``b_u`` is None in the paper: an output bias, which some models have.
+    """
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
     layers: Annotated[TransformerLayerParams, "L"]
     norm: ResidualNorm
     W_u: Float[Array, "N_V d_e"] | None
+    b_u: Float[Array, "N_V"] | None = None

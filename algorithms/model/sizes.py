@@ -71,15 +71,19 @@ class EDTransformerConfig(TransformerConfig):
     Attributes:
         L_enc: layers of the encoder.
         L_dec: layers of the decoder.
+        N_V_z: size of the context's vocabulary, where that is embedded by a W_e of its own; None: by the same one.
     """
 
     L_enc: int
     L_dec: int
+    N_V_z: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("L_enc")
         self._require_positive("L_dec")
+        if self.N_V_z is not None:
+            self._require_positive("N_V_z")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,18 @@ from algorithms.machinery.contract import Relation
 from algorithms.model.parameters import LayerNormParams
 
 Norm = Literal["layer_norm", "rms_norm"]
-Activation = Literal["relu", "gelu", "gelu_tanh"]
-Positions = Literal["learned", "sinusoidal"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Positions = Literal["learned", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq"]
 
 
-_OPTIONAL = {"embedding_norm": "normalize_embedding", "b_u": "unembedding_bias", "W_f": "head", "W_pool": "pooler"}
+_OPTIONAL = {
+    "embedding_norm": "normalize_embedding",
+    "b_u": "unembedding_bias",
+    "W_f": "head",
+    "W_pool": "pooler",
+    "encoder_norm": "final_norm",
+    "decoder_norm": "final_norm",
+}
 """Parameters that a model may have or lack, and the fields of its variant that say so."""
 
 
@@ -30,16 +37,7 @@ def _check_goes_with(arguments: Mapping[str, Any]) -> None:
             f"key: variant {variant.name} drops activations with probability {variant.dropout}, which needs a key; "
             "give key=jax.random.key(seed), or variant=variant.without_dropout()"
         )
-    if theta.W_p is None and variant.positions == "learned":
-        raise ValueError(
-            f"theta.W_p: expected an array [d_e, l_max], since variant {variant.name} has learned positions, got None; "
-            "use a variant with sinusoidal positions, or W_p = sinusoidal_positional_embedding(d_e, l_max)"
-        )
-    if theta.W_p is not None and variant.positions == "sinusoidal":
-        raise ValueError(
-            f"theta.W_p: expected None, since variant {variant.name} has sinusoidal positions, got an array; "
-            "use a variant with learned positions, which reads it"
-        )
+    _check_positions(variant, theta, arguments)
     norms = jax.tree.leaves(theta, is_leaf=lambda node: isinstance(node, LayerNormParams))
     has_beta = {norm.beta is not None for norm in norms if isinstance(norm, LayerNormParams)}
     if has_beta != {variant.norm == "layer_norm"}:
@@ -57,6 +55,25 @@ def _check_goes_with(arguments: Mapping[str, Any]) -> None:
     if theta.W_u is None and getattr(theta, "W_f", None) is not None and theta.W_f.shape[0] != theta.W_e.shape[0]:
         d_f, d_e = theta.W_f.shape[0], theta.W_e.shape[0]
         raise ValueError(f"theta.W_u: a tied unembedding needs d_f = d_e = {d_e}, got d_f = {d_f}; give W_u")
+
+
+def _check_positions(variant: "Variant", theta: Any, arguments: Mapping[str, Any]) -> None:
+    if theta.W_p is None and variant.positions == "learned":
+        raise ValueError(
+            f"theta.W_p: expected an array [d_e, l_max], since variant {variant.name} has learned positions, got None; "
+            "use a variant with sinusoidal positions, or W_p = sinusoidal_positional_embedding(d_e, l_max)"
+        )
+    if theta.W_p is not None and variant.positions != "learned":
+        raise ValueError(
+            f"theta.W_p: expected None, since variant {variant.name} has sinusoidal positions, got an array; "
+            "use a variant with learned positions, which reads it"
+        )
+    if theta.W_p is not None and variant.first_position:
+        longest = theta.W_p.shape[1] - variant.first_position
+        for name in arguments.keys() & {"z", "x"}:
+            l = arguments[name].shape[-1]
+            if isinstance(l, int) and l > longest:
+                raise ValueError(f"{name}: expected at most l_max = {longest} tokens, got {l}; cut it into chunks")
 
 
 def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
@@ -82,10 +99,17 @@ class Variant:
         epsilon: added to the variance under the square root of Algorithm 6; 0 in the paper.
         activation: nonlinearity of the MLPs and of line 10 of Algorithm 9; None is the paper's (ReLU in Algorithm 8,
             GELU by the error function in 9 and 10), ``"gelu_tanh"`` is GPT-2's approximation.
-        positions: ``"learned"`` reads W_p; ``"sinusoidal"`` uses sin and cos of t/10000^{2i/d_e} where W_p is None.
+        norm_first: whether a layer of Algorithm 8 normalizes what its attentions and its MLP read, as in Algorithm 10,
+            and not what they have been added to.
+        final_norm: whether the initializer of Algorithm 8 makes norms for the last layers' outputs.
+        positions: ``"learned"`` reads W_p; where W_p is None, ``"sinusoidal"`` uses sin and cos of t/10000^{2i/d_e} by
+            turns, ``"sinusoidal_halves"`` all sines before all cosines, ``"sinusoidal_fairseq"`` likewise with
+            10000^{2i/(d_e − 2)}.
+        first_position: the number of the first token's position; W_p has as many columns more.
+        context_positions: whether the initializer of Algorithm 8 makes a W_p for the context by itself, as in BART.
         scale_embedding: multiply the token embedding by √d_e before the position is added.
-        normalize_embedding: whether the initializer of Algorithm 9 makes a norm for the embeddings, as in BERT.
-        unembedding_bias: whether the initializer of Algorithm 9 makes an output bias b_u, as in BERT.
+        normalize_embedding: whether the initializers of Algorithms 8 and 9 make norms for the embeddings, as in BERT.
+        unembedding_bias: whether initializers make an output bias b_u, as in BERT.
         head: whether the initializer of Algorithm 9 makes what lines 10 and 11 read; a bare encoder ends before.
         pooler: whether it makes W_pool and b_pool, with which BERT's classifiers read the first token's encoding.
         tied: whether initializers leave W_u out by default, so that W_u = W_eᵀ.
@@ -99,7 +123,11 @@ class Variant:
     norm: Norm = "layer_norm"
     epsilon: float = 0.0
     activation: Activation | None = None
+    norm_first: bool = False
+    final_norm: bool = False
     positions: Positions = "learned"
+    first_position: int = 0
+    context_positions: bool = False
     scale_embedding: bool = False
     normalize_embedding: bool = False
     unembedding_bias: bool = False

@@ -60,10 +60,25 @@ def _gelu_tanh_derivative(x):
     return (1 + tanh_u) / 2 + x / 2 * (1 - tanh_u * tanh_u) * du
 
 
+def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """``x σ(x)`` with ``σ(x) = 1/(1 + exp(−x))``, also called swish.
+
+    Source: Hendrycks and Gimpel 2016, section 2.
+    """
+    return x * jax.lax.logistic(x)
+
+
+def _silu_derivative(x):
+    """``σ(x) (1 + x (1 − σ(x)))``, since ``σ' = σ (1 − σ)``."""
+    sigma = jax.lax.logistic(x)
+    return sigma * (1 + x * (1 - sigma))
+
+
 _FUNCTIONS = {
     "relu": (relu, _relu_derivative),
     "gelu": (gelu, _gelu_derivative),
     "gelu_tanh": (gelu_tanh, _gelu_tanh_derivative),
+    "silu": (silu, _silu_derivative),
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from scripts.benchmarks import attention, decode, training_step
+from scripts.benchmarks import accelerators, attention, decode, training_step
 from scripts.benchmarks.timing import machine
 
 PARTS = {
@@ -22,6 +22,7 @@ PARTS = {
     "training": training_step.run,
     "generation": decode.run,
     "compilation": lambda _: training_step.compilation(),
+    "accelerators": accelerators.run,
 }
 
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +66,7 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
         return jax.jit(f)(matrices)
 
     with jax.enable_x64(False):
-        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask))
+        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, None))
         expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0))
     np.testing.assert_allclose(out, expected_out, atol=2e-5)
     for name, a, b in zip("QKV", of_kernel, expected, strict=True):
@@ -78,19 +79,29 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
     [((4, 2), (1, 1)), ((2, 4), (2, 2)), ((8, 1), (2, 4))],
     ids=["heads and sequences", "heads stay together", "nothing is divided"],
 )
-def test_on_several_devices_each_computes_its_heads_and_sequences(mask, sizes, local):
-    """The kernel, here the dense rule, sees the tiles of one device, and the values are those of one device."""
+def test_on_several_devices_each_computes_its_heads_and_sequences(mask, sizes, local, monkeypatch):
+    """The rule sees the tiles of one device; values, gradients and what is dropped are those of one device."""
     matrices = [jnp.asarray(np.random.default_rng(2).normal(size=(2, 3, 4, 8))) for _ in range(3)]
-    seen = []
+    keys, seen = jax.random.split(jax.random.key(0), 4), []
 
-    def kernel(*tiles_and_mask):
-        seen.append(tiles_and_mask[0].shape[::2])
-        return dense_attention(*tiles_and_mask, None, 0.0)
+    def rule(*arguments):
+        seen.append(arguments[0].shape[::2])
+        return dense_attention(*arguments)
 
+    def value_and_gradients(*matrices):
+        def loss(*matrices):
+            options = {"heads": True, "implementation": "dense", "dropout": 0.3, "key": keys}
+            V_tilde = attend(print, *matrices, mask, **options)
+            return (V_tilde**3).sum(), V_tilde
+
+        return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*matrices)
+
+    expected = jax.jit(value_and_gradients)(*matrices)
+    monkeypatch.setattr("algorithms.ops.attention.choice.dense_attention", rule)
     mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
-        actual = jax.jit(lambda *m: library_attention(kernel, *m, mask))(*matrices)
-    np.testing.assert_allclose(actual, dense_attention(*matrices, mask, None, 0.0), rtol=1e-12)
+        actual = jax.jit(value_and_gradients)(*matrices)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-12, atol=1e-13)
     assert set(seen) == {local}
 
 
@@ -185,7 +196,7 @@ def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels):
 
 def test_the_tpu_kernel_lowers_for_a_tpu():
     def loss(matrices):
-        return library_attention(pallas_attention, *matrices, UNIDIRECTIONAL).sum()
+        return library_attention(pallas_attention, *matrices, UNIDIRECTIONAL, None).sum()
 
     with jax.enable_x64(False):
         lowered = jax.jit(jax.grad(loss)).trace(tiles()).lower(lowering_platforms=("tpu",))

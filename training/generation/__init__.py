@@ -96,7 +96,7 @@ class Generator:
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, l_max=config.l_max)
+        self.weights = decoding.unstacked(theta)
 
     def generate(
         self,
@@ -237,7 +237,7 @@ class Translator:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, l_max=config.l_max)
+        self.weights = decoding.unstacked(theta)
 
     def translate(
         self,
@@ -296,7 +296,7 @@ class Translator:
         self, z, lengths, l_max, beam_size, length_penalty, tau, key, first
     ) -> tuple[Context, Array, dict[str, Any]]:
         inputs.check_translation(l_max, beam_size, length_penalty, tau, key, self.config)
-        z, lengths = inputs.checked("z", z, lengths, self.config)
+        z, lengths = inputs.checked("z", z, lengths, self.config, N_V=self.config.N_V_z)
         P = min(bucket(z.shape[1]), self.config.l_max)
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
         context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)

@@ -15,6 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from algorithms import AttentionParams, MHAttentionParams
+from algorithms.machinery.lowering import platform_of
 from algorithms.notation import accumulation_dtype
 from algorithms.ops.linear import linear, product
 from algorithms.ops.softmax import softmax
@@ -28,6 +29,9 @@ __all__ = [
     "keys_and_values",
     "mh_attention_cached",
 ]
+
+EQUAL_ROWS = 8
+"""A TPU multiplies so many rows at the price of one, and much faster: a query stands there so often."""
 
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
@@ -114,11 +118,12 @@ def attend_cached(
         permitted: the slots that the query of a sequence may attend; 0 comes out where there are none.
     """
     H, d_attn, B = Q.shape
-    C = cache.K.shape[1]
-    S = jnp.einsum("rcd,rd->rc", cache.K, _rows(Q), preferred_element_type=accumulation_dtype(Q.dtype))
-    S = jnp.where(permitted[None], S.reshape(H, B, C), -jnp.inf).reshape(H * B, C)
-    A = jax.vmap(softmax)(S / jnp.sqrt(d_attn).astype(S.dtype))
-    Y = jnp.einsum("rc,rcd->rd", A.astype(cache.V.dtype), cache.V)
+    equal = EQUAL_ROWS if platform_of(Q) == "tpu" else 1
+    Q = jnp.broadcast_to(_rows(Q)[:, None], (H * B, equal, d_attn))
+    S = jnp.einsum("rcd,rqd->rqc", cache.K, Q, preferred_element_type=accumulation_dtype(Q.dtype))
+    S = jnp.where(permitted[None, :, None], S.reshape(H, B, equal, -1), -jnp.inf).reshape(S.shape)
+    A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
+    Y = jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, 0]
     return Y.reshape(H, B, -1).transpose(0, 2, 1).reshape(-1, B)
 
 

@@ -28,11 +28,10 @@ from algorithms import (
     TransformerLayerParams,
     Variant,
     ed_encoding,
-    sinusoidal_positional_embedding,
 )
 from algorithms.attention import mh_attention
 from algorithms.d_transformer import d_layer
-from algorithms.ed_transformer import decoder_layer
+from algorithms.ed_transformer import decoder_layer, decoder_layer_norm_first
 from algorithms.layers import Steps, without_padding
 from algorithms.unembedding import unembedding, unembedding_matrix
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
@@ -51,17 +50,21 @@ class Weights(NamedTuple):
 
     Attributes:
         W_e: token embedding.
-        W_p: positional embedding, learned or not.
+        W_p: positional embedding; None: sinusoids.
         layers: the layers of the decoder, one by one, with `Projections` for the parameters of an attention.
-        norm: the final norm of Algorithm 10; None for Algorithm 8.
+        norm: of the last layer's output; None: the paper has none in Algorithm 8.
         W_u: the unembedding, tied or not.
+        embedding_norm: of the embeddings, or None.
+        b_u: output bias, or None.
     """
 
     W_e: Float[Array, "d_e N_V"]
-    W_p: Float[Array, "d_e l_max"]
+    W_p: Float[Array, "d_e l_max"] | None
     layers: tuple[Any, ...]
     norm: LayerNormParams | None
     W_u: Float[Array, "N_V d_e"]
+    embedding_norm: LayerNormParams | None
+    b_u: Float[Array, "N_V"] | None
 
 
 class Context(NamedTuple):
@@ -91,20 +94,19 @@ class State(NamedTuple):
     lengths: Int[Array, "B"]
 
 
-@functools.partial(jax.jit, static_argnames=("l_max",))
-def unstacked(theta: DTransformerParams | EDTransformerParams, *, l_max: int) -> Weights:
+@jax.jit
+def unstacked(theta: DTransformerParams | EDTransformerParams) -> Weights:
     """Return the parameters of Algorithm 10, or of the decoder of Algorithm 8, as `Weights`."""
     stacked = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
     L = jax.tree.leaves(stacked)[0].shape[0]
-    W_p = theta.W_p
-    if W_p is None:
-        W_p = sinusoidal_positional_embedding(theta.W_e.shape[0], l_max, base=10000, dtype=theta.W_e.dtype)
     return Weights(
         W_e=theta.W_e,
-        W_p=W_p,
+        W_p=theta.W_p,
         layers=tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L)),
-        norm=theta.norm if isinstance(theta, DTransformerParams) else None,
+        norm=theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm,
         W_u=unembedding_matrix(theta),
+        embedding_norm=None if isinstance(theta, DTransformerParams) else theta.embedding_norm,
+        b_u=theta.b_u,
     )
 
 
@@ -220,14 +222,14 @@ def step(
 
     f = Steps(variant, "paper", "gelu" if context is None else "relu", attend)
     X = f.token_embedding(y, weights) + f.positional_embedding(y, weights, t)
+    X = f.normalized(X, weights.embedding_norm)
     for l, theta_l in enumerate(weights.layers):
         if context is None:
             X = d_layer(X, theta_l, UNIDIRECTIONAL, f, NO_KEYS)
         else:
-            X = decoder_layer(X, theta_l, context.caches[l], context.permitted, f, NO_KEYS)
-    if weights.norm is not None:
-        X = f.layer_norm(X, *weights.norm)
-    return unembedding(X, weights.W_u), tuple(caches)
+            layer = decoder_layer_norm_first if variant.norm_first else decoder_layer
+            X = layer(X, theta_l, context.caches[l], context.permitted, f, NO_KEYS)
+    return unembedding(f.normalized(X, weights.norm), weights.W_u, b_u=weights.b_u), tuple(caches)
 
 
 @functools.partial(jax.jit, static_argnames=("variant", "top_k"), donate_argnames=("state",))

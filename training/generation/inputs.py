@@ -38,15 +38,25 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
         )
     if theta.W_p is None and config.variant.positions == "learned":
         raise ValueError(f"theta.W_p: variant {config.variant.name} has learned positions, got None")
-    if theta.W_p is not None and theta.W_p.shape != (config.d_e, config.l_max):
+    columns = config.l_max + config.variant.first_position
+    if theta.W_p is not None and theta.W_p.shape != (config.d_e, columns):
         raise ValueError(
-            f"theta.W_p: expected [d_e, l_max] = [{config.d_e}, {config.l_max}] from the configuration, got "
+            f"theta.W_p: expected [d_e, l_max] = [{config.d_e}, {columns}] from the configuration, got "
             f"{list(theta.W_p.shape)}"
         )
 
 
-def checked(name: str, x: Any, lengths: Any, config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+def checked(
+    name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Check sequences, padded on the right, and their lengths.
+
+    Args:
+        name: of the sequences, for messages.
+        x: the sequences.
+        lengths: their lengths.
+        config: sizes of the model.
+        N_V: size of their vocabulary, where it is not the model's N_V.
 
     Returns:
         the sequences without columns that are padding throughout, and the lengths, as 32-bit integers.
@@ -56,6 +66,7 @@ def checked(name: str, x: Any, lengths: Any, config: TransformerConfig) -> tuple
         ValueError: if a shape is wrong, or a sequence is empty, too long, or has an unknown token.
     """
     x, lengths = np.asarray(x), np.asarray(lengths)
+    N_V = config.N_V if N_V is None else N_V
     for what, array, axes in ((name, x, ("B", "l")), ("lengths", lengths, ("B",))):
         if not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{what}: expected integers, got {array.dtype}{list(array.shape)}")
@@ -74,12 +85,12 @@ def checked(name: str, x: Any, lengths: Any, config: TransformerConfig) -> tuple
             raise ValueError(
                 f"{name}: request {r} has {length} tokens, but the model reads at most l_max = {config.l_max}"
             )
-        unknown = (x[r, :length] < 0) | (x[r, :length] >= config.N_V)
+        unknown = (x[r, :length] < 0) | (x[r, :length] >= N_V)
         if unknown.any():
             t = int(unknown.argmax())
             raise ValueError(
                 f"{name}: token {x[r, t]} at position {t} of request {r} is unknown; "
-                f"the vocabulary has N_V = {config.N_V} tokens, from 0"
+                f"the vocabulary has N_V = {N_V} tokens, from 0"
             )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
 

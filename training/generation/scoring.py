@@ -24,6 +24,7 @@ from algorithms import (
     Variant,
     bos_token,
     d_hidden_state,
+    e_encoding,
     e_transformer,
     ed_hidden_state,
     mask_token,
@@ -36,7 +37,15 @@ from training.generation.cache import bucket
 from training.tasks.classify import ClassifierParams, class_probabilities
 from training.tasks.objectives import has_next, next_tokens
 
-__all__ = ["bits_per_byte", "classify", "fill_masks", "log_probabilities", "log_probability", "perplexity"]
+__all__ = [
+    "bits_per_byte",
+    "classify",
+    "fill_masks",
+    "log_probabilities",
+    "log_probability",
+    "perplexity",
+    "sentence_embeddings",
+]
 
 
 def log_probability(
@@ -90,7 +99,7 @@ def log_probabilities(
     if not is_decoder:
         if z is None or z_lengths is None:
             raise ValueError("z: an encoder-decoder needs contexts and their lengths, z and z_lengths, got None")
-        z, z_lengths = inputs.checked("z", z, z_lengths, config)
+        z, z_lengths = inputs.checked("z", z, z_lengths, config, N_V=config.N_V_z)
         inputs.check_rows(z, x)
         context = _padded(z, config), z_lengths
     losses = _losses(theta, context, _padded(x, config), lengths, variant=config.variant.without_dropout())
@@ -232,6 +241,31 @@ def fill_masks(
     return filled
 
 
+def sentence_embeddings(
+    theta: ETransformerParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: ETransformerConfig,
+) -> Float[np.ndarray, "B d_e"]:
+    """The mean of the encodings of each text's tokens, of length 1: dot products are the similarities of sentences.
+
+    Args:
+        theta: parameters of an encoder that was trained for this.
+        x: the texts, padded on the right.
+        lengths: tokens of each that are not padding.
+        config: sizes and variant of the model.
+
+    Raises:
+        TypeError: for tokens that are no integers, or parameters of another kind.
+        ValueError: for a text that is empty, longer than l_max, or has an unknown token.
+    """
+    inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
+    x, lengths = inputs.checked("x", x, lengths, config)
+    E = np.asarray(_means(theta, _padded(x, config), lengths, variant=config.variant.without_dropout()))
+    return E / np.linalg.norm(E, axis=1, keepdims=True)
+
+
 def _padded(x: np.ndarray, config: Any) -> np.ndarray:
     l = min(bucket(x.shape[1]), config.l_max)
     return np.pad(x, ((0, 0), (0, l - x.shape[1])))
@@ -245,13 +279,20 @@ def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array
     else:
         z, z_lengths = context
         X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
-    losses = token_losses(X, unembedding_matrix(theta), next_tokens(x), None, 0.0, "auto")
+    losses = token_losses(X, unembedding_matrix(theta), next_tokens(x), theta.b_u, 0.0, "auto")
     return jnp.where(has_next(x, lengths) > 0, losses, 0)
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))
 def _classes(params: ClassifierParams, x, lengths, *, variant: Variant) -> Float[Array, "B N_C"]:
     return class_probabilities(x, params, variant=variant, length=lengths).T
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _means(theta: ETransformerParams, x, lengths, *, variant: Variant) -> Float[Array, "B d_e"]:
+    X = e_encoding(x, theta, variant=variant, length=lengths)
+    weights = jnp.arange(x.shape[1])[None] < lengths[:, None]
+    return (jnp.where(weights[None], X, 0).sum(axis=2) / lengths[None].astype(X.dtype)).T
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))

@@ -15,6 +15,8 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
 }
 """The names of nonlinearities elsewhere, and ours."""
 

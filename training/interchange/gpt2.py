@@ -19,6 +19,7 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
         epsilon=fields.number("layer_norm_epsilon", 1e-5),
         activation=fields.activation("activation_function", "gelu_new"),
         tied=fields.flag("tie_word_embeddings", True),
+        unembedding_bias="lm_head.bias" in names,
     )
     config = DTransformerConfig(
         N_V=fields.integer("vocab_size", 50257),
@@ -35,6 +36,7 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
 def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
     c, v = model.config, model.config.variant
     lacks = unlike(v.norm, "layer_norm", "RMSnorm") + unlike(v.positions, "learned", "sinusoidal positions")
+    lacks += unlike(v.unembedding_bias, False, "output bias")
     lacks += unlike(v.scale_embedding, False, "scaled embeddings")
     lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
     state = {
@@ -68,7 +70,8 @@ def _entries(model: Model, state: dict[str, Any]) -> list[Entry]:
         found += linear(f"{h}.mlp.c_fc", "layers.mlp.W_mlp1", "layers.mlp.b_mlp1", l, transposed=True)
         found += linear(f"{h}.mlp.c_proj", "layers.mlp.W_mlp2", "layers.mlp.b_mlp2", l, transposed=True)
     found += norm("transformer.ln_f", "norm")
-    return found if model.config.tied else [*found, Entry("lm_head.weight", ("W_u",))]
+    found += [] if model.config.tied else [Entry("lm_head.weight", ("W_u",))]
+    return [*found, Entry("lm_head.bias", ("b_u",))] if model.config.variant.unembedding_bias else found
 
 
 ARCHITECTURE = Architecture(

@@ -116,6 +116,7 @@ def read(
     Raises:
         InterchangeError: names everything that is missing, too much, or of another shape.
     """
+    entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
     lookup = _Lookup(tensors, entries, prefix)
     _check_names(tensors, entries, shapes, lookup, ignored)

@@ -146,7 +146,7 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     special = tokenizer.special or _papers(tokenizer, model)
     fields = {"bos_token_id": special.bos, "eos_token_id": special.eos}
     if model.task == "ed":
-        fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None, "pad_token_id": special.eos}
+        fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None}
     if isinstance(tokenizer, NumberTokenizer):
         return fields
     inner = _of_library(tokenizer)

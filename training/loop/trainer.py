@@ -185,7 +185,8 @@ class Trainer:
         if by_row is not None:
             shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
         update = jax.jit(step, donate_argnums=0, **shardings)
-        compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
+        with self._sharding.in_use():
+            compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
         compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
         return compiled_step, compiled_totals, settings.peak or matmul_peak(self._clock, settings.dtype)
 

@@ -3,6 +3,7 @@
 XLA inserts the communication (an Auto mesh); the mathematics of an update stays that of one device, up to rounding.
 """
 
+import contextlib
 from typing import Any
 
 import jax
@@ -64,6 +65,10 @@ class Sharding:
             return P()
         axis = -max(divided)[1]
         return P(*(AXIS if i == axis else None for i in range(len(shape))))
+
+    def in_use(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which programs are traced, so that attention divides its heads and sequences."""
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def place(self, tree: Any) -> Any:
         """Return a pytree of NumPy arrays as arrays on the devices."""

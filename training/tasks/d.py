@@ -12,7 +12,7 @@ from training.tasks.task import Task, layer_flops
 def _columns(params, batch: Batch, keys, **options) -> Columns:
     packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
     X = d_hidden_state(batch["x"], params, key=keys, **packed, **options)
-    return Columns(X, unembedding_matrix(params), None, next_tokens(batch["x"]))
+    return Columns(X, unembedding_matrix(params), params.b_u, next_tokens(batch["x"]))
 
 
 def _weights(batch: Batch) -> Array:

@@ -10,7 +10,7 @@ from training.tasks.task import Task, attention_flops, layer_flops
 
 def _columns(params, batch: Batch, keys, **options) -> Columns:
     X = ed_hidden_state(batch["z"], batch["x"], params, key=keys, z_length=batch["z_length"], **options)
-    return Columns(X, unembedding_matrix(params), None, next_tokens(batch["x"]))
+    return Columns(X, unembedding_matrix(params), params.b_u, next_tokens(batch["x"]))
 
 
 def _weights(batch: Batch) -> Array:

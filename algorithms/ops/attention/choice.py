@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from algorithms.machinery.lowering import platform_of
+from algorithms.machinery.lowering import platform_of, split_heads_and_sequences
 from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
 from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
@@ -68,10 +68,15 @@ def attend(
     name = automatic(Q, K, V, mask, dropout, platform_of(Q)) if implementation == "auto" else implementation
     _refuse(name, Q, K, V, mask, dropout)
     if name in LIBRARY_KERNELS:
-        V_tilde = library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask)
+        kernel = functools.partial(library_attention, LIBRARY_KERNELS[name][0])
     else:
         rule = blockwise_attention if name == "blockwise" else dense_attention
-        V_tilde = rule(Q, K, V, mask, None if seeds is None else seeds.reshape(H, -1, 2), dropout)
+
+        def kernel(*tiles):
+            return rule(*tiles, dropout)
+
+    seeds = None if seeds is None else seeds.reshape(H, -1, 2)
+    V_tilde = split_heads_and_sequences(kernel, (Q, K, V), mask, jax.tree.map(bool, batch_axes(mask)), seeds)
     return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
 
 

@@ -2,7 +2,7 @@
 
 cuDNN's through ``jax.nn.dot_product_attention``, and on a TPU the Pallas kernel that is shipped with JAX. Whatever they
 cannot do exactly is refused with the reason; a token that may attend to nothing is set to 0 afterwards, where the
-kernels return something else. XLA cannot split them between devices, so they run in a ``shard_map`` of the mesh in use.
+kernels return something else.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.hand_derived import varies_over
-from algorithms.machinery.lowering import split_explicitly, split_heads_and_sequences
-from algorithms.masks import Mask, StructuralMask, batch_axes
+from algorithms.machinery.lowering import split_explicitly
+from algorithms.masks import Mask, StructuralMask
 
 _NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
 _NOT_SPLIT = "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
@@ -71,9 +71,10 @@ def library_attention(
     K: Float[Array, "H d_attn B l_z"],
     V: Float[Array, "H d_mid B l_z"],
     mask: Mask,
+    seeds: None,
 ) -> Float[Array, "H d_mid B l_x"]:
-    """``V · softmax(KᵀQ/√d)`` by a kernel, on each device of the mesh in use for its heads and sequences."""
-    V_tilde = split_heads_and_sequences(kernel, (Q, K, V), mask, jax.tree.map(bool, batch_axes(mask)))
+    """``V · softmax(KᵀQ/√d)`` by a kernel, and 0 for a token that may attend to nothing."""
+    V_tilde = kernel(Q, K, V, mask)
     something = _something(mask, K.shape[-1], Q.shape[-1])
     if something is None:
         return V_tilde

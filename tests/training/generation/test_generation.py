@@ -11,7 +11,7 @@ import pytest
 from algorithms import GPT2, VASWANI, DTransformerConfig, Variant, d_inference, d_transformer
 from algorithms.inference import sample
 from tests.cases import random_theta
-from training.generation import Generator, decoding, generate
+from training.generation import Generator, cache, decoding, generate
 from training.generation.cache import bucket
 from training.generation.sampling import draw, restricted
 
@@ -285,3 +285,19 @@ def test_wrong_requests_are_refused(options, error, message):
 def test_a_model_that_does_not_fit_is_refused(theta, config, error, message):
     with pytest.raises(error, match=message):
         Generator(theta, config)
+
+
+def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypatch):
+    H, B, C = 3, 2, 5
+    rng = np.random.default_rng(3)
+    Q, K, V = (jnp.asarray(rng.normal(size=s)) for s in ((H, 4, B), (H * B, C, 4), (H * B, C, 7)))
+    permitted = jnp.asarray([[True, False, True, True, False], [False] * C])
+    scores = np.einsum("hbcd,hdb->hbc", K.reshape(H, B, C, 4), Q) / 2
+    weights = np.exp(scores) * np.asarray(permitted)
+    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+    expected = np.einsum("hbc,hbcd->hdb", weights, V.reshape(H, B, C, 7)).reshape(H * 7, B)
+    for platform, rows in (("cpu", 1), ("tpu", 8)):
+        monkeypatch.setattr(cache, "platform_of", lambda _, platform=platform: platform)
+        attend = functools.partial(cache.attend_cached, permitted=permitted)
+        np.testing.assert_allclose(attend(Q, cache.KeyValues(K, V)), expected, rtol=1e-12)
+        assert f"f64[{H * B},{rows},{C}]" in str(jax.make_jaxpr(attend)(Q, cache.KeyValues(K, V)))

@@ -51,7 +51,7 @@ def odd(tmp_path_factory):
     ("name", "dtype"),
     [
         ("odd", "float64"),
-        ("untied", "float32"),
+        pytest.param("untied", "float32", marks=pytest.mark.slow),
         pytest.param("odd", "float32", marks=pytest.mark.slow),
         pytest.param("untied", "float64", marks=pytest.mark.slow),
         pytest.param("relu", "float64", marks=pytest.mark.slow),

