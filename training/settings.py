@@ -279,8 +279,8 @@ def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
 
 def _may_change(name: str, old: Settings, new: Settings, done: int) -> bool:
     if name == "steps":  # the rates of these schedules do not depend on it, at least not so far
-        falls = min(old.steps, new.steps) - decay_steps(max(old.steps, new.steps))
-        return min(old.steps, new.steps) >= done and (
+        falls = min(steps - decay_steps(steps) for steps in (old.steps, new.steps))
+        return done <= new.steps and (
             old.schedule in ("constant", "vaswani") or (old.schedule == "wsd" and done <= falls)
         )
     if name in ("eval_every", "eval_batches") and old.patience:  # they decide when the training stops

@@ -27,7 +27,7 @@ SIZES = {"--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 32, "--batch-s
 def evaluated(tmp_path, capsys):
     """Evaluate a run, trained for three steps or random; return what was printed, the rows, samples and directory."""
 
-    def run(task, train_lines, held_out_lines, *, part="validation", trained=False, **options):
+    def run(task, train_lines, held_out_lines, *, trained=False, **options):
         files = [str(tmp_path / "train.txt"), str(tmp_path / "held-out.txt")]
         for file, lines in zip(files, (train_lines, held_out_lines), strict=True):
             pathlib.Path(file).write_text(lines)
@@ -43,8 +43,8 @@ def evaluated(tmp_path, capsys):
         else:
             make_run(directory, task, BYTES, data=files[:1], validation_data=files[1:], batch_size=4, **options)
         capsys.readouterr()
-        assert evaluate_main([*map(str, [directory, "--part", part, *cache])]) == 0
-        found = json.loads((directory / f"evaluation-{part}.json").read_text())
+        assert evaluate_main([*map(str, [directory, *cache])]) == 0  # there are no test data
+        found = json.loads((directory / "evaluation-validation.json").read_text())
         return capsys.readouterr().out, found["rows"], found["samples"], directory
 
     return run

@@ -24,9 +24,9 @@ def train(tmp_path, capsys):
     """Run the command line; return status, standard output and standard error."""
 
     def run(*arguments, flags=TINY, run="run"):
-        own = {"--run": tmp_path / run, "--cache": tmp_path / "cache"}
-        given = [*itertools.chain(*flags.items(), *own.items()), *arguments[1:]]
-        status = commands.train_main([arguments[0], "--quiet", *map(str, given)])
+        own = {"--run": tmp_path / run} if run else {}
+        given = [*itertools.chain(*flags.items(), *own.items()), "--cache", tmp_path / "cache", "--quiet"]
+        status = commands.train_main([*map(str, [arguments[0], *arguments[1:], *given])])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -63,10 +63,9 @@ def test_a_run_from_the_command_line(train, text, tmp_path):
     assert (settings["data"], settings["batch_size"]) == ([str(text)], 4)
     status, _, err = train("d", "--data", text)
     assert (status, err) == (0, "resuming after step 3\n")
-    assert_refused(
-        train("d", "--data", text, "--steps", "5", flags={k: v for k, v in TINY.items() if k != "--steps"}),
-        "steps: 3, now 5",
-    )
+    assert_refused(train("d", "--steps", "5", flags={}), "steps: 3, now 5")
+    status, _, err = train("--run", tmp_path / "run", flags={}, run=None)  # alone
+    assert (status, err) == (0, "resuming after step 3\n")
     text.write_text(TEXT + "More.\n")
     assert_refused(train("d", "--data", text), "began with another training data")
 

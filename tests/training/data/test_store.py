@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from training.data import store
+from training.data.batches import NextTokens
 from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.store import (
@@ -54,6 +55,15 @@ def test_a_store_holds_bos_tokens_eos(tmp_path, monkeypatch, kind, batch):
     assert splits.train.tokens.dtype == np.uint16
     assert (len(splits.validation), len(splits.test), splits.test.n_tokens) == (1, 0, 0)
     assert (splits.validation.part, splits.validation.N_V) == ("validation", tokenizer.N_V)
+
+
+@pytest.mark.parametrize(("kind", "exact"), [("bytes", True), ("words", False)])
+def test_bits_per_byte_need_tokens_that_give_the_text_back(tmp_path, kind, exact):
+    """A model that has one token for every unknown word would have them for nothing."""
+    splits = tokenize_text(TEXT_CORPUS, build_tokenizer(kind, TEXTS, N_V=270), cache_dir=tmp_path)
+    assert splits.validation.exact is exact
+    data = NextTokens(splits.validation, l_max=4, batch_size=1)
+    assert (data.tokens_per_byte is not None) is exact
 
 
 def test_the_second_time_it_is_read_from_the_cache(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.named_arrays import flatten
-from training.settings import SettingsError
+from training.settings import SettingsError, differences
 from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import model_config, model_shapes
 
@@ -123,6 +123,32 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
             files.check_continues(description._replace(fingerprints=changed))
     with pytest.raises(RunError, match="task: d, now e"):
         files.check_continues(description._replace(settings=settings_for("e")))
+
+
+def test_what_changes_no_number_may_be_changed_on_the_way(tmp_path):
+    files, description, _ = begin(tmp_path / "run", steps=20)
+    more = description._replace(settings=dataclasses.replace(description.settings, eval_every=7, log_every=2))
+    files.resume(more)
+    assert files.description() == more
+    with pytest.raises(RunError, match="steps: 20, now 40"):  # cosine: the rates so far would be others
+        files.resume(more._replace(settings=dataclasses.replace(more.settings, steps=40)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "old", "new", "done", "may"),
+    [
+        ("constant", 20, 40, 20, True),
+        ("constant", 20, 10, 15, False),
+        ("vaswani", 20, 40, 20, True),
+        ("linear", 20, 40, 5, False),
+        ("wsd", 20, 40, 16, True),  # the last fifth of 20 begins behind it
+        ("wsd", 20, 40, 17, False),
+        ("wsd", 40, 20, 17, False),
+    ],
+)
+def test_more_steps_where_the_schedule_has_not_looked_at_them(schedule, old, new, done, may):
+    began = settings_for("d", schedule=schedule, optimizer="adam", warmup=2, steps=old)
+    assert bool(differences(began, dataclasses.replace(began, steps=new), done=done)) != may
 
 
 @pytest.mark.parametrize("task", TASKS)
