@@ -8,6 +8,7 @@ input.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     main.add_argument(
         "--limit", type=int, default=0, metavar="N", help="examples to translate or classify (default: all)"
     )
+    main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
     main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
     return main
 
@@ -53,8 +55,12 @@ def main(argv: list[str] | None = None) -> int:
         files = RunDirectory(arguments.run)
         description = files.description()
         cache = Path(arguments.cache) if arguments.cache else None
+        if arguments.data:
+            settings = dataclasses.replace(description.settings, data=tuple(arguments.data), validation_data=())
+            description = description._replace(settings=settings)
         data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache)
-        files.check_continues(description._replace(fingerprints=data.fingerprints))
+        if not arguments.data:
+            files.check_continues(description._replace(fingerprints=data.fingerprints))
         comparison = compare(run, description, data, arguments.part, limit=arguments.limit)
     except ValueError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs
 from training.data.loading import RunData, load_run_data
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
+from training.interchange.starting import start_from
 from training.loop.train_step import optimizer_from
 from training.loop.trainer import Trainer
 from training.mesh.sharding import Sharding
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 def flag(name: str) -> str:
     """Return the flag of a setting."""
+    name = {"start_from": "from"}.get(name, name)
     return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
 
 
@@ -144,12 +146,16 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     files = RunDirectory(arguments.run)
     began = files.exists()
     cache = Path(arguments.cache) if arguments.cache else None
-    tokenizer = load_tokenizer(files.tokenizer) if began else None
+    start = start_from(settings, vars(arguments).keys()) if settings.start_from else None
+    settings = start.settings if start else settings
+    tokenizer = load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None
     data = interrupts.run(lambda: load_run_data(settings, tokenizer=tokenizer, cache_dir=cache))
-    config = model_config(settings, data.tokenizer.N_V)
+    config = start.config if start else model_config(settings, data.tokenizer.N_V)
     description = Description(settings, config, data.labels, data.fingerprints)
     bar = Bar(settings, quiet=arguments.quiet)
-    trainer = Trainer(description, data, files, interrupts=interrupts, observer=bar, clock=time.perf_counter)
+    initial = start.params(data.labels) if start else None
+    options = {"interrupts": interrupts, "observer": bar, "clock": time.perf_counter, "initial": initial}
+    trainer = Trainer(description, data, files, **options)
     if began:
         files.check_continues(description)
     else:
