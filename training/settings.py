@@ -99,6 +99,9 @@ class Settings:
     d_mlp: int = _setting(512, "hidden units of an MLP")
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
+    start_from: str = _setting(
+        "", "directory of a run or a checkpoint to go on from, with its sizes, parameters and tokenizer"
+    )
     dropout: float = _setting(0.0, "probability to drop an attention weight or an activation of an MLP")
     # optimization
     steps: int = _setting(600, "updates of the parameters")

@@ -117,6 +117,11 @@ def test_the_scripts_take_a_converted_directory(converted, runs, capsys, tmp_pat
     assert called("compress", back, "compress", text, tmp_path / "small", capsys=capsys)[0] == 0
     assert called("compress", back, "decompress", tmp_path / "small", tmp_path / "again", capsys=capsys)[0] == 0
     assert (tmp_path / "again").read_text("utf-8") == text.read_text("utf-8")
+    text.write_text("".join(f"{TEXTS[n % 2]} {n}\n\n" for n in range(90)), "utf-8")
+    options = ["--data", text, "--part", "validation", "--cache", tmp_path / "cache"]
+    status, out, _ = called("evaluate", back, *options, capsys=capsys)
+    assert status == 0
+    assert "this model" in out
 
 
 def test_a_model_without_a_tokenizer_reads_and_writes_numbers(tmp_path, capsys):
@@ -135,6 +140,19 @@ def test_a_model_without_a_tokenizer_reads_and_writes_numbers(tmp_path, capsys):
     status, _, error = called("generate", tmp_path / "out", "--prompt", "3 x", capsys=capsys)
     assert status == 2
     assert "'x' is no token ID: the model came without a tokenizer, so give numbers below 29" in error
+
+
+def test_a_sentence_encoder_embeds_texts(tmp_path, capsys):
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 7}
+    config = transformers.BertConfig(vocab_size=29, max_position_embeddings=13, **sizes)
+    model = cases.randomized(torch, transformers.BertModel(config))
+    cases.saved(model, tmp_path / "in", "float32")
+    assert called("convert", tmp_path / "in", tmp_path / "out", capsys=capsys)[0] == 0
+    status, out, _ = called("generate", tmp_path / "out", "--prompt", "3 1 4", "--json", capsys=capsys)
+    e = model(torch.tensor([[3, 1, 4]])).last_hidden_state[0].mean(0)
+    expected = (e / e.norm()).detach().numpy()
+    assert status == 0
+    np.testing.assert_allclose(json.loads(out)["answers"][0]["embedding"], expected, atol=1e-6)
 
 
 def test_nothing_is_written_over(tmp_path, runs, capsys):

@@ -13,6 +13,7 @@ def flag(name: str) -> str:
         >>> flag("batch_size"), flag("l_max")
         ('--batch-size', '--l_max')
     """
+    name = {"start_from": "from"}.get(name, name)  # a word that Python keeps for itself
     return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
 
 

@@ -8,6 +8,7 @@ input.
 """
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, or validation without it)")
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
+    main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
     main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
     return main
 
@@ -50,8 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = RunDirectory(arguments.run)
     description = files.description()
     cache = Path(arguments.cache) if arguments.cache else None
+    if arguments.data:
+        settings = dataclasses.replace(description.settings, data=tuple(arguments.data), validation_data=())
+        description = description._replace(settings=settings)
     data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache)
-    files.check_continues(description._replace(fingerprints=data.fingerprints))
+    if not arguments.data:
+        files.check_continues(description._replace(fingerprints=data.fingerprints))
     part = arguments.part or default_part(data)
     comparison = compare(run, description, data, part, limit=arguments.limit or 0)
     print(f"{part} data of {files.path}:")

@@ -25,6 +25,7 @@ from training.commands.terminal import say, show
 from training.data.loading import load_run_data
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
+from training.interchange.starting import Start, start_from
 from training.loop.trainer import Trainer
 from training.mesh.sharding import Sharding
 from training.runs.directory import Description, RunDirectory, RunError, load_run
@@ -153,12 +154,16 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     with files.locked():
         began = files.exists()
         cache = Path(arguments.cache) if arguments.cache else None
-        tokenizer = load_tokenizer(files.tokenizer) if began else None
+        start = start_from(settings, vars(arguments).keys()) if settings.start_from and not began else None
+        settings = start.settings if start else settings
+        tokenizer = load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None
         data = interrupts.run(lambda: load_run_data(settings, tokenizer=tokenizer, cache_dir=cache))
-        config = model_config(settings, data.tokenizer.N_V)
+        config = _config(settings, data.tokenizer.N_V, files, start)
+        initial = start.params(data.labels) if start else None
         description = Description(settings, config, data.labels, data.fingerprints)
         display = Display(settings, files.path, quiet=arguments.quiet)
-        trainer = Trainer(description, data, files, interrupts=interrupts, observer=display, clock=time.perf_counter)
+        options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
+        trainer = Trainer(description, data, files, **options)
         if began:
             files.resume(description)
         else:
@@ -175,6 +180,13 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _config(settings: Settings, N_V: int, files: RunDirectory, start: Start | None) -> Any:
+    """Return the configuration of the model: that of the one it starts from, or what the settings say."""
+    if not settings.start_from:
+        return model_config(settings, N_V)
+    return start.config if start else files.description().config
 
 
 def main(argv: Sequence[str] | None = None) -> int:

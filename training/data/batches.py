@@ -248,15 +248,18 @@ class MaskedTokens(Dataset):
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         chosen, action = rng.random((2, len(indices), self.l_max))[:, rows]
-        others = rng.integers(self.store.N_V - 3, size=(len(indices), self.l_max), dtype=np.int32)[rows]
+        others = rng.integers(
+            self.store.N_V - (3 if self.store.special is None else 0), size=(len(indices), self.l_max), dtype=np.int32
+        )[rows]
         starts, lengths = _located(self._chunks, indices[rows])
         x = _padded(self.store, starts, lengths, self.l_max)
         loss_mask = (chosen < self.p_mask) & (np.arange(self.l_max) < lengths[:, None])
-        mask_token = np.int32(self.store.N_V - 3)
+        mask_token = np.int32(self.store.special_token("mask"))
+        special = [self.store.special_token(name) for name in ("mask", "bos", "eos")]
         if self.rule == "paper":
             x_masked = np.where(loss_mask, mask_token, x)
         else:
-            loss_mask &= x < mask_token
+            loss_mask &= ~np.isin(x, special)
             replaced = np.where(action < 0.8, mask_token, np.where(action < 0.9, others, x))
             x_masked = np.where(loss_mask, replaced, x)
         return {"x": x, "x_masked": x_masked, "loss_mask": loss_mask, "length": lengths}
@@ -356,6 +359,6 @@ class LabeledTexts(Dataset):
         lengths = self.store.text.lengths[indices]
         lengths = np.where(indices < 0, 0, np.minimum(lengths, self.l_max)).astype(np.int32)
         x = _padded(self.store.text, starts, lengths, self.l_max)
-        x[:, -1] = self.store.text.N_V - 1  # of a text that is cut, too
+        x[:, -1] = self.store.text.special_token("eos")  # of a text that is cut, too
         label = np.where(indices < 0, -1, self.store.labels[indices]).astype(np.int32)
         return {"x": x, "length": lengths, "label": label}

@@ -51,6 +51,7 @@ class TokenStore:
       part: "train", "validation" or "test".
       dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
       exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
+      special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -61,6 +62,7 @@ class TokenStore:
     part: str = "train"
     dropped_paragraphs: int = 0
     exact: bool = True
+    special: Sequence[int | None] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -77,6 +79,18 @@ class TokenStore:
     def n_tokens(self) -> int:
         """The number of tokens of all sequences, bos and eos included."""
         return len(self.tokens)
+
+    def special_token(self, name: str) -> int:
+        """Return the ID of "mask", "bos" or "eos".
+
+        Raises:
+          DataError: the tokenizer came with a model that has no such token.
+        """
+        number = ("mask", "bos", "eos").index(name)
+        token = self.N_V - 3 + number if self.special is None else self.special[number]
+        if token is None:
+            raise DataError(f"the model that the tokenizer came with has no {name} token, which this needs")
+        return token
 
     @classmethod
     def from_sequences(
@@ -143,10 +157,13 @@ def token_dtype(N_V: int) -> type[np.unsignedinteger]:
 class _ColumnWriter:
     """Appends framed sequences to an open file of tokens, and keeps their lengths."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, decoded: bool) -> None:
+    def __init__(
+        self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, decoded: bool, is_context: bool
+    ) -> None:
         self._directory = directory
         self._decoded, self._exact = decoded, True
         self._tokenizer = tokenizer
+        self._is_context = is_context
         self._dtype = token_dtype(tokenizer.N_V)
         self._file = file
         self._lengths = array.array("q")
@@ -154,10 +171,11 @@ class _ColumnWriter:
 
     def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
         """Tokenize texts, frame them with bos and eos, and write them; `where` is for messages."""
-        for text, ids in zip(texts, _encode(self._tokenizer, texts, where), strict=True):
+        tokenizer = self._tokenizer
+        for text, ids in zip(texts, _encode(tokenizer, texts, where), strict=True):
             if self._decoded and self._exact:
-                self._exact = self._tokenizer.decode(ids) == text
-            framed = [self._tokenizer.bos_token, *ids, self._tokenizer.eos_token]
+                self._exact = tokenizer.decode(ids) == text
+            framed = tokenizer.framed(ids) if self._is_context else [tokenizer.bos_token, *ids, tokenizer.eos_token]
             self._file.write(np.array(framed, self._dtype).tobytes())
             self._lengths.append(len(framed))
         self._bytes += sum(len(text.encode()) for text in texts)
@@ -166,6 +184,7 @@ class _ColumnWriter:
         """Write the offsets and the description."""
         offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))]).astype(np.int64)
         np.save(self._directory / "offsets.npy", offsets)
+        special = self._tokenizer.special
         meta = {
             "format": FORMAT,
             "N_V": self._tokenizer.N_V,
@@ -173,6 +192,7 @@ class _ColumnWriter:
             "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
             "dropped_paragraphs": dropped_paragraphs,
             "exact": self._exact,
+            "special": special and [special.mask, special.bos, special.eos],
         }
         (self._directory / "meta.json").write_text(json.dumps(meta))
 
@@ -215,10 +235,11 @@ def _write_part(
     folders = [directory / str(i) for i in range(len(columns))]
     with contextlib.ExitStack() as files:
         writers = []
-        for folder in folders:
+        for i, folder in enumerate(folders):
             folder.mkdir(parents=True)
             file = files.enter_context((folder / "tokens.bin").open("wb"))
-            writers.append(_ColumnWriter(folder, tokenizer, file, decoded=decoded))
+            is_context = len(folders) > 1 and i == 0
+            writers.append(_ColumnWriter(folder, tokenizer, file, decoded=decoded, is_context=is_context))
         for batch in _batches(records):
             where = [record.where for record in batch]
             for writer, column in zip(writers, columns, strict=True):
@@ -248,6 +269,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         part,
         meta["dropped_paragraphs"],
         meta["exact"],
+        meta.get("special"),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Generator, Translator
-from training.generation.scoring import classify, fill_masks
+from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
 
 __all__ = ["Answer", "Answerer", "AnswerError", "Options", "answerer_for"]
@@ -73,6 +73,8 @@ def answerer_for(run: Run, options: Options) -> "Answerer":
     Raises:
         AnswerError: an option is given that does not apply to runs of this kind.
     """
+    if run.task == "e" and not run.config.variant.head:
+        return _Embedder(run, options)
     return ANSWERERS[run.task](run, options)
 
 
@@ -306,6 +308,23 @@ class _MaskFiller(Answerer):
             self.tokenizer.eos_token: "[EOS]",
         }
         return special.get(token) or self.tokenizer.decode([token])
+
+
+class _Embedder(Answerer):
+    """The encoder of Algorithm 9 without its lines 10 and 11: the mean of a text's columns, of length 1."""
+
+    model = "a sentence encoder"
+    verb = "embed"
+    applicable = ()
+
+    def __init__(self, run: Run, options: Options) -> None:
+        super().__init__(run, options)
+        self._theta = run.theta
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        x, lengths = self._sequences(texts, first, eos=True)
+        E = sentence_embeddings(self._theta, x, lengths=lengths, config=self.config)
+        return [[{"text": " ".join(f"{v:.4f}" for v in e), "embedding": e.tolist()}] for e in E]
 
 
 class _Classifier(Answerer):

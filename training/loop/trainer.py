@@ -82,6 +82,7 @@ class Trainer:
         interrupts: Interrupts,
         observer: Observer,
         clock: Callable[[], float],
+        initial: Any = None,
     ) -> None:
         """Make a trainer.
 
@@ -92,12 +93,14 @@ class Trainer:
             interrupts: the signals that end the training.
             observer: who is told how it goes.
             clock: seconds, for the rates in the metrics.
+            initial: the parameters to start with; None: random ones.
 
         Raises:
             ValueError: the settings of the optimizer do not fit together.
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
+        self._initial = initial
         self._sharding = Sharding(self._settings.sharding, self._settings.batch_size)
         self._schedule, self._optimizer = optimizer_from(self._settings)
         self._variant = description.config.variant
@@ -148,17 +151,18 @@ class Trainer:
             raise
 
     def _restore_or_begin(self) -> None:
-        def begin(key):
+        def begin(key, params):
             c = self._description
-            params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
+            if params is None:
+                params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
             return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
 
-        template = jax.eval_shape(begin, self._init_key)
+        template = jax.eval_shape(begin, self._init_key, self._initial)
         self._state_sharding = self._sharding.of(template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             cut(self._files.metrics, 0)
-            self._state: TrainState = jax.jit(begin, out_shardings=self._state_sharding)(self._init_key)
+            self._state: TrainState = jax.jit(begin, out_shardings=self._state_sharding)(self._init_key, self._initial)
             return
         trees = self._sharding.place(restored.trees)
         opt_state, healthy = trees["state"]

@@ -67,16 +67,15 @@ def attend(
     mask = _flat_mask(mask)
     name = automatic(Q, K, V, mask, dropout, platform_of(Q)) if implementation == "auto" else implementation
     _refuse(name, Q, K, V, mask, dropout)
-    if name in LIBRARY_KERNELS:
-        kernel = functools.partial(library_attention, LIBRARY_KERNELS[name][0])
-    else:
-        rule = blockwise_attention if name == "blockwise" else dense_attention
 
-        def kernel(*tiles):
-            return rule(*tiles, dropout)
+    def of_tiles(*tiles):
+        if name in LIBRARY_KERNELS:
+            return library_attention(LIBRARY_KERNELS[name][0], *tiles)
+        rule = blockwise_attention if name == "blockwise" else dense_attention
+        return rule(*tiles, dropout)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
-    V_tilde = split_heads_and_sequences(kernel, (Q, K, V), mask, jax.tree.map(bool, batch_axes(mask)), seeds)
+    V_tilde = split_heads_and_sequences(of_tiles, (Q, K, V), mask, jax.tree.map(bool, batch_axes(mask)), seeds)
     return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
 
 

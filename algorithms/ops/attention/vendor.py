@@ -126,7 +126,8 @@ def pallas_attention(
     q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q * Q.shape[1] ** -0.5, K, V))  # [B, H, l, d]
     segments = _segments(mask, B, l_x, l_z)
     segments = None if segments is None else splash.SegmentIds(*segments)
-    return jax.vmap(kernel)(q, k, v, segments).transpose(1, 3, 0, 2)
+    V_tilde: Any = jax.vmap(kernel)(q, k, v, segments)
+    return V_tilde.transpose(1, 3, 0, 2)
 
 
 def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:

@@ -63,7 +63,7 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
     if order < 1:
         raise ValueError(f"order is {order}, expected at least 1")
     model = InterpolatedLanguageModel(_WittenBellToUniform, order, params={"N_V": train.N_V})
-    bos = (train.N_V - 2,)
+    bos = (train.special_token("bos"),)
     for i in range(len(train)):
         grams = everygrams(train[i].tolist(), max_len=order)
         model.counts.update([[gram for gram in grams if gram != bos]])  # bos is given, never predicted

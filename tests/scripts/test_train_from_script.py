@@ -1,0 +1,93 @@
+"""scripts/train.py --from: a training starts with the parameters, the sizes and the tokenizer of a trained model."""
+
+import importlib
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.run_cases import make_run
+from training.data.tokenizers import build_tokenizer
+from training.interchange import convert
+from training.runs.directory import load_run
+
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
+LABELED = "".join(f"{('even', 'odd')[n % 2]}\tthe number {n} is what it is\n" for n in range(80))
+BERT = {"variant": "BERT", "d_e": 12, "H": 3, "l_max": 40, "dropout": 0.0}
+FLAGS = ["--quiet", "--batch-size", "4", "--eval-batches", "1", "--peak", "1e9", "--no-tensorboard", "--l_max", "16"]
+
+
+@pytest.fixture
+def train(tmp_path, capsys):
+    """Run the command line; return status, standard output and standard error."""
+
+    def run(task, start, data, *more, run="run", steps=1):
+        (tmp_path / "data.txt").write_text(data)
+        paths = ["--run", tmp_path / run, "--cache", tmp_path / "cache", "--data", tmp_path / "data.txt"]
+        arguments = [task, *FLAGS, *paths, "--from", start, "--steps", steps, *more]
+        status = importlib.import_module("scripts.train").main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A decoder as a run and as a GPT-2 checkpoint, and an encoder."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = build_tokenizer("bpe", [TEXT, LABELED], N_V=290)
+    make_run(root / "d", "d", tokenizer, d_e=12, H=3, dropout=0.0)
+    make_run(root / "e", "e", tokenizer, **BERT)
+    convert(root / "d", root / "gpt2")
+    convert(root / "e", root / "bert")
+    return root
+
+
+@pytest.mark.parametrize("kind", [pytest.param("d", marks=pytest.mark.slow), "gpt2"])
+def test_a_decoder_goes_on(train, models, tmp_path, kind):
+    """With a learning rate of almost nothing, nothing changes."""
+    status, _, error = train("d", models / kind, TEXT, "--learning-rate", "1e-12")
+    assert (status, error) == (0, "")
+    before, after = load_run(models / "d"), load_run(tmp_path / "run")
+    shortened = before.theta._replace(W_p=before.theta.W_p[:, :16])  # for the run's l_max
+    for a, b in zip(jax.tree.leaves(shortened), jax.tree.leaves(after.theta), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-9)
+    assert (after.config.l_max, after.config.d_e, after.config.L) == (16, 12, 2)
+    assert after.tokenizer.encode("paragraph") == before.tokenizer.encode("paragraph")
+    state = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert (state["d_e"], state["start_from"]) == (12, str(models / kind))
+
+
+def test_a_classifier_goes_on_from_an_encoder_and_resumes(train, models, tmp_path):
+    status, _, error = train("classify", models / "bert", LABELED, "--learning-rate", "1e-12")
+    assert (status, error) == (0, "")
+    before, after = load_run(models / "e"), load_run(tmp_path / "run")
+    np.testing.assert_allclose(after.theta.encoder.layers.mlp.W_mlp1, before.theta.layers.mlp.W_mlp1, atol=1e-9)
+    assert after.theta.encoder.W_f is None
+    assert after.labels == ("even", "odd")
+    np.testing.assert_allclose(after.theta.W_c, np.zeros((2, 12)), atol=1e-9)
+    status, _, error = train("classify", models / "bert", LABELED, "--learning-rate", "1e-12")
+    assert (status, error) == (0, "resuming after step 1\n")
+    status, _, error = train("classify", models / "e", LABELED, "--learning-rate", "1e-12")
+    assert status == 2
+    assert "began with other settings (start_from:" in error
+    status, _, error = train("classify", tmp_path / "run", LABELED, "--learning-rate", "1e-12", run="again")
+    assert (status, error) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("task", "start", "more", "message"),
+    [
+        ("d", "gpt2", ["--d_e", "16", "--L", "2"], "has other sizes (d_e 12 instead of 16): leave them out"),
+        ("e", "gpt2", [], "holds a model of the task d, but this trains ETransformerParams"),
+        ("d", "gpt2", ["--l_max", "41"], "l_max is 41, but"),
+        ("d", "none", [], "there is no directory"),
+    ],
+)
+def test_what_does_not_fit_is_said(train, models, tmp_path, task, start, more, message):
+    status, out, error = train(task, models / start, TEXT, *more)
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert message in error
+    assert not (tmp_path / "run").exists()

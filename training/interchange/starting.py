@@ -1,0 +1,87 @@
+"""Where a training starts that goes on from a trained model."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from training.data.tokenizers import Tokenizer
+from training.interchange import TASK_OF, load_model
+from training.settings import Settings, SettingsError
+from training.tasks import TASKS
+from training.tasks.classify import ClassifierParams
+from training.tasks.models import VARIANTS
+
+
+class Start(NamedTuple):
+    """What a training starts from.
+
+    Attributes:
+        settings: those of the run, with the sizes of the model.
+        config: the model's, with the run's l_max and dropout.
+        tokenizer: the model's.
+        labels: its classes, by number.
+        theta: its parameters, for the run's l_max.
+    """
+
+    settings: Settings
+    config: Any
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    theta: Any
+
+    def params(self, labels: tuple[str, ...]) -> Any:
+        """Return the parameters that the training starts with.
+
+        Args:
+            labels: the classes of the data; a classifier of others starts with W_c and b_c at 0.
+        """
+        if self.settings.task != "classify" or self.labels == labels:
+            return self.theta
+        d_e, dtype = self.config.d_e, self.theta.encoder.W_e.dtype
+        return ClassifierParams(self.theta.encoder, jnp.zeros((len(labels), d_e), dtype), jnp.zeros(len(labels), dtype))
+
+
+def start_from(settings: Settings, given: Collection[str]) -> Start:
+    """Read the model that `settings.start_from` names.
+
+    Args:
+        settings: of the run.
+        given: names of the settings that were asked for, and so cannot be replaced by the model's.
+
+    Raises:
+        SettingsError: the model is of another kind than the task trains, or a size that was asked for is not its.
+        InterchangeError, RunError: it cannot be read.
+    """
+    model = load_model(settings.start_from)
+    theta, config = model.theta, model.config
+    if settings.task == "classify" and model.task == "e":
+        theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None, b_u=None)
+        variant = dataclasses.replace(config.variant, head=False, unembedding_bias=False)
+        config = dataclasses.replace(config, variant=variant, tied=True)
+        theta = ClassifierParams(theta, jnp.zeros((0, config.d_e)), jnp.zeros(0))  # `params` knows the classes
+    elif settings.task != model.task:
+        trains = next(params.__name__ for params, task in TASK_OF.items() if task == settings.task)
+        raise SettingsError(f"{settings.start_from} holds a model of the task {model.task}, but this trains {trains}")
+    if settings.l_max > config.l_max:
+        raise SettingsError(f"l_max is {settings.l_max}, but {settings.start_from} reads at most {config.l_max} tokens")
+    theta = _shortened(theta, settings.l_max + config.variant.first_position)
+    variant = dataclasses.replace(config.variant, dropout=settings.dropout)
+    config = dataclasses.replace(config, l_max=settings.l_max, variant=variant)
+    sizes = {name: getattr(config, name) for name in TASKS[settings.task].all_settings() if hasattr(config, name)}
+    sizes["variant"] = variant.name if variant.name in VARIANTS else "PAPER"
+    asked = {name: getattr(settings, name) for name in sorted({*given} & sizes.keys())}
+    changed = [f"{name} {sizes[name]} instead of {size}" for name, size in asked.items() if size != sizes[name]]
+    if changed:
+        raise SettingsError(f"{settings.start_from} has other sizes ({'; '.join(changed)}): leave them out")
+    return Start(dataclasses.replace(settings, **sizes), config, model.tokenizer, model.labels, theta)
+
+
+def _shortened(theta: Any, columns: int) -> Any:
+    """The same parameters with so many positions."""
+    if isinstance(theta, ClassifierParams):
+        return theta._replace(encoder=_shortened(theta.encoder, columns))
+    if getattr(theta, "context", None) is not None:
+        theta = theta._replace(context=_shortened(theta.context, columns))
+    return theta if theta.W_p is None else theta._replace(W_p=theta.W_p[:, :columns])
