@@ -26,7 +26,8 @@ def train(tmp_path, capsys):
     def run(*arguments, flags=TINY, run="run"):
         own = {"--run": tmp_path / run} if run else {}
         given = [*itertools.chain(*flags.items(), *own.items()), "--cache", tmp_path / "cache", "--quiet"]
-        status = commands.train_main([*map(str, [arguments[0], *arguments[1:], *given])])
+        task, rest = ([], arguments) if arguments[0] == "--run" else (arguments[:1], arguments[1:])
+        status = commands.train_main([*map(str, [*task, *given, *rest])])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -139,6 +140,23 @@ def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
 def test_what_cannot_be_is_refused(train, text, arguments, message):
     given = arguments if "--data" in arguments else ["--data", text, *arguments]
     assert_refused(train("d", *given), message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "--optimizer sgd --schedule constant --clip-norm 0",
+        "--optimizer adam --schedule vaswani",
+        "--optimizer muon --schedule wsd",
+        "--optimizer lion",
+        "--optimizer adafactor --accumulation-steps 2 --remat",
+    ],
+)
+def test_a_recipe_trains(train, text, recipe):
+    status, out, err = train("d", "--data", text, *recipe.split())
+    assert status == 0, err
+    assert "bits per byte" in out
 
 
 def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
