@@ -1,6 +1,5 @@
 """scripts/train.py --from: a training starts with the parameters, the sizes and the tokenizer of a trained model."""
 
-import importlib
 import json
 
 import jax
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import make_run
+from training import commands
 from training.data.tokenizers import build_tokenizer
 from training.interchange import convert
 from training.runs.directory import load_run
@@ -26,7 +26,7 @@ def train(tmp_path, capsys):
         (tmp_path / "data.txt").write_text(data)
         paths = ["--run", tmp_path / run, "--cache", tmp_path / "cache", "--data", tmp_path / "data.txt"]
         arguments = [task, *FLAGS, *paths, "--from", start, "--steps", steps, *more]
-        status = importlib.import_module("scripts.train").main([str(a) for a in arguments])
+        status = commands.run("training.commands.train", [str(a) for a in arguments])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
