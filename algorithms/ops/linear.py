@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -43,16 +43,15 @@ def product(
     """
     groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
-    if groups == 1 and dtype in (None, W.dtype):
-        return at_once(W, X)
-    if groups == 1:  # XLA's CPU backend has no such product of a transposed W; in the wider type it is the same sum
-        return jax.lax.platform_dependent(W, X, cpu=lambda *a: at_once(*(b.astype(dtype) for b in a)), default=at_once)
+    if groups == 1:
+        return _accumulated(at_once, W, X, dtype)
     return jax.lax.platform_dependent(W, X, cpu=functools.partial(_by_groups, groups, dtype), default=at_once)
 
 
 def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], dtype: jnp.dtype) -> Array:
     """The product of A and B, summed over these axes of each, accumulated in ``dtype``."""
-    return jax.lax.dot_general(A, B, (axes, ((), ())), preferred_element_type=dtype)
+    at_once = functools.partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype)
+    return _accumulated(at_once, A, B, dtype)
 
 
 def logits(
@@ -62,6 +61,13 @@ def logits(
     dtype = accumulation_dtype(X.dtype)
     Y = product(W_u, X, dtype)
     return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
+
+
+def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, dtype: jnp.dtype | None) -> Array:
+    """A product with a wider result; XLA's CPU backend lacks some of them, but has the same sum of wider factors."""
+    if dtype in (None, A.dtype):
+        return at_once(A, B)
+    return jax.lax.platform_dependent(A, B, cpu=lambda A, B: at_once(A.astype(dtype), B.astype(dtype)), default=at_once)
 
 
 def _groups(W) -> int:

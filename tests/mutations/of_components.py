@@ -123,7 +123,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "ops/attention/per_head.py", "return put(whole * n, out, H * B % n)", "return out", 4, None, TILES
     ),
     "platform of the process, not of the program": Mutation(
-        "ops/attention/choice.py",
+        "machinery/lowering.py",
         "    for mesh in (jax.typeof(X)",
         "    return jax.default_backend()\n    for mesh in (jax.typeof(X)",
         4,
@@ -229,8 +229,8 @@ OF_COMPONENTS: dict[str, Mutation] = {
     "GELU for ReLU": Mutation("ops/activation.py", '"relu": (relu,', '"relu": (gelu,', 8, "7", ED_ORACLE),
     "gradient of the bias skipped": Mutation(
         "ops/linear.py",
-        "db = dY_2.sum(axis=1, dtype=dtype)",
-        "db = 0 * dY_2.sum(axis=1, dtype=dtype)",
+        "db = dY.sum(axis=columns_of_Y, dtype=dtype)",
+        "db = 0 * dY.sum(axis=columns_of_Y, dtype=dtype)",
         13,
         None,
         (*LINEAR, *D_TRAINING),

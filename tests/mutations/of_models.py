@@ -33,13 +33,11 @@ OF_MODELS: dict[str, Mutation] = {
     "tied although W_u is given": Mutation(
         "unembedding.py", "theta.W_e.T if theta.W_u is None else theta.W_u", "theta.W_e.T", 8, "return", D_ORACLE
     ),
-    "positions from 1": Mutation(
-        "layers.py", "t = _positions_in(x) if positions", "t = 1 + _positions_in(x) if positions", 8, "2", ED_ORACLE
-    ),
+    "positions from 1": Mutation("layers.py", "t = self.variant.first_position + (", "t = 1 + (", 8, "2", ED_ORACLE),
     "layers reversed": Mutation(
         "layers.py",
-        "turn, X, (stacked, jnp.arange(L)))",
-        "turn, X, (stacked, jnp.arange(L)), reverse=True)",
+        "remat), X, (stacked, jnp.arange(L)))",
+        "remat), X, (stacked, jnp.arange(L)), reverse=True)",
         8,
         "5",
         ED_ORACLE,
@@ -48,12 +46,12 @@ OF_MODELS: dict[str, Mutation] = {
         "ed_transformer.py", "(Z, Z, W_enc, mask,", "(Z, Z, W_enc, UNIDIRECTIONAL,", 8, "5", ED_ORACLE
     ),
     "decoder bidirectional": Mutation(
-        "ed_transformer.py", "W_dec, UNIDIRECTIONAL,", "W_dec, mask,", 8, "14", ED_ORACLE
+        "ed_transformer.py", "(X, X, W_dec, UNIDIRECTIONAL,", "(X, X, W_dec, mask,", 8, "14", ED_ORACLE
     ),
     "cross weights shared": Mutation("ed_transformer.py", "(X, Z, W_ed,", "(X, Z, W_dec,", 8, "16", ED_ORACLE),
     "cross-attention of X": Mutation("ed_transformer.py", "(X, Z, W_ed,", "(X, X, W_ed,", 8, "16", ED_ORACLE),
     "norm 4 for norm 5": Mutation(
-        "ed_transformer.py", "f.layer_norm(X, *norm5)", "f.layer_norm(X, *norm4)", 8, "19", ED_ORACLE
+        "ed_transformer.py", "X = f.layer_norm(X, *norm5)", "X = f.layer_norm(X, *norm4)", 8, "19", ED_ORACLE
     ),
     "no residual": Mutation("e_transformer.py", "X = X + f.mlp(X,", "X = f.mlp(X,", 9, "7", E_ORACLE),
     "bias of W_f skipped": Mutation(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from training.commands import settings_table
-from training.commands.arguments import spelled
+from training.commands.arguments import flag, spelled
 from training.commands.train import parser, read_settings, with_task
 from training.loop.optimizers import optimizer_from
 from training.settings import PRESETS, SETTINGS
@@ -69,7 +69,7 @@ def recipes():
 @pytest.mark.parametrize("recipe", recipes())
 def test_a_documented_recipe_is_accepted(recipe, tmp_path):
     words = shlex.split(recipe)
-    fitting = [task for task in TASKS.values() if words[0][2:].replace("-", "_") in task.all_settings()]
+    fitting = [task for task in TASKS.values() if words[0] in map(flag, task.all_settings())]
     for task in fitting:
         optimizer_from(train_settings([task.name, "--run", str(tmp_path / "new"), *words]))
     assert fitting

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from algorithms import d_hidden_state
 from tests import interchange_cases as cases
 from tests.run_cases import make_run
 from training import commands
@@ -56,7 +57,7 @@ def test_a_run_opens_in_transformers_with_its_tokenizer(tmp_path, runs, capsys):
         model = transformers.AutoModelForCausalLM.from_pretrained(out)
         config = run.config.variant
         x = np.array(tokens)
-        hidden = cases.d_hidden_state(jnp.asarray(x), run.theta, variant=config)
+        hidden = d_hidden_state(jnp.asarray(x), run.theta, variant=config)
         theirs = model(torch.tensor(x)[None]).logits[0]
         cases.assert_same(cases.column_logits(hidden, run.theta), theirs.detach(), "float32", kind)
 

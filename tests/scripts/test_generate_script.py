@@ -257,7 +257,6 @@ def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeyp
         ("ed", ["--beam-size", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
         ("ed", ["--n", "2"], "abc\n", "would be the same"),
         ("ed", ["--top-k", "2"], "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
-        ("ed", [], "abc\n\nb\n", "text 2 is empty"),
         ("ed", ["--l_max", "41"], "abc\n", "l_max: expected at least 1 and at most 40"),
         ("e", ["--prompt", "abc"], None, "there is no [MASK] to be filled in the text 'abc'"),
         ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does not apply: the run is an encoder,"),

@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused(train, text, arguments, message):
         "--optimizer sgd --schedule constant --clip-norm 0",
         "--optimizer adam --schedule vaswani",
         "--optimizer muon --schedule wsd",
-        "--optimizer lion",
+        "--optimizer lion --dtype bfloat16",
         "--optimizer adafactor --accumulation-steps 2 --remat",
     ],
 )
