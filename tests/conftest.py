@@ -15,6 +15,7 @@ os.environ.setdefault("NPROC", "16")
 
 import dataclasses
 import functools
+import gc
 
 import hypothesis
 import jax
@@ -31,6 +32,7 @@ install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
 # Examples include compilations, so a deadline would measure the machine; the same examples in every run.
 hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("jax")
+gc.set_threshold(200_000, 20, 20)  # tracing makes many objects, and few cycles
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_the_commands_are_installed(environment):
         assert run(environment / "bin" / f"formal-{name}", "--help", cwd=environment).startswith("usage: formal-")
 
 
+@pytest.mark.slow
 def test_every_module_imports_from_the_wheel(environment):
     imported = run(environment / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=environment).splitlines()
     assert all(environment in pathlib.Path(file).parents for file in imported)

@@ -115,6 +115,7 @@ def test_an_encoder_decoder_translates_line_by_line(answered, runs):
     assert answered("ed", "--l_max", 9, "--prompt", "abc") == expected[0] + "\n"  # streamed
 
 
+@pytest.mark.slow
 def test_a_beam_finds_translations_at_least_as_likely(answered):
     def scores(*flags):
         lines = answered("ed", "--json", "--l_max", 7, *flags, stdin="abc\nfade\n").splitlines()

@@ -45,7 +45,8 @@ def models(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("kind", [pytest.param("d", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["d", "gpt2"])
 def test_a_decoder_goes_on(train, models, tmp_path, kind):
     """With a learning rate of almost nothing, nothing changes."""
     status, _, error = train("d", models / kind, TEXT, "--optimizer", "adamw", "--learning-rate", "1e-12")

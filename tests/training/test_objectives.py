@@ -52,7 +52,9 @@ def probabilities(task, theta, batch, variant):
     return (powers / powers.sum(axis=0))[..., None], batch["label"][:, None], np.full((len(e.T), 1), True)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed", "classify"))]
+)
 def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
     _, data, config, theta, value_and_grad = case(task)
     batch = data.train.batch(0)

@@ -58,6 +58,7 @@ def test_tokens_are_those_of_algorithm_14(tau):
     np.testing.assert_array_equal(tokens[1], d_inference(x, THETA, l_gen=l_gen, tau=tau, key=key))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 def test_greedy_tokens_are_those_of_algorithm_14_in_float32():
     theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)

@@ -154,6 +154,7 @@ def test_a_beam_of_all_translations_is_exhaustive_search(length_penalty):
         np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy():
     z = np.random.default_rng(5).integers(5, size=(40, 3))
     tokens, lengths, scores = toy_search(z, 1, 0.6, 7)
@@ -192,6 +193,7 @@ def test_beam_search_is_its_definition(K, alpha):
         np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_beams_outgrow_the_first_cache():
     tokens, lengths, scores = run(beam_size=2, l_max=L_MAX)
     assert lengths.max() == L_MAX

@@ -104,6 +104,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
     assert_same_run(tmp_path / "run", expected)
 
 
+@pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_repeats_what_it_held(undisturbed, tmp_path):
     expected, settings, _, _ = undisturbed
     trainer, _ = make_trainer(tmp_path / "run", settings, stop_after=6)
@@ -145,6 +146,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
     assert_same_run(tmp_path / "run", expected)
 
 
+@pytest.mark.slow
 def test_lost_lines_of_the_record_are_told(undisturbed, tmp_path):
     _, settings, _, _ = undisturbed
     trainer, _ = make_trainer(tmp_path / "run", settings, stop_after=5)
