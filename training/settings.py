@@ -26,6 +26,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 DECAYING = ("adamw", "lion", "muon")
 """The optimizers that have a weight decay."""
+REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
 SHARDINGS = ("none", "data", "fsdp")
 
 
@@ -139,8 +140,10 @@ class Settings:
     dtype: str = _setting(
         "float32", "of the computation; parameters and optimizer stay float32", choices=("float32", "bfloat16")
     )
-    remat: bool = _setting(
-        False, "whether to compute each layer's activations again in the backward pass, to save memory"
+    remat: str = _setting(
+        "nothing",
+        "what of a layer the backward pass computes again, to save memory; attention's kernel then runs twice, or not",
+        choices=tuple(REMAT),
     )
     # running
     sharding: str = _setting(

@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused(train, text, arguments, message):
         "--optimizer adam --schedule vaswani",
         "--optimizer muon --schedule wsd",
         "--optimizer lion --dtype bfloat16",
-        "--optimizer adafactor --accumulation-steps 2 --remat",
+        "--optimizer adafactor --accumulation-steps 2 --remat all",
     ],
 )
 def test_a_recipe_trains(train, text, recipe):

@@ -11,6 +11,7 @@ from algorithms import d_transformer, e_encoding, e_transformer, ed_transformer
 from tests import cases
 from tests.training_cases import data_for, settings_for
 from training.loop.train_step import batch_loss
+from training.settings import REMAT
 from training.tasks import TASKS
 from training.tasks.classify import class_probabilities, init_classifier
 from training.tasks.models import model_config, model_shapes
@@ -121,7 +122,7 @@ def test_remat_computes_the_same_in_less_memory(task):
     object.__setattr__(settings, "dtype", "float64")
     arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
     results, temporary = [], []
-    for remat in (False, "all but attention", True):
+    for remat in REMAT:
         object.__setattr__(settings, "remat", remat)
         whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant)).lower(*arguments).compile()
         results.append(whole(*arguments))

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import Variant
-from training.settings import Settings
+from training.settings import REMAT, Settings
 from training.tasks.objectives import Batch, Objective, cast
 
 
@@ -63,7 +63,7 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
     """
 
     def part_loss(params, part, keys, weight):
-        options = {"variant": variant, "label_smoothing": settings.label_smoothing, "remat": settings.remat}
+        options = {"variant": variant, "label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat]}
         return objective.loss(cast(params, settings.dtype), part, keys, **options) / weight
 
     def whole(params, batch, step, key):

@@ -22,6 +22,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from algorithms import Variant, log_loss
+from algorithms.notation import Remat
 from algorithms.unembedding import logits
 from training.settings import Settings
 
@@ -74,7 +75,7 @@ class Objective:
         variant: Variant,
         implementation: str = "auto",
         label_smoothing: float = 0.0,
-        remat: bool = False,
+        remat: Remat = False,
     ) -> Float[Array, ""]:
         """Return ``Σ w_t · nats_t`` over the batch.
 
@@ -85,7 +86,7 @@ class Objective:
             variant: what differs from the pseudocode.
             implementation: how attention and the backward passes are computed.
             label_smoothing: share of the target that is spread over all tokens.
-            remat: compute the activations of each layer again in the backward pass, instead of keeping them.
+            remat: what of a layer the backward pass computes again.
         """
         variant = variant.without_dropout() if keys is None else variant
         c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
