@@ -24,6 +24,11 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "wsd": {"final_fraction": 0.0},
     "vaswani": {"learning_rate": 1.0, "warmup": 4000},
 }
+FINE_TUNING: dict[str, Any] = {"optimizer": "adamw", "schedule": "cosine"}
+"""What a training that goes on from a trained model has by default: what it learned would not survive muon's rates."""
+FINE_TUNING_DIVISOR = 40
+"""Its learning rates are those that an optimizer and a schedule bring, divided by this."""
+RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
 """The optimizers that have a weight decay."""
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
@@ -109,15 +114,21 @@ class Settings:
     batch_size: int = _setting(16, "sequences in an update")
     accumulation_steps: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
-    optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS))
+    optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS), depends=("start_from",))
     learning_rate: float = _setting(
         2e-2,
         "its largest learning rate, of muon that of the matrices; with the schedule vaswani, a factor",
-        depends=("optimizer", "schedule"),
+        depends=("optimizer", "schedule", "start_from"),
     )
-    embedding_learning_rate: float = _setting(1e-2, "muon's largest learning rate of W_e, W_p, W_u and W_c, by Adam")
-    vector_learning_rate: float = _setting(4e-3, "muon's largest learning rate of biases and norms, by Adam")
-    schedule: str = _setting("linear", "how the learning rate changes", choices=tuple(SCHEDULES))
+    embedding_learning_rate: float = _setting(
+        1e-2, "muon's largest learning rate of W_e, W_p, W_u and W_c, by Adam", depends=("start_from",)
+    )
+    vector_learning_rate: float = _setting(
+        4e-3, "muon's largest learning rate of biases and norms, by Adam", depends=("start_from",)
+    )
+    schedule: str = _setting(
+        "linear", "how the learning rate changes", choices=tuple(SCHEDULES), depends=("start_from",)
+    )
     warmup: int = _setting(
         0, "steps over which the learning rate rises; a tenth of all unless given", depends=("steps", "schedule")
     )
@@ -181,7 +192,7 @@ class Settings:
             raise SettingsError(
                 f"batch_size is {self.batch_size}, no multiple of accumulation_steps, {self.accumulation_steps}"
             )
-        for name in ("learning_rate", "embedding_learning_rate", "vector_learning_rate", "eps"):
+        for name in (*RATES, "eps"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} is {getattr(self, name)}, expected a positive number")
         if self.schedule != "vaswani" and self.warmup > self.steps:
@@ -256,11 +267,14 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         given: the settings that were given, by name.
         defaults: of a task.
     """
-    found: dict[str, Any] = {}
-    chosen = {**defaults, **given}
+    goes_on = bool(given.get("start_from"))
+    found: dict[str, Any] = dict(FINE_TUNING) if goes_on else {}
+    chosen = {**defaults, **found, **given}
     for choice, tables in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-        if chosen[choice] != defaults[choice]:
+        if chosen[choice] != defaults[choice] or goes_on:
             found |= tables.get(chosen[choice], {})
+    if goes_on:
+        found |= {name: found.get(name, defaults[name]) / FINE_TUNING_DIVISOR for name in RATES}
     if "warmup" not in found and chosen["schedule"] != "constant":
         found["warmup"] = -(-chosen["steps"] // 10)
     return found

@@ -6,7 +6,7 @@ python -m training.commands.settings_table > docs/settings.md
 from typing import Any
 
 from training.commands.arguments import flag
-from training.settings import GROUPS, OPTIMIZERS, PRESETS, SCHEDULES, SETTINGS
+from training.settings import FINE_TUNING, FINE_TUNING_DIVISOR, GROUPS, OPTIMIZERS, PRESETS, SCHEDULES, SETTINGS
 from training.tasks import TASKS
 
 HEADING = """# Settings
@@ -55,6 +55,8 @@ def table() -> str:
         lines.append(f"| `{flag(name)}`{mark} | {setting.help}{choices} | {_defaults(name)} |")
     lines += ["", "## What choices bring", "", "Where it is not what the task chooses anyway:", ""]
     lines += [*_brought(OPTIMIZERS), "", *_brought({n: of for n, of in SCHEDULES.items() if of})]
+    brings = ", ".join(f"`{flag(name)} {value}`" for name, value in FINE_TUNING.items())
+    lines += ["", f"`--from` brings {brings}, and 1/{FINE_TUNING_DIVISOR} of every learning rate above."]
     lines += ["", "## Presets", "", "`--preset NAME` begins from the settings of a known model.", ""]
     lines += ["| | task | settings |", "|---|---|---|"]
     for name, (task, values) in PRESETS.items():

@@ -11,7 +11,7 @@ from tests.training_cases import N_V, settings_for
 from training.loop.optimizers import decays, make_schedule, optimizer_from
 from training.runs.named_arrays import flatten
 from training.settings import OPTIMIZERS, SettingsError
-from training.tasks import TASKS
+from training.tasks import TASKS, settings_from
 from training.tasks.models import model_config, model_shapes
 
 GRADIENTS = np.random.default_rng(0).standard_normal((5, 3))
@@ -163,3 +163,17 @@ def test_clipping_is_by_the_global_norm():
 def test_what_cannot_be_is_said(values, message):
     with pytest.raises(SettingsError, match=message):
         settings_for("d", **values)
+
+
+def test_going_on_from_a_trained_model_has_rates_of_its_own():
+    """A preset's, a file's and a flag's come before them."""
+    for task in TASKS:
+        settings = settings_from({"start_from": "model"}, task=task)
+        assert (settings.optimizer, settings.learning_rate, settings.weight_decay) == ("adamw", 1e-4, 0.1)
+        assert (settings.schedule, settings.final_fraction, settings.warmup) == ("cosine", 0.02, settings.steps // 10)
+    muon = settings_from({"start_from": "model", "optimizer": "muon"}, task="d")
+    rates = (muon.learning_rate, muon.embedding_learning_rate, muon.vector_learning_rate)
+    assert rates == (2e-2 / 40, 1e-2 / 40, 4e-3 / 40)
+    asked = settings_from({"start_from": "model", "learning_rate": 3e-4, "schedule": "linear"}, task="d")
+    assert (asked.optimizer, asked.learning_rate, asked.final_fraction) == ("adamw", 3e-4, 0.0)
+    assert settings_from({"start_from": ""}, task="d").optimizer == "muon"
