@@ -45,7 +45,8 @@ def product(
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
     if groups == 1:
         return _accumulated(at_once, W, X, dtype)
-    return jax.lax.platform_dependent(W, X, cpu=functools.partial(_by_groups, groups, dtype), default=at_once)
+    in_groups = functools.partial(_by_groups, groups, dtype)
+    return jax.lax.platform_dependent(W, X, cpu=in_groups, default=at_once)
 
 
 def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], dtype: jnp.dtype) -> Array:
@@ -77,7 +78,8 @@ def _groups(W) -> int:
 
 def _by_groups(groups: int, dtype, W, X):
     W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X.reshape(-1, 1), (groups, W.shape[-1], 1))
-    return jnp.matmul(W_g, X_g, preferred_element_type=dtype).reshape(*W.shape[:-1], *X.shape[1:])
+    at_once = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    return _accumulated(at_once, W_g, X_g, dtype).reshape(*W.shape[:-1], *X.shape[1:])
 
 
 def _affine(W, X, b):

@@ -75,8 +75,13 @@ def token_losses(
     implementation: str,
 ) -> Float[Array, "*columns"]:
     """``−log P[targets[t], t]`` of every column, smoothed, in float32 at least."""
-    losses = _as_printed if implementation == "paper" else _in_chunks
-    return losses(label_smoothing, X, W_u, b_u, as_ids(targets))
+    x, s = as_ids(targets), label_smoothing
+    if implementation == "paper":
+        return _as_printed(s, X, W_u, b_u, x)
+    if x.ndim > 1 and are_numbers(X.size, len(W_u)) and math.prod(x.shape[:-1]) * len(W_u) > _logits_at_once(X):
+        # not one token of every sequence: the columns of all sequences are one sequence's
+        return _in_chunks(s, X.reshape(len(X), -1), W_u, b_u, x.reshape(-1)).reshape(x.shape)
+    return _in_chunks(s, X, W_u, b_u, x)
 
 
 def _as_printed(label_smoothing, X, W_u, b_u, targets):
@@ -85,10 +90,18 @@ def _as_printed(label_smoothing, X, W_u, b_u, targets):
 
 
 def _of_target(Y, targets):
-    """The entry of each column's target; NaN for a target that the column has not."""
+    """The entry of each column's target; NaN for a target that the column has not.
+
+    A CPU looks it up; elsewhere a sum lets the rows lie on several devices, and is part of the other sums over them.
+    """
     n = Y.shape[0]
     valid = jnp.where((targets >= 0) & (targets < n), 1, jnp.nan).astype(Y.dtype)
-    return valid * jnp.where(_is_target(0, n, jnp.clip(targets, 0, n - 1)), Y, 0).sum(axis=0)
+    row = jnp.clip(targets, 0, n - 1)
+    if platform_of(Y) == "cpu" and devices_sharing(Y) == 1:
+        entry = jnp.take_along_axis(Y, row[None], axis=0)[0]
+    else:
+        entry = jnp.where(_is_target(0, n, row), Y, 0).sum(axis=0)
+    return valid * entry
 
 
 def _is_target(first, rows, targets):
@@ -174,13 +187,16 @@ def _at_once(X: Array, n, *of_each):
     """How many of n rows or columns of logits are computed at once: all where a size is not known."""
     if not are_numbers(n, *of_each):
         return n
-    most = LOGITS_AT_ONCE.get(platform_of(X), LOGITS_AT_ONCE["other"]) * devices_sharing(X)
-    fitting = max(1, most // max(1, math.prod(of_each)))
+    fitting = max(1, _logits_at_once(X) // max(1, math.prod(of_each)))
     if fitting >= n:
         return n
     unit = min(fitting, LANES)
     even = -(-n // _chunks(n, fitting // unit * unit))
     return -(-even // unit) * unit
+
+
+def _logits_at_once(X: Array) -> int:
+    return LOGITS_AT_ONCE.get(platform_of(X), LOGITS_AT_ONCE["other"]) * devices_sharing(X)
 
 
 def _chunks(n, at_once):

@@ -162,10 +162,24 @@ def test_log_loss(label_smoothing, monkeypatch):
         assert_matches_differences(rule, inputs)
 
 
-def test_log_loss_never_holds_all_logits():
-    N_V, l, d = 50257, 1024, 768
+def test_log_loss_of_more_sequences_than_logits_fit(monkeypatch):
+    monkeypatch.setitem(loss.LOGITS_AT_ONCE, "cpu", 23)  # 4 sequences times 7 tokens of the vocabulary
+    targets = jnp.array([[3, 0, 6], [2, 1, 5], [4, 4, 0], [6, 1, 2]])
+    inputs = {"X": normal(0, 5, 4, 3), "W_u": normal(1, 7, 5), "b_u": normal(2, 7)}
+
+    def compiled(how):
+        return value_and_gradients(lambda X, W_u, b_u: token_losses(X, W_u, targets, b_u, 0.1, how))
+
+    (losses, gradients), (expected, of_paper) = compiled("auto")(inputs), compiled("paper")(inputs)
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    assert_same(gradients, of_paper)
+
+
+@pytest.mark.parametrize("columns", [(1024,), (1, 1024), (1024, 1), (32, 4, 8)])
+def test_log_loss_never_holds_all_logits(columns):
+    N_V, d = 50257, 768
     X, W_u, targets = (
-        jax.ShapeDtypeStruct(s, t) for s, t in (((d, l), jnp.float32), ((N_V, d), jnp.float32), ((l,), jnp.int32))
+        jax.ShapeDtypeStruct(s, t) for s, t in (((d, *columns), jnp.float32), ((N_V, d), jnp.float32), (columns, int))
     )
 
     def temporary(how):
