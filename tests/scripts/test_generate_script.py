@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,9 @@ from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import BYTES, LABELS, LETTERS, make_run
 from training import commands
 from training.commands.terminal import show
-from training.data.tokenizers import build_tokenizer
-from training.generation.text import _certain, _pieces
+from training.data.tokenizers import CharacterTokenizer, build_tokenizer
+from training.generation import Generator
+from training.generation.pieces import certain, pieces_of
 from training.runs.directory import load_run
 from training.tasks.classify import class_probabilities
 
@@ -78,10 +80,54 @@ def test_several_answers_are_drawn_independently_and_by_the_seed(answered, runs)
     assert len({a["text"] for a in answers}) == 3
 
 
-def test_the_default_length_is_what_the_model_has_room_for(answered):
-    answer = json.loads(answered("d", "--prompt", "abc", "--tau", "inf", "--json"))["answers"][0]
-    assert answer["tokens"] <= 37
-    assert answer["ended_by"] == ("length" if answer["tokens"] == 37 else "eos")
+def test_a_continuation_outgrows_the_model(answered):
+    """Its window slides; a prompt may be longer than l_max, too."""
+    answer = json.loads(answered("d", "--prompt", 17 * "abc", "--tau", 1, "--seed", 4, "--json"))["answers"][0]
+    assert answer["tokens"] == 200 or answer["ended_by"] == "eos"
+    assert answer["tokens"] > 40
+
+
+def test_log_probabilities_are_those_of_the_model(answered, runs):
+    flags = ("--prompt", "abc", "--l_gen", 7, "--tau", 0.5, "--json", "--repetition-penalty", 1.3)
+    answer = json.loads(answered("d", *flags))["answers"][0]
+    assert len(answer["text"]) == answer["tokens"]  # else some are special tokens
+    model = load_run(runs["d"])
+    tokens = [LETTERS.bos_token, *LETTERS.encode("abc" + answer["text"])]
+    tokens += [LETTERS.eos_token] * (answer["ended_by"] == "eos")
+    P = np.asarray(d_transformer(jnp.asarray(tokens), model.theta, variant=as_used(model)))
+    expected = [np.log(P[tokens[t], t - 1]) for t in range(4, len(tokens))]
+    np.testing.assert_allclose(answer["log_probabilities"], expected, rtol=1e-4)
+    np.testing.assert_allclose(answer["log_probability"], sum(expected), rtol=1e-4)
+    assert len(answer["log_probabilities"]) == answer["tokens"] + (answer["ended_by"] == "eos")
+
+
+@pytest.mark.parametrize("how", [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 3.0}])
+def test_control_of_repetition_reaches_the_model(answered, runs, how):
+    model = load_run(runs["d"])
+    x = np.array([[LETTERS.bos_token, *LETTERS.encode("abc")]])
+    options = {"lengths": np.array([4]), "l_gen": 9, "tau": 0.0, "eos": LETTERS.eos_token, "key": jax.random.key(0)}
+    tokens = Generator(model.theta, model.config).generate(x, **options, **how)[0]
+    expected = LETTERS.decode(tokens[tokens != LETTERS.eos_token].tolist())
+    flags = [str(word) for name, value in how.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0, *flags) == expected + "\n"
+    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0) != expected + "\n"
+
+
+def test_several_answers_are_told_apart(answered, runs):
+    drawn = [continuation(runs, "abc", 5, 1.0, r) for r in range(4)]
+    how = ("--l_gen", 5, "--tau", 1)
+    expected = f"--- answer 1 ---\n{drawn[0]}\n--- answer 2 ---\n{drawn[1]}\n"
+    assert answered("d", *how, "--prompt", "abc", "--n", 2) == expected
+    expected = f"--- prompt 1 ---\n{drawn[0]}\n--- prompt 2 ---\n{drawn[1]}\n"
+    assert answered("d", *how, "--prompt", "abc", "--prompt", "abc") == expected
+
+
+def test_several_answers_to_several_prompts_are_told_apart(script, capsys):
+    answers = [{"text": "x"}, {"text": "y"}]
+    script.show_answers(types.SimpleNamespace(takes_lines=False), answers, 2)
+    assert capsys.readouterr().out == "--- prompt 2, answer 1 ---\nx\n--- prompt 2, answer 2 ---\ny\n"
+    script.show_answers(types.SimpleNamespace(takes_lines=True), answers, 2)
+    assert capsys.readouterr().out == "1\tx\n2\ty\n"
 
 
 def test_a_stop_ends_the_text(answered, runs):
@@ -221,32 +267,62 @@ def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
     assert capsys.readouterr().out == "ring \\x07, red \\x1b[31m, \\u202ebackwards\n\tand é\n"
 
 
-def test_interactive_answers_go_on_after_a_mistake(script, runs, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n???\n\nabc\n"))
-    assert commands.generate_main([str(runs["d"]), "--interactive", "--l_gen", "20", "--tau", "1"]) == 0
+NEWLINES = CharacterTokenizer("abcdefghij .\n")
+
+
+def test_a_conversation_keeps_its_history(script, capsys, monkeypatch, tmp_path):
+    """A line that cannot be answered leaves it, an empty line goes on, and /reset forgets it."""
+    run = make_run(tmp_path / "d", "d", NEWLINES, l_max=200)
+    model = load_run(run)
+
+    generator = Generator(model.theta, model.config)
+
+    def said(text, r):
+        x = np.array([[NEWLINES.bos_token, *NEWLINES.encode(text)]])
+        key = jax.random.fold_in(jax.random.key(0), r)[None]
+        tokens = generator.generate(x, lengths=np.array([x.size]), l_gen=9, key=key, eos=NEWLINES.eos_token)[0]
+        return NEWLINES.decode(tokens[tokens != NEWLINES.eos_token].tolist())
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n???\nde\n\n/reset\nabc\n"))
+    flags = [str(run), "--interactive", "--l_gen", "9", "--tau", "1"]
+    assert commands.generate_main(flags) == 0
     printed = capsys.readouterr()
-    expected = [continuation(runs, "abc", 20, 1.0, r) for r in (0, 3)]  # each line is a request of its own
-    assert printed.out.splitlines() == expected
-    assert expected[0] != expected[1]
-    complaints = printed.err.splitlines()
-    assert len(complaints) == 2
-    assert "'?'" in complaints[0]
-    assert "is empty" in complaints[1]
+    first = said("abc", 0)
+    second = said(f"abc{first}\nde", 2)
+    third = said(f"abc{first}\nde{second}", 3)
+    assert printed.out == f"{first}\n{second}\n{third}\n{said('abc', 5)}\n"
+    assert printed.err.count("\n") == 1
+    assert "'?'" in printed.err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\nde\n"))
+    assert commands.generate_main([*flags, "--json", "--n", "2"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1]["prompt"] == f"abc{lines[0]['answers'][0]['text']}\nde"
+
+
+def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n\nabc\n"))
+    assert commands.generate_main([str(runs["ed"]), "--interactive", "--l_max", "9"]) == 0
+    printed = capsys.readouterr()
+    first, second = printed.out.splitlines()
+    assert first == second
+    assert "text 2 is empty" in printed.err
 
 
 @pytest.mark.parametrize(
     ("task", "arguments", "stdin", "message"),
     [
         (
-            "d",
+            "ed",
             ["--prompt", "a" * 40],
             None,
-            "has 41 tokens with those at its ends, but the model reads at most l_max = 40",
+            "has 42 tokens with those at its ends, but the model reads at most l_max = 40",
         ),
         ("d", ["--prompt", ""], None, "text 1 is empty"),
         ("d", [], "", "text 1 is empty"),
         ("d", ["--prompt", "abz"], None, "character 'z'"),
-        ("d", ["--prompt", "abc", "--l_gen", "38"], None, "need l_max >= 41"),
+        ("d", ["--prompt", "abc", "--l_gen", "0"], None, "l_gen: expected at least 1"),
+        ("d", ["--prompt", "abc", "--repetition-penalty", "0"], None, "repetition_penalty: expected a positive"),
+        ("d", ["--prompt", "abc", "--no-repeat-ngram-size", "-1"], None, "no_repeat_ngram_size: expected at least 1"),
         ("d", ["--prompt", "abc", "--top-p", "0"], None, "top_p: expected a probability in (0, 1]"),
         ("d", ["--prompt", "abc", "--top-p", "1.5"], None, "top_p: expected a probability in (0, 1]"),
         ("d", ["--prompt", "abc", "--top-k", "16"], None, "top_k: expected at least 1 and at most 15"),
@@ -288,19 +364,15 @@ def test_what_is_no_run_is_refused(script, tmp_path, capsys):
 
 
 def test_half_a_character_waits_for_its_other_half():
-    text = "aßb€"
-    columns = iter([np.array([token]) for token in BYTES.encode(text)])
-    pieces = list(_pieces(columns, BYTES, ()))
+    pieces = list(pieces_of(BYTES.encode("aßb€"), BYTES))
     assert pieces == ["a", "", "ß", "b", "", "", "€", ""]
 
 
 def test_what_may_become_a_stop_waits():
-    assert _certain("abc", ("cd", "bcx")) == "a"
-    assert _certain("abc", ("x",)) == "abc"
-    columns = iter([np.array([token]) for token in BYTES.encode("one two three")])
-    assert "".join(_pieces(columns, BYTES, (" three",))) == "one two"
-    columns = iter([np.array([token]) for token in BYTES.encode("one two thr")])
-    assert "".join(_pieces(columns, BYTES, (" three",))) == "one two thr"
+    assert certain("abc", ("cd", "bcx")) == "a"
+    assert certain("abc", ("x",)) == "abc"
+    assert "".join(pieces_of(BYTES.encode("one two three"), BYTES, (" three",))) == "one two"
+    assert "".join(pieces_of(BYTES.encode("one two thr"), BYTES, (" three",))) == "one two thr"
 
 
 @pytest.mark.slow

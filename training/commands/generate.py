@@ -5,7 +5,7 @@ classifier names their class.
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
-    scripts/generate.py runs/docs --interactive                       # the model stays loaded
+    scripts/generate.py runs/docs --interactive                       # a conversation; /reset begins a new one
 
 Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
 """
@@ -23,7 +23,20 @@ from training.generation.text import Answer, Answerer, AnswerError, Options, ans
 from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
-NAMES = ("n", "l_gen", "l_max", "tau", "top_k", "top_p", "beam_size", "length_penalty", "seed")
+RESET = "/reset"
+NAMES = (
+    "n",
+    "l_gen",
+    "l_max",
+    "tau",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "beam_size",
+    "length_penalty",
+    "seed",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,10 +45,14 @@ def parser() -> argparse.ArgumentParser:
     add = main.add_argument
     add("run", metavar="RUN", help="directory of the run")
     add("--prompt", action="append", metavar="TEXT", help="a text; may be repeated (default: what comes on stdin)")
-    add("--interactive", action="store_true", help="answer line after line, with the model kept loaded")
+    add(
+        "--interactive",
+        action="store_true",
+        help="answer line after line; a decoder goes on with the conversation, until /reset",
+    )
     add("--json", action="store_true", help="print a JSON object for each text")
     add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
-    add("--l_gen", type=int, metavar="N", help="most tokens of a continuation (default: 200, or what l_max leaves)")
+    add("--l_gen", type=int, metavar="N", help="most tokens of a continuation (default: 200)")
     add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
     add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")
     add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
@@ -45,6 +62,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="draw from the fewest tokens that have probability X together (default: 0.9 without --tau and --top-k)",
     )
+    add(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="divide the scores of tokens that came before by X, if positive, or multiply them (default: 1)",
+    )
+    add("--no-repeat-ngram-size", type=int, metavar="N", help="let no N tokens in a row come twice (default: they may)")
     add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
@@ -82,7 +106,7 @@ def _stdin() -> Iterator[str]:
         raise AnswerError(f"standard input is no text in UTF-8: {error.reason}") from None
 
 
-def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False, first: int = 1) -> bool:
+def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
     """Print the answers, some texts at once.
 
     Args:
@@ -90,22 +114,43 @@ def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines
         texts: what to answer.
         as_json: print an object for each text.
         lines: whether line n is to come out as line n: an empty line stays empty, and so is one without an answer.
-        first: the number of the first text.
 
     Returns:
         whether all texts could be answered; what is wrong with the others is said.
     """
-    texts, well = iter(texts), True
+    texts, well, first = iter(texts), True, 1
+    several = False
     while some := list(itertools.islice(texts, LINES_AT_ONCE)):
-        for text, answers in zip(some, _answers(answerer, some, first, lines=lines), strict=True):
+        several = several or len(some) > 1
+        for number, (text, answers) in enumerate(
+            zip(some, _answers(answerer, some, first, lines=lines), strict=True), first
+        ):
             well = well and answers is not None
             if as_json:
                 print(json.dumps({"prompt": text, "answers": answers or []}, ensure_ascii=False), flush=True)
-                continue
-            for answer in answers or [{"text": ""}]:
-                show(shown(answer))
+            else:
+                show_answers(answerer, answers or [{"text": ""}], number if several else 0)
         first += len(some)
     return well
+
+
+def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> None:
+    """Print the answers to a text, told apart where they could be taken for one another's.
+
+    Args:
+        answerer: the model.
+        answers: to the text.
+        number: of the text, 0 if it is the only one.
+    """
+    for i, answer in enumerate(answers, 1):
+        several = len(answers) > 1
+        if answerer.takes_lines:  # each answer is a line
+            show(f"{i}\t{shown(answer)}" if several else shown(answer))
+            continue
+        parts = [f"prompt {number}"] * (number > 0) + [f"answer {i}"] * several
+        if parts:
+            print(f"--- {', '.join(parts)} ---")
+        show(shown(answer))
 
 
 def _answers(answerer: Answerer, texts: list[str], first: int, *, lines: bool) -> Sequence[list[Answer] | None]:
@@ -143,11 +188,14 @@ def shown(answer: dict) -> str:
     return "\n".join(lines)
 
 
-def answer_one(answerer: Answerer, text: str, number: int = 1) -> None:
-    """Print the answer to one text as it comes."""
+def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
+    """Print the answer to one text as it comes, and return it."""
+    pieces = []
     for piece in answerer.stream(text, number=number):
+        pieces.append(piece)
         show(piece, end="")
     print(flush=True)
+    return "".join(pieces)
 
 
 def typed() -> Iterator[str]:
@@ -164,16 +212,40 @@ def typed() -> Iterator[str]:
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
-    """Answer line after line until the input ends; a line that cannot be answered is complained about."""
+    """Answer line after line until the input ends; a line that cannot be answered is complained about.
+
+    A decoder is given all lines and answers so far, each on a line of its own, since `RESET`; of several answers it is
+    the first that counts. An empty line lets it go on.
+    """
+    if sys.stdin.isatty():
+        reset = f"; {RESET} begins a new conversation" if answerer.converses else ""
+        say(f"One text a line{reset}; Ctrl-D ends.")
+    history = ""
     for number, line in enumerate(typed(), 1):
         text = line.rstrip("\n")
+        if answerer.converses and text.strip() == RESET:
+            history = ""
+            continue
+        prompt = f"{history}\n{text}" if history and text else history + text
         try:
-            if as_json or several or not answerer.streams:
-                answer_all(answerer, [text], as_json=as_json, first=number)
-            else:
-                answer_one(answerer, text, number)
+            answered = converse_once(answerer, prompt, number, as_json=as_json, several=several)
         except ValueError as error:
             say(f"generate.py: {error}")
+            continue
+        if answerer.converses:
+            history = prompt + answered
+
+
+def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool, several: bool) -> str:
+    """Print the answers to one text, and return the first."""
+    if answerer.streams and not as_json and not several:
+        return answer_one(answerer, prompt, number)
+    (answers,) = answerer.answers([prompt], first=number)
+    if as_json:
+        print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)
+    else:
+        show_answers(answerer, answers, 0)
+    return answers[0]["text"]
 
 
 def answer(arguments: argparse.Namespace) -> bool:

@@ -7,9 +7,8 @@ What is compiled serves all prompts, contexts and outputs whose lengths lie in o
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +27,11 @@ from algorithms import (
 from algorithms.machinery.contract import check_key
 from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
+from training.generation.continuation import Continuation, Model
 from training.generation.decoding import Context, State
-from training.generation.sampling import draw
+from training.generation.sampling import DRAWN_FAITHFULLY, Sampling
 
-__all__ = ["Generator", "Translator", "generate", "translate"]
+__all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
 
 LENGTH_PENALTY = 0.6
 
@@ -43,11 +43,9 @@ def generate(
     lengths: Int[Array, "B"] | np.ndarray,
     config: DTransformerConfig,
     l_gen: int,
-    tau: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    eos: int | None = None,
-    key: Key[Array, ""],
+    key: Key[Array, "*B"],
+    sliding: bool = False,
+    **sampling: Unpack[Sampling],
 ) -> Int[Array, "B l_gen"]:
     """Continue prompts: for each of them the tokens of Algorithm 14, ``d_inference(prompt, theta, …)``.
 
@@ -60,12 +58,10 @@ def generate(
         lengths: tokens of each prompt that are not padding.
         config: sizes and variant of the model.
         l_gen: how many tokens to generate.
-        tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly.
-        top_k: draw from the k likeliest tokens only (and those as likely as the last of them).
-        top_p: draw from the nucleus only, the fewest likeliest tokens which together have this probability, at
-            temperature τ and after `top_k`.
-        eos: a token that ends a sequence; what follows it is eos again. None: none does.
-        key: randomness, consumed.
+        key: randomness, consumed; or a key for each request, instead of ``fold_in(key, r)``.
+        sliding: go on past l_max, and take longer prompts, with the windows of `windows.window_start`: each token is
+            then predicted from l_max/2 to l_max of those before it.
+        **sampling: how to draw, see `Sampling`.
 
     Returns:
         the continuations.
@@ -74,7 +70,7 @@ def generate(
         TypeError: for tokens or lengths that are no integers, parameters or a configuration of another architecture, or
             an untyped key.
         ValueError: for a prompt that is empty, has an unknown token, or would outgrow l_max; for sizes that
-            disagree; or for an impossible tau, top_k, top_p, eos or l_gen.
+            disagree; or for an impossible l_gen or `Sampling`.
 
     Example:
         >>> from algorithms import init_d_transformer
@@ -84,9 +80,8 @@ def generate(
         >>> generate(theta, prompts, lengths=lengths, config=config, l_gen=4, key=jax.random.key(1)).shape
         (2, 4)
     """
-    return Generator(theta, config).generate(
-        prompts, lengths=lengths, l_gen=l_gen, tau=tau, top_k=top_k, top_p=top_p, eos=eos, key=key
-    )
+    generator = Generator(theta, config)
+    return generator.generate(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
 
 
 class Generator:
@@ -104,22 +99,15 @@ class Generator:
         *,
         lengths: Int[Array, "B"] | np.ndarray,
         l_gen: int,
-        tau: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        eos: int | None = None,
-        key: Key[Array, ""],
-        first: int = 0,
-        begins: Bool[np.ndarray, "B N_V"] | None = None,
+        key: Key[Array, "*B"],
+        sliding: bool = False,
+        **sampling: Unpack[Sampling],
     ) -> Int[Array, "B l_gen"]:
-        """As the function of this name; `first` is the number of the first request, where they are some of many, and
-        `begins` has the tokens that each continuation may begin with.
-        """
-        state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins)
-        last = int(state.first)
-        state = _decoded(self.weights, None, state, keys, last + l_gen, options)
-        generated = np.asarray(state.tokens)[:, last + 1 : int(state.slot) + 1]
-        return jnp.asarray(np.pad(generated, ((0, 0), (0, l_gen - generated.shape[1])), constant_values=eos or 0))
+        """As the function of this name."""
+        begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
+        begun.extend(l_gen)
+        missing = l_gen - begun.tokens.shape[1]
+        return jnp.asarray(np.pad(begun.tokens, ((0, 0), (0, missing)), constant_values=sampling.get("eos") or 0))
 
     def stream(
         self,
@@ -127,42 +115,65 @@ class Generator:
         *,
         lengths: Int[Array, "B"] | np.ndarray,
         l_gen: int,
-        tau: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        eos: int | None = None,
-        key: Key[Array, ""],
-        first: int = 0,
-        begins: Bool[np.ndarray, "B N_V"] | None = None,
+        key: Key[Array, "*B"],
+        sliding: bool = False,
+        **sampling: Unpack[Sampling],
     ) -> Iterator[np.ndarray]:
         """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
-        state, keys, options = self._begun(prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins)
-        last = int(state.first)
-        for stop in range(last + 1, last + l_gen + 1):
-            state = _decoded(self.weights, None, state, keys, stop, options)
-            if int(state.slot) < stop:
+        begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
+        for i in range(l_gen):
+            begun.extend(i + 1)
+            if begun.tokens.shape[1] == i:
                 return
-            yield np.asarray(state.tokens[:, stop])
+            yield begun.tokens[:, i]
 
-    def _begun(
-        self, prompts, lengths, l_gen, tau, top_k, top_p, eos, key, first, begins
-    ) -> tuple[State, Array, dict[str, Any]]:
+    def begin(
+        self,
+        prompts: Int[Array, "B l"] | np.ndarray,
+        *,
+        lengths: Int[Array, "B"] | np.ndarray,
+        l_gen: int,
+        key: Key[Array, "*B"],
+        first: int = 0,
+        sliding: bool = False,
+        begins: Bool[np.ndarray, "B N_V"] | None = None,
+        likeliest: int = 0,
+        **sampling: Unpack[Sampling],
+    ) -> Continuation:
+        """Read prompts, and return what generates their continuations step by step.
+
+        Args:
+            prompts: as of the function `generate`, like the arguments that are not here.
+            lengths: of each.
+            l_gen: how many tokens will be generated at most.
+            key: randomness.
+            first: the number of the first request, where they are some of many.
+            sliding: whether to go on past l_max.
+            begins: the tokens that each continuation may begin with.
+            likeliest: how many of the likeliest tokens to note in the place of each.
+            **sampling: how to draw.
+        """
         inputs.check_count("l_gen", l_gen)
-        inputs.check_sampling(tau, top_k, top_p, eos, self.config.N_V)
+        chosen: Sampling = {**DRAWN_FAITHFULLY, **sampling}
+        inputs.check_sampling(chosen, self.config.N_V)
         check_key("key", key)
-        x, lengths = inputs.checked("prompts", prompts, lengths, self.config)
-        inputs.check_room(lengths, l_gen, self.config.l_max)
-        state, keys = self.read(x, lengths), _keys_of(key, len(x), first)
-        options = _options(self.config, tau, top_k, top_p, eos)
-        if begins is not None:
-            state = _begin_among(jnp.asarray(begins.T), self.weights, state, keys, **options)
-        return state, keys, options
+        x, lengths = inputs.checked("prompts", prompts, lengths, self.config, sliding=sliding)
+        if not sliding:
+            inputs.check_room(lengths, l_gen, self.config.l_max)
+        keys = key if key.ndim else _keys_of(key, len(x), first)
+        if len(keys) != len(x):
+            raise ValueError(f"key: expected one key, or one for each of the {len(x)} requests, got {len(keys)}")
+        options = _options(self.config, chosen)
+        options["begins"] = None if begins is None else jnp.asarray(begins.T)
+        return Continuation(self._model, x, lengths, keys, options, l_gen=l_gen, likeliest=likeliest)
+
+    @property
+    def _model(self) -> Model:
+        return Model(self.theta, self.weights, self.config)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
         """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""
-        P = min(bucket(x.shape[1]), self.config.l_max)
-        x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
-        return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=capacity(P + 2))
+        return self._model.read(x, lengths)
 
 
 def translate(
@@ -265,13 +276,13 @@ class Translator:
                 eos=self.eos,
             )
         state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
-        state = _decoded(self.weights, context, state, keys, l_max - 1, options)
+        state = decoding.decoded(self.weights, context, state, keys, l_max - 1, options)
         tokens = np.full((len(keys), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
         tokens[:, :written] = np.asarray(state.tokens)[:, :written]
         ended = tokens[:, 1:] == self.eos  # some models begin with it, too
         counts = np.where(ended.any(1), ended.argmax(1) + 2, l_max)
-        return jnp.asarray(tokens), jnp.asarray(counts, jnp.int32), state.scores
+        return jnp.asarray(tokens), jnp.asarray(counts, jnp.int32), state.log_p.sum(axis=1)
 
     def stream(
         self,
@@ -287,7 +298,7 @@ class Translator:
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
         state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         for stop in range(1, l_max):
-            state = _decoded(self.weights, context, state, keys, stop, options)
+            state = decoding.decoded(self.weights, context, state, keys, stop, options)
             if int(state.slot) < stop:
                 return
             yield np.asarray(state.tokens[:, stop])
@@ -301,42 +312,23 @@ class Translator:
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
         context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
-        return context, _keys_of(key, len(z), first), _options(self.config, tau, None, None, self.eos)
+        sampling: Sampling = {**DRAWN_FAITHFULLY, "tau": tau, "eos": self.eos}
+        return context, _keys_of(key, len(z), first), _options(self.config, sampling)
 
 
 def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(B))
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "top_k"), donate_argnames=("state",))
-def _begin_among(
-    begins: Bool[Array, "N_V B"], weights, state: State, keys, *, tau, top_p, eos, variant, top_k
-) -> State:
-    """Return the state with the first token, drawn from those that each sequence may begin with."""
-    P, caches = decoding.step(weights, None, state, variant=variant)
-    P = jnp.where(begins, P, 0)
-    y = draw(P / P.sum(axis=0, keepdims=True), keys, 0, tau=tau, top_k=top_k, top_p=top_p)
-    slot = state.slot + 1
-    tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, y[:, None], slot, axis=1)
-    return state._replace(caches=caches, tokens=tokens, slot=slot)
-
-
-def _options(config, tau, top_k, top_p, eos) -> dict[str, Any]:
+def _options(config: Any, sampling: Sampling) -> dict[str, Any]:
+    """Return how tokens are drawn, as `decoding.decode` takes it."""
+    s: dict[str, Any] = {**DRAWN_FAITHFULLY, **sampling}
     return {
-        "tau": float(tau),  # weakly typed, as in Algorithms 14 and 15: the draw has the dtype of the parameters
-        "top_p": None if top_p is None else float(top_p),
-        "top_k": top_k,
-        "eos": jnp.asarray(-1 if eos is None else eos, jnp.int32),
+        "tau": float(s["tau"]),  # weakly typed, as in Algorithms 14 and 15: the draw has the dtype of the parameters
+        "top_p": None if s["top_p"] is None else float(s["top_p"]),
+        "top_k": s["top_k"],
+        "eos": jnp.asarray(-1 if s["eos"] is None else s["eos"], jnp.int32),
+        "repetition_penalty": None if s["repetition_penalty"] == 1 else float(s["repetition_penalty"]),
+        "no_repeat_ngram_size": s["no_repeat_ngram_size"],
         "variant": config.variant,
     }
-
-
-def _decoded(weights, context: Context | None, state: State, keys, stop: int, options: dict[str, Any]) -> State:
-    """Generate up to slot `stop`, one compiled loop for each bucket of the cache."""
-    while True:
-        C = state.tokens.shape[1]
-        here = min(stop, C - 1)
-        state = decoding.decode(weights, context, state, keys, stop=jnp.asarray(here, jnp.int32), **options)
-        if here == stop or int(state.slot) < here:
-            return state
-        state = decoding.grow(state, C=2 * C)

@@ -35,19 +35,20 @@ def beam_search(
     B, K = context.permitted.shape[0], beam_size
     wide = _repeated(context, K)
     state = decoding.empty_state(weights, B=B * K, C=capacity(2), bos=bos)
-    only_one = jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(state.scores.dtype)
-    state = state._replace(scores=jnp.tile(only_one, B))
+    dtype = state.log_p.dtype
+    scores = jnp.tile(jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(dtype), B)
     counts = jnp.ones(B * K, jnp.int32)
-    alpha = jnp.asarray(length_penalty, state.scores.dtype)
+    alpha = jnp.asarray(length_penalty, dtype)
     while True:
         C = state.tokens.shape[1]
         here = min(l_max, C) - 1
         stop = jnp.asarray(here, jnp.int32)
-        state, counts = _search(weights, wide, state, counts, stop, alpha, K=K, eos=eos, variant=variant)
+        searched = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos, variant=variant)
+        state, scores, counts = searched
         if here == l_max - 1 or int(state.slot) < here:
             break
         state = decoding.grow(state, C=2 * C)
-    return _best(state, counts, alpha, int(state.slot) + 1, eos, K, l_max)
+    return _best(state.tokens, scores, counts, alpha, int(state.slot) + 1, eos, K, l_max)
 
 
 @functools.partial(jax.jit, static_argnames=("K",))
@@ -57,11 +58,12 @@ def _repeated(context: Context, K: int) -> Context:
     return Context(tuple(cache.of_sequences(rows, B) for cache in context.caches), context.permitted[rows])
 
 
-@functools.partial(jax.jit, static_argnames=("K", "eos", "variant"), donate_argnames=("state", "counts"))
+@functools.partial(jax.jit, static_argnames=("K", "eos", "variant"), donate_argnames=("state", "scores", "counts"))
 def _search(
     weights: Weights,
     context: Context,
     state: State,
+    scores: Float[Array, "BK"],
     counts: Int[Array, "BK"],
     stop,
     alpha,
@@ -69,37 +71,36 @@ def _search(
     K: int,
     eos: int,
     variant: Variant,
-) -> tuple[State, Int[Array, "BK"]]:
-    """Search up to slot `stop`, or until every beam has ended; `counts` are the tokens of each, with bos_token."""
+) -> tuple[State, Float[Array, "BK"], Int[Array, "BK"]]:
+    """Search up to slot `stop`, or until every beam has ended.
+
+    `scores` are the log-probabilities of the beams, `counts` the tokens of each, with bos_token.
+    """
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
     # A translation that has ended is extended in one way only, which costs nothing: by eos.
-    only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(state.scores.dtype)
-
-    def ended(state):
-        y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
-        return (y == eos) & (state.slot > 0)
+    only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(scores.dtype)
 
     def unfinished(searched):
-        state, _ = searched
-        return (state.slot < stop) & ~jnp.all(ended(state) | jnp.isneginf(state.scores))
+        state, scores, _ = searched
+        return (state.slot < stop) & ~jnp.all(state.ended | jnp.isneginf(scores))
 
     def extend(searched):
-        state, counts = searched
+        state, scores, counts = searched
         P, caches = decoding.step(weights, context, state, variant=variant)
-        done = ended(state)
+        done = state.ended
         log_p = jnp.where(done[:, None], only_eos[None], jnp.log(P.T))
-        scores = state.scores[:, None] + log_p
+        extended = scores[:, None] + log_p
         lengths = jnp.where(done, counts, counts + 1)
-        ranked = (scores / _penalty(lengths, alpha)[:, None]).reshape(-1, K * N_V)
+        ranked = (extended / _penalty(lengths, alpha)[:, None]).reshape(-1, K * N_V)
         _, chosen = jax.lax.top_k(ranked, K)
         parents = (jnp.arange(BK // K)[:, None] * K + chosen // N_V).reshape(-1)
         y = (chosen % N_V).reshape(-1).astype(jnp.int32)
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens[parents], y[:, None], state.slot + 1, axis=1)
         caches = tuple(cache.of_sequences(parents, BK) for cache in caches)
-        state = State(caches, tokens, scores[parents, y], state.slot + 1, state.first, state.lengths)
-        return state, lengths[parents]
+        state = state._replace(caches=caches, tokens=tokens, ended=done[parents] | (y == eos), slot=state.slot + 1)
+        return state, extended[parents, y], lengths[parents]
 
-    return jax.lax.while_loop(unfinished, extend, (state, counts))
+    return jax.lax.while_loop(unfinished, extend, (state, scores, counts))
 
 
 def _penalty(counts: Int[Array, "*beams"], alpha: Float[Array, ""]) -> Float[Array, "*beams"]:
@@ -108,8 +109,8 @@ def _penalty(counts: Int[Array, "*beams"], alpha: Float[Array, ""]) -> Float[Arr
 
 
 @functools.partial(jax.jit, static_argnames=("written", "eos", "K", "l_max"))
-def _best(state: State, counts, alpha, written: int, eos: int, K: int, l_max: int):
-    ranked = (state.scores / _penalty(counts, alpha)).reshape(-1, K)
+def _best(tokens, scores, counts, alpha, written: int, eos: int, K: int, l_max: int):
+    ranked = (scores / _penalty(counts, alpha)).reshape(-1, K)
     best = jnp.arange(ranked.shape[0]) * K + jnp.argmax(ranked, axis=1)
-    tokens = state.tokens[best, :written]
-    return jnp.pad(tokens, ((0, 0), (0, l_max - written)), constant_values=eos), counts[best], state.scores[best]
+    padding = ((0, 0), (0, l_max - written))
+    return jnp.pad(tokens[best, :written], padding, constant_values=eos), counts[best], scores[best]

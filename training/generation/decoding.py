@@ -33,11 +33,27 @@ from algorithms.attention import mh_attention
 from algorithms.d_transformer import d_layer
 from algorithms.ed_transformer import decoder_layer, decoder_layer_norm_first
 from algorithms.layers import Steps, without_padding
-from algorithms.unembedding import unembedding, unembedding_matrix
+from algorithms.ops.linear import logits
+from algorithms.ops.softmax import softmax
+from algorithms.unembedding import unembedding_matrix
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
+from training.generation.repetition import History, discouraged
 from training.generation.sampling import draw
 
-__all__ = ["Context", "State", "Weights", "decode", "empty_state", "encode", "grow", "prefill", "step", "unstacked"]
+__all__ = [
+    "Context",
+    "Likeliest",
+    "State",
+    "Weights",
+    "decode",
+    "decoded",
+    "empty_state",
+    "encode",
+    "grow",
+    "prefill",
+    "step",
+    "unstacked",
+]
 
 NO_KEYS = (None, None, None)
 """What a layer draws its dropout with, where nothing is dropped."""
@@ -74,24 +90,39 @@ class Context(NamedTuple):
     permitted: Bool[Array, "B l_z"]
 
 
+class Likeliest(NamedTuple):
+    """The likeliest tokens in the place of each slot's, and their log-probabilities."""
+
+    tokens: Int[Array, "B C N"]
+    log_p: Float[Array, "B C N"]
+
+
 class State(NamedTuple):
     """B sequences, as far as they have come; see the module's docstring.
 
     Attributes:
         caches: for each layer, keys and values of the slots before `slot`.
         tokens: the token in each slot, up to and with `slot`.
-        scores: sum of the log-probabilities of the generated tokens.
+        log_p: the log-probability of the generated token in each slot, 0 of the others and behind the end.
+        ended: which sequences have ended.
         slot: the last slot that has a token, which is to be read next.
         first: the slot of the last token of the prompts.
         lengths: tokens of each prompt.
+        drawn: how many tokens were generated before those behind `first`.
+        history: all tokens so far, where they decide what may come; or None.
+        likeliest: what else each slot could have had, where that is wanted; or None.
     """
 
     caches: tuple[KeyValues, ...]
     tokens: Int[Array, "B C"]
-    scores: Float[Array, "B"]
+    log_p: Float[Array, "B C"]
+    ended: Bool[Array, "B"]
     slot: Int[Array, ""]
     first: Int[Array, ""]
     lengths: Int[Array, "B"]
+    drawn: Int[Array, ""]
+    history: History | None = None
+    likeliest: Likeliest | None = None
 
 
 @jax.jit
@@ -153,10 +184,12 @@ def prefill(
     return State(
         caches=tuple(KeyValues(stacked.K[l], stacked.V[l]).grown(C) for l in range(L)),
         tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
-        scores=jnp.zeros(B, X.dtype),
+        log_p=jnp.zeros((B, C), X.dtype),
+        ended=jnp.zeros(B, bool),
         slot=jnp.asarray(P, jnp.int32),
         first=jnp.asarray(P, jnp.int32),
         lengths=lengths,
+        drawn=jnp.asarray(0, jnp.int32),
     )
 
 
@@ -186,17 +219,31 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
         (H, d_attn), d_mid = b_k.shape, b_v.shape[1]
         return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
 
-    zero = jnp.asarray(0, jnp.int32)
-    tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
-    caches = tuple(empty(layer) for layer in weights.layers)
-    return State(caches, tokens, jnp.zeros(B, dtype), zero, zero + 0, jnp.ones(B, jnp.int32))
+    return State(
+        caches=tuple(empty(layer) for layer in weights.layers),
+        tokens=jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos),
+        log_p=jnp.zeros((B, C), dtype),
+        ended=jnp.zeros(B, bool),
+        slot=jnp.asarray(0, jnp.int32),
+        first=jnp.asarray(0, jnp.int32),
+        lengths=jnp.ones(B, jnp.int32),
+        drawn=jnp.asarray(0, jnp.int32),
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
 def grow(state: State, *, C: int) -> State:
     """Return the state with room for C slots."""
-    tokens = jnp.pad(state.tokens, ((0, 0), (0, C - state.tokens.shape[1])))
-    return state._replace(caches=tuple(cache.grown(C) for cache in state.caches), tokens=tokens)
+
+    def grown(of_slots):
+        return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))
+
+    return state._replace(
+        caches=tuple(cache.grown(C) for cache in state.caches),
+        tokens=grown(state.tokens),
+        log_p=grown(state.log_p),
+        likeliest=jax.tree.map(grown, state.likeliest),
+    )
 
 
 def step(
@@ -207,6 +254,12 @@ def step(
     Returns:
         the distribution of each next token, and the caches with the token that was read.
     """
+    scores, caches = _scores(weights, context, state, variant)
+    return softmax(scores).astype(weights.W_u.dtype), caches
+
+
+def _scores(weights: Weights, context: Context | None, state: State, variant: Variant):
+    """Return what the softmax in the last line makes a distribution of, and the caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
     s = jnp.arange(state.tokens.shape[1])[None]
@@ -229,10 +282,10 @@ def step(
         else:
             layer = decoder_layer_norm_first if variant.norm_first else decoder_layer
             X = layer(X, theta_l, context.caches[l], context.permitted, f, NO_KEYS)
-    return unembedding(f.normalized(X, weights.norm), weights.W_u, b_u=weights.b_u), tuple(caches)
+    return logits(f.normalized(X, weights.norm), weights.W_u, weights.b_u), tuple(caches)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "top_k"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("variant", "top_k", "no_repeat_ngram_size"), donate_argnames=("state",))
 def decode(
     weights: Weights,
     context: Context | None,
@@ -245,6 +298,9 @@ def decode(
     eos: Int[Array, ""],
     variant: Variant,
     top_k: int | None,
+    repetition_penalty: float | Float[Array, ""] | None = None,
+    no_repeat_ngram_size: int = 0,
+    begins: Bool[Array, "N_V B"] | None = None,
 ) -> State:
     """Generate tokens up to slot `stop`, or until every sequence has ended.
 
@@ -256,29 +312,79 @@ def decode(
         stop: the last slot that gets a token.
         tau: temperature.
         top_p: share of the nucleus, or None.
-        eos: the token that ends a sequence; −1 for none. What follows it is eos again, of score 0.
+        eos: the token that ends a sequence; −1 for none. What follows it is eos again, of log-probability 0.
         variant: what differs from the pseudocode.
         top_k: how many of the likeliest tokens to choose from, or None.
+        repetition_penalty: see `repetition.discouraged`, as the next one; None or 0 for none of it.
+        no_repeat_ngram_size: where it leaves a sequence nothing to go on with, eos ends it.
+        begins: the tokens that each sequence may begin with, or None for all.
     """
 
     def unfinished(state):
-        return (state.slot < stop) & ~jnp.all(_ended(state, eos))
+        return (state.slot < stop) & ~jnp.all(state.ended)
 
     def generate(state):
-        P, caches = step(weights, context, state, variant=variant)
-        i = state.slot - state.first
-        y = draw(P, keys, i, tau=tau, top_k=top_k, top_p=top_p)
-        ended = _ended(state, eos)
-        log_p = jnp.log(jnp.take_along_axis(P, y[None], axis=0)[0])
-        tokens = jax.lax.dynamic_update_slice_in_dim(
-            state.tokens, jnp.where(ended, eos, y)[:, None], state.slot + 1, axis=1
-        )
-        scores = state.scores + jnp.where(ended, 0, log_p)
-        return State(caches, tokens, scores, state.slot + 1, state.first, state.lengths)
+        scores, caches = _scores(weights, context, state, variant)
+        P = softmax(scores).astype(weights.W_u.dtype)
+        i = state.drawn + state.slot - state.first
+        Q, exhausted = P, False
+        if state.history is not None or begins is not None:
+            if state.history is not None:
+                scores = discouraged(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
+            if begins is not None:
+                scores = jnp.where(begins | (i > 0), scores, -jnp.inf)
+            Q, exhausted = softmax(scores).astype(P.dtype), jnp.all(jnp.isneginf(scores), axis=0)
+        y = draw(Q, keys, i, tau=tau, top_k=top_k, top_p=top_p)
+        y = jnp.where(state.ended | exhausted, eos, y)
+        return _appended(state._replace(caches=caches), P, y, eos)
 
     return jax.lax.while_loop(unfinished, generate, state)
 
 
-def _ended(state: State, eos) -> Bool[Array, "B"]:
-    y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
-    return (y == eos) & (state.slot > state.first)
+def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos) -> State:
+    """Return the state with one more token for each sequence."""
+    slot, ended = state.slot + 1, state.ended
+
+    def write(of_slots, column):
+        return jax.lax.dynamic_update_slice_in_dim(of_slots, column[:, None].astype(of_slots.dtype), slot, axis=1)
+
+    likeliest = state.likeliest
+    if likeliest is not None:
+        best, which = jax.lax.top_k(P.T, likeliest.tokens.shape[2])
+        likeliest = Likeliest(write(likeliest.tokens, which), write(likeliest.log_p, jnp.log(best)))
+    log_p = jnp.log(jnp.take_along_axis(P, y[None], axis=0)[0])
+    return state._replace(
+        tokens=write(state.tokens, y),
+        log_p=write(state.log_p, jnp.where(ended, 0, log_p)),
+        ended=ended | (y == eos),
+        slot=slot,
+        history=None if state.history is None else state.history.with_token(y),
+        likeliest=likeliest,
+    )
+
+
+def decoded(
+    weights: Weights,
+    context: Context | None,
+    state: State,
+    keys: Key[Array, "B"],
+    stop: int,
+    options: dict[str, Any],
+) -> State:
+    """Generate up to slot `stop` as `decode` does, one compiled loop for each bucket of the cache.
+
+    Args:
+        weights: as of `decode`, as the next ones.
+        context: what an encoder-decoder translates.
+        state: the sequences.
+        keys: one for each.
+        stop: the last slot that gets a token.
+        options: the other arguments of `decode`.
+    """
+    while True:
+        C = state.tokens.shape[1]
+        here = min(stop, C - 1)
+        state = decode(weights, context, state, keys, stop=jnp.asarray(here, jnp.int32), **options)
+        if here == stop or int(state.slot) < here:
+            return state
+        state = grow(state, C=2 * C)

@@ -47,7 +47,7 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
 
 
 def checked(
-    name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None
+    name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None, sliding: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check sequences, padded on the right, and their lengths.
 
@@ -57,6 +57,7 @@ def checked(
         lengths: their lengths.
         config: sizes of the model.
         N_V: size of their vocabulary, where it is not the model's N_V.
+        sliding: whether they may be longer than l_max.
 
     Returns:
         the sequences without columns that are padding throughout, and the lengths, as 32-bit integers.
@@ -81,7 +82,7 @@ def checked(
             raise ValueError(f"{name}: request {r} is empty (length {length}); begin it with bos_token")
         if length > x.shape[1]:
             raise ValueError(f"lengths: request {r} has length {length}, but {name} has {x.shape[1]} columns")
-        if length > config.l_max:
+        if length > config.l_max and not sliding:
             raise ValueError(
                 f"{name}: request {r} has {length} tokens, but the model reads at most l_max = {config.l_max}"
             )
@@ -133,19 +134,26 @@ def check_count(name: str, value: Any, at_most: int | None = None, why: str = ""
         raise ValueError(f"{name}: expected at least 1{limit}, got {value}")
 
 
-def check_sampling(tau: Any, top_k: Any, top_p: Any, eos: Any, N_V: int) -> None:
-    """Check how tokens are to be drawn.
+def check_sampling(sampling: Any, N_V: int) -> None:
+    """Check how tokens are to be drawn, a `sampling.Sampling` with all its entries.
 
     Raises:
-        TypeError: if top_k or eos is no integer.
+        TypeError: if top_k, no_repeat_ngram_size or eos is no integer.
         ValueError: if a value is impossible.
     """
-    check_temperature(tau)
+    top_k, top_p, penalty = sampling["top_k"], sampling["top_p"], sampling["repetition_penalty"]
+    check_temperature(sampling["tau"])
     if top_k is not None:
         check_count("top_k", top_k, N_V, ", the size of the vocabulary")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected a probability in (0, 1], got {top_p}")
-    check_token("eos", eos, N_V)
+    if not 0 < penalty < float("inf"):
+        raise ValueError(f"repetition_penalty: expected a positive number (1 changes nothing), got {penalty}")
+    check_token("eos", sampling["eos"], N_V)
+    if sampling["no_repeat_ngram_size"] != 0:
+        check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])
+        if sampling["eos"] is None:
+            raise ValueError("no_repeat_ngram_size: needs eos, which ends a sequence that nothing can follow, got None")
 
 
 def check_token(name: str, token: int | None, N_V: int) -> None:

@@ -1,5 +1,7 @@
 """Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus."""
 
+from typing import TypedDict
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -10,7 +12,40 @@ from algorithms.notation import accumulation_dtype
 from algorithms.ops.dropout import fold_in
 from algorithms.ops.softmax import softmax
 
-__all__ = ["draw", "restricted"]
+__all__ = ["DRAWN_FAITHFULLY", "Sampling", "draw", "restricted"]
+
+
+class Sampling(TypedDict, total=False):
+    """How the next token is drawn.
+
+    Attributes:
+        tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly.
+        top_k: draw from the k likeliest tokens only (and those as likely as the last of them); None: from all.
+        top_p: draw from the nucleus only, the fewest likeliest tokens which together have this probability, at
+            temperature τ and after `top_k`; None: from all.
+        eos: a token that ends a sequence; what follows it is eos again. None: none does.
+        repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
+            multiplied by where they are negative, before all else; 1: nothing.
+        no_repeat_ngram_size: no so many tokens in a row come twice; where nothing could follow, eos does. 0: they may.
+    """
+
+    tau: float
+    top_k: int | None
+    top_p: float | None
+    eos: int | None
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+
+
+DRAWN_FAITHFULLY: Sampling = {
+    "tau": 1.0,
+    "top_k": None,
+    "top_p": None,
+    "eos": None,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+}
+"""How Algorithm 14 draws, at temperature 1."""
 
 
 def draw(

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from training.data.tokenizers import Tokenizer
-from training.generation import LENGTH_PENALTY, Generator, Translator
+from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator
+from training.generation.pieces import Pieces, pieces_of
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
 
@@ -24,7 +25,6 @@ __all__ = ["Answer", "Answerer", "AnswerError", "Options", "answerer_for"]
 L_GEN, TAU, TOP_P = 200, 0.7, 0.9
 LARGEST_SEED = 2**32 - 1
 MASK = "[MASK]"
-REPLACEMENT = "\ufffd"
 
 Answer = dict[str, Any]
 """An answer as JSON: its "text", and what is known besides."""
@@ -45,6 +45,8 @@ class Options:
         tau: temperature.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the nucleus only.
+        repetition_penalty: makes what came before less likely.
+        no_repeat_ngram_size: no so many tokens in a row come twice.
         beam_size: translations to keep in a beam search.
         length_penalty: of a beam search.
         seed: of what is drawn.
@@ -57,6 +59,8 @@ class Options:
     tau: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
     beam_size: int | None = None
     length_penalty: float | None = None
     seed: int | None = None
@@ -84,6 +88,7 @@ class Answerer(abc.ABC):
     Attributes:
         takes_lines: whether each text is a line; a decoder continues any text.
         streams: whether an answer comes piece by piece.
+        converses: whether a text may go on from an answer.
         model: what the run is.
         verb: what is done to a text.
         applicable: names of the options that apply.
@@ -91,6 +96,7 @@ class Answerer(abc.ABC):
 
     takes_lines = True
     streams = False
+    converses = False
     model: str
     verb: str
     applicable: tuple[str, ...]
@@ -135,7 +141,7 @@ class Answerer(abc.ABC):
             if not tokens:
                 raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
             row = self.tokenizer.framed(tokens, ends=eos)
-            if len(row) > self.config.l_max:
+            if len(row) > self.config.l_max and not self.converses:
                 raise AnswerError(
                     f"text {number} has {len(row)} tokens with those at its ends, but the model reads at most "
                     f"l_max = {self.config.l_max}: shorten it"
@@ -159,9 +165,20 @@ class _Continuer(Answerer):
 
     takes_lines = False
     streams = True
+    converses = True
     model = "a decoder"
     verb = "continue"
-    applicable = ("n", "l_gen", "tau", "top_k", "top_p", "seed", "stop")
+    applicable = (
+        "n",
+        "l_gen",
+        "tau",
+        "top_k",
+        "top_p",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "seed",
+        "stop",
+    )
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
@@ -185,44 +202,78 @@ class _Continuer(Answerer):
         ordinary = range(self.tokenizer.mask_token)
         return np.array([self.tokenizer.decode([v]).startswith(" ") for v in ordinary] + 3 * [False])
 
-    def _requests(self, lengths: np.ndarray, number: int) -> dict[str, Any]:
-        o = self.options
-        usual = o.tau is None and o.top_k is None and o.top_p is None
-        room = int(self.config.l_max - lengths.max() + 1)
-        return {
-            "lengths": lengths,
-            "l_gen": min(L_GEN, room) if o.l_gen is None else o.l_gen,
-            "tau": TAU if o.tau is None else o.tau,
-            "top_k": o.top_k,
-            "top_p": TOP_P if usual else o.top_p,
-            "eos": self.tokenizer.eos_token,
-            "key": self._key(),
-            "first": (number - 1) * self.n,
-        }
+    def _begun(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
+        """Return the continuations, how many tokens they may have, and how many characters each repeats."""
+        prompts, healing = self._healed(texts)
+        x, lengths = self._sequences(prompts, number, eos=False)
+        rows = np.repeat(np.arange(len(x)), self.n)
+        l_gen = L_GEN if self.options.l_gen is None else self.options.l_gen
+        begun = self._generator.begin(
+            x[rows],
+            lengths=lengths[rows],
+            l_gen=l_gen,
+            key=self._key(),
+            first=(number - 1) * self.n,
+            sliding=True,
+            **{name: begins[rows] for name, begins in healing.items()},
+            **sampling_of(self.options, self.tokenizer.eos_token),
+        )
+        return begun, l_gen, [len(texts[row]) - len(prompts[row]) for row in rows.tolist()]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        prompts, healing = self._healed(texts)
-        x, lengths = self._sequences(prompts, first, eos=False)
-        rows = np.repeat(np.arange(len(x)), self.n)
-        healing = {name: begins[rows] for name, begins in healing.items()}
-        generated = np.asarray(self._generator.generate(x[rows], **self._requests(lengths[rows], first), **healing))
-        given = [len(texts[row]) - len(prompts[row]) for row in rows.tolist()]
-        answers = [self._answer(row.tolist(), n) for row, n in zip(generated, given, strict=True)]
+        begun, l_gen, given = self._begun(texts, first)
+        begun.extend(l_gen)
+        of_rows = zip(begun.tokens, begun.log_p, given, strict=True)
+        answers = [self._answer(tokens.tolist(), log_p, n) for tokens, log_p, n in of_rows]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
-    def _answer(self, tokens: list[int], given: int) -> Answer:
+    def _answer(self, tokens: list[int], log_p: np.ndarray, given: int) -> Answer:
         eos = self.tokenizer.eos_token
         ended = eos in tokens
         tokens = tokens[: tokens.index(eos)] if ended else tokens
-        text, stopped = _before(self.tokenizer.decode(tokens)[given:], self.options.stop or ())
-        reason = "stop" if stopped else "eos" if ended else "length"
-        return {"text": text, "tokens": len(tokens), "ended_by": reason}
+        pieces = Pieces(self.tokenizer, self.options.stop or (), given=given)
+        text = pieces.all(tokens)
+        counted = len(pieces.tokens) + (ended and not pieces.stopped)
+        reason = "stop" if pieces.stopped else "eos" if ended else "length"
+        return {
+            "text": text,
+            "tokens": len(pieces.tokens),
+            "ended_by": reason,
+            "log_probability": float(log_p[:counted].sum(dtype=np.float64)),
+            "log_probabilities": log_p[:counted].tolist(),
+        }
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
-        (prompt,), healing = self._healed([text])
-        x, lengths = self._sequences([prompt], number, eos=False)
-        columns = self._generator.stream(x, **self._requests(lengths, number), **healing)
-        return _pieces(columns, self.tokenizer, self.options.stop or (), given=len(text) - len(prompt))
+        begun, l_gen, (given,) = self._begun([text], number)
+        return pieces_of(_first_of(begun, l_gen), self.tokenizer, self.options.stop or (), given=given)
+
+
+def _first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
+    """Yield the tokens of the first continuation, as they come."""
+    for i in range(l_gen):
+        begun.extend(i + 1)
+        if begun.tokens.shape[1] == i:
+            return
+        yield int(begun.tokens[0, i])
+
+
+def sampling_of(options: Options, eos: int) -> Sampling:
+    """Return how tokens are drawn, with the defaults of the command lines.
+
+    Args:
+        options: what was asked for.
+        eos: the token that ends a text.
+    """
+    o = options
+    usual = o.tau is None and o.top_k is None and o.top_p is None
+    return {
+        "tau": TAU if o.tau is None else o.tau,
+        "top_k": o.top_k,
+        "top_p": TOP_P if usual else o.top_p,
+        "eos": eos,
+        "repetition_penalty": 1.0 if o.repetition_penalty is None else o.repetition_penalty,
+        "no_repeat_ngram_size": o.no_repeat_ngram_size or 0,
+    }
 
 
 class _Translator(Answerer):
@@ -244,7 +295,7 @@ class _Translator(Answerer):
         z, lengths = self._sequences([text], number, eos=True)
         options = {"l_max": self._l_max(), "tau": o.tau or 0.0, "key": self._key(), "first": (number - 1) * self.n}
         columns = self._translator.stream(z, lengths=lengths, **options)
-        return _pieces(columns, self.tokenizer, ())
+        return pieces_of((int(column[0]) for column in columns), self.tokenizer)
 
     def _l_max(self) -> int:
         return self.config.l_max if self.options.l_max is None else self.options.l_max
@@ -358,42 +409,3 @@ ANSWERERS: dict[str, type[Answerer]] = {"d": _Continuer, "e": _MaskFiller, "ed":
 
 def _flag(option: str) -> str:
     return "--" + (option if option in ("l_gen", "l_max") else option.replace("_", "-"))
-
-
-def _pieces(
-    columns: Iterator[np.ndarray], tokenizer: Tokenizer, stops: Sequence[str], *, given: int = 0
-) -> Iterator[str]:
-    """Yield the text of the tokens of one sequence, up to eos or a stop, as far as no later token can change it.
-
-    The first `given` characters are left out: the prompt has them.
-    """
-    tokens: list[int] = []
-    shown = ""
-    for column in columns:
-        if column[0] == tokenizer.eos_token:
-            break
-        tokens.append(int(column[0]))
-        text, stopped = _before(tokenizer.decode(tokens)[given:], stops)
-        certain = text if stopped else _certain(text, stops)
-        yield certain[len(shown) :]
-        shown = certain if len(certain) > len(shown) else shown
-        if stopped:
-            return
-    yield _before(tokenizer.decode(tokens)[given:], stops)[0][len(shown) :]
-
-
-def _before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Return the text before the first of the stops, and whether there is one."""
-    places = [place for place in map(text.find, stops) if place >= 0]
-    return (text[: min(places)], True) if places else (text, False)
-
-
-def _certain(text: str, stops: Sequence[str]) -> str:
-    """Return the text without what may still become a stop, or another character when more bytes come."""
-    end = len(text.rstrip(REPLACEMENT))
-    for stop in stops:
-        for k in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:k]):
-                end = min(end, len(text) - k)
-                break
-    return text[:end]

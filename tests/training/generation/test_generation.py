@@ -122,15 +122,19 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
 
 
 def test_scores_are_the_log_probabilities_of_the_generated_tokens():
-    state, keys, options = GENERATOR._begun(PROMPTS, LENGTHS, 6, 1.0, None, None, None, KEY, 0, None)
-    first = int(state.first)
-    state = decoding.decode(GENERATOR.weights, None, state, keys, stop=jnp.asarray(first + 6, jnp.int32), **options)
-    tokens = np.asarray(state.tokens)[:, first + 1 : first + 7]
+    begun = GENERATOR.begin(PROMPTS, lengths=LENGTHS, l_gen=6, key=KEY, likeliest=3)
+    begun.extend(4)
+    begun.extend(6)
+    tokens = begun.tokens
     rows = [np.concatenate([PROMPTS[r, : LENGTHS[r]], tokens[r]]) for r in range(3)]
     P = np.asarray(d_transformer(jnp.asarray([np.pad(x, (0, 15 - len(x))) for x in rows]), THETA))
     for r, x in enumerate(rows):
-        log_p = sum(np.log(P[x[t + 1], r, t]) for t in range(LENGTHS[r] - 1, len(x) - 1))
-        np.testing.assert_allclose(state.scores[r], log_p, rtol=1e-12)
+        before = range(LENGTHS[r] - 1, len(x) - 1)
+        np.testing.assert_allclose(begun.log_p[r], [np.log(P[x[t + 1], r, t]) for t in before], rtol=1e-12)
+        best = [np.argsort(-P[:, r, t])[:3] for t in before]
+        np.testing.assert_array_equal(begun.likeliest[0][r], best)
+        expected = [np.log(P[vs, r, t]) for t, vs in zip(before, best, strict=True)]
+        np.testing.assert_allclose(begun.likeliest[1][r], expected, rtol=1e-12)
 
 
 def test_eos_ends_a_sequence_and_fills_its_row():

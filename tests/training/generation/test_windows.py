@@ -1,0 +1,172 @@
+"""Generation past l_max, in windows; and what may not be repeated, against transformers."""
+
+import importlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import DTransformerConfig, d_transformer
+from algorithms.inference import sample
+from tests.cases import random_theta
+from training.compression import _Predictor
+from training.data.tokenizers import CharacterTokenizer
+from training.generation import Generator
+from training.generation.repetition import History, discouraged
+from training.generation.windows import window_start
+
+N_V, L_MAX = 17, 11
+CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
+THETA = random_theta(CONFIG)
+GENERATOR = Generator(THETA, CONFIG)
+PROMPTS = np.random.default_rng(0).integers(N_V - 3, size=(3, 29))
+LENGTHS = np.array([9, 29, 4])  # the second is longer than l_max
+KEY = jax.random.key(7)
+
+
+def generated(l_gen, **options):
+    options = {"lengths": LENGTHS, "sliding": True, "key": KEY} | options
+    prompts = options.pop("prompts", PROMPTS)
+    return np.asarray(GENERATOR.generate(prompts, l_gen=l_gen, **options))
+
+
+@jax.jit
+def distribution(x, length):
+    return d_transformer(x, THETA)[:, length - 1]
+
+
+def given(text, t):
+    """The model's distribution of token t of a text, from those in its window."""
+    start = window_start(t, L_MAX)
+    assert t <= L_MAX or L_MAX // 2 <= t - start <= L_MAX
+    return distribution(jnp.asarray(np.pad(text[start:t], (0, L_MAX - (t - start)))), t - start)
+
+
+def test_each_token_is_predicted_from_its_window():
+    tokens = generated(40, tau=0.8)
+    for r, l in enumerate(LENGTHS):
+        text = np.concatenate([PROMPTS[r, :l], tokens[r]])
+        for i in range(40):
+            key = jax.random.fold_in(jax.random.fold_in(KEY, r), i)
+            assert tokens[r, i] == sample(given(text, l + i), 0.8, key)
+
+
+def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():
+    tokens = generated(31)
+    for r in range(3):
+        alone = {"prompts": PROMPTS[r : r + 1], "lengths": LENGTHS[r : r + 1]}
+        keys = jax.random.fold_in(KEY, r)[None]
+        np.testing.assert_array_equal(generated(31, **alone, key=keys)[0], tokens[r])
+        columns = GENERATOR.stream(PROMPTS, lengths=LENGTHS, l_gen=31, key=KEY, sliding=True)
+    np.testing.assert_array_equal(np.stack(list(columns), axis=1), tokens)
+
+
+def test_what_has_ended_stays_so_in_the_next_windows():
+    free = generated(40)
+    eos = int(free[0, 2])
+    ended = generated(40, eos=eos)
+    for r in range(3):
+        where = np.flatnonzero(free[r] == eos)
+        n = where[0] if len(where) else 40
+        np.testing.assert_array_equal(ended[r, :n], free[r, :n])
+        assert (ended[r, n:] == eos).all()
+
+
+def test_compression_reads_the_same_windows():
+    text = PROMPTS[1]
+    tokenizer = CharacterTokenizer("abcdefghijklmn")
+    predictor = _Predictor(GENERATOR, tokenizer, 1)
+    whole = np.concatenate([[tokenizer.bos_token], text])
+    for t in range(1, len(whole)):
+        P, expected = predictor.probabilities()[0], np.array(given(whole, t))
+        expected[list(tokenizer.special_tokens)] = 0
+        np.testing.assert_allclose(P, expected, rtol=0, atol=1e-14)
+        predictor.append(whole[t : t + 1].astype(np.int32))
+
+
+def processors(torch, penalty, ngram):
+    module = importlib.import_module("transformers.generation.logits_process")
+    found = [module.RepetitionPenaltyLogitsProcessor(penalty)] if penalty else []
+    found += [module.NoRepeatNGramLogitsProcessor(ngram)] if ngram else []
+    return lambda ids, scores: module.LogitsProcessorList(found)(torch.as_tensor(ids), torch.as_tensor(scores)).numpy()
+
+
+@pytest.mark.parametrize(("penalty", "ngram"), [(1.3, 0), (0.7, 0), (None, 1), (None, 2), (None, 3), (2.0, 4)])
+def test_repetition_is_that_of_transformers(penalty, ngram):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(4, size=(6, 40))  # few, so that much repeats
+    scores = rng.normal(size=(6, 7))
+    lengths = np.array([1, 2, 3, 5, 17, 40])
+    history = History(jnp.asarray(np.pad(tokens, ((0, 0), (0, 8)))), jnp.asarray(lengths))
+    found = np.asarray(discouraged(jnp.asarray(scores.T), history, penalty=penalty, ngram=ngram)).T
+    for r, length in enumerate(lengths):
+        expected = processors(torch, penalty, ngram)(tokens[r : r + 1, :length], scores[r : r + 1].copy())
+        np.testing.assert_allclose(found[r], expected[0], rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_greedy_text_is_that_of_transformers(tmp_path):
+    """A prompt and what follows it count, and what an earlier window had."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    interchange = importlib.import_module("training.interchange")
+    sizes = {"vocab_size": 13, "n_positions": 64, "n_embd": 12, "n_layer": 2, "n_head": 2}
+    torch.manual_seed(3)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    model.save_pretrained(tmp_path)
+    theta, config, _ = interchange.load_pretrained(tmp_path)
+    prompt = np.random.default_rng(6).integers(12, size=(1, 9))
+    how = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
+    ids = torch.as_tensor(prompt)
+    expected = model.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=12, pad_token_id=12, **how)
+    generator = Generator(theta, config)
+    tokens = generator.generate(prompt, lengths=np.array([9]), l_gen=40, tau=0.0, eos=12, key=KEY, **how)
+    np.testing.assert_array_equal(tokens[0][: expected.shape[1] - 9], expected[0, 9:].numpy())
+
+
+def test_no_ngram_comes_twice_whatever_the_window():
+    tokens = generated(60, no_repeat_ngram_size=2, eos=N_V - 1)
+    for r, l in enumerate(LENGTHS):
+        text = [*PROMPTS[r, :l].tolist(), *tokens[r].tolist()]
+        text = text[: text.index(N_V - 1) + 1] if N_V - 1 in text else text
+        new, before = list(itertools.pairwise(text[l - 1 :])), list(itertools.pairwise(text[:l]))
+        assert len(set(new)) == len(new)
+        assert not set(new) & set(before)
+    assert len(set(zip(tokens[0], tokens[0, 1:], strict=False))) > 30
+
+
+def test_a_sequence_that_nothing_can_follow_ends():
+    eos = N_V - 1
+    tokens = generated(40, no_repeat_ngram_size=1, eos=eos, prompts=PROMPTS[2:], lengths=LENGTHS[2:])[0].tolist()
+    end = tokens.index(eos)
+    seen = [*PROMPTS[2, :4].tolist(), *tokens[: end + 1]]
+    assert len(set(seen)) >= N_V - 3
+    assert set(tokens[end:]) == {eos}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 0.0}, "repetition_penalty: expected a positive number"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a positive number"),
+        ({"no_repeat_ngram_size": -1, "eos": 3}, "no_repeat_ngram_size: expected at least 1"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: needs eos"),
+        ({"key": jax.random.split(KEY, 2)}, "one for each of the 3 requests, got 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        generated(3, **options)
+
+
+def test_where_windows_begin():
+    """The definition, token by token."""
+    for l_max in (1, 2, 5, 8):
+        start = 0
+        for t in range(50):
+            if t - start > l_max:
+                start = t - max(1, l_max // 2)
+            assert window_start(t, l_max) == start

@@ -1,0 +1,99 @@
+"""The text of tokens that come one by one, as far as no later token can change it, and up to the first stop."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from training.data.tokenizers import Tokenizer
+
+__all__ = ["Pieces", "pieces_of"]
+
+REPLACEMENT = "\ufffd"
+
+
+class Pieces:
+    """The text of one sequence.
+
+    Attributes:
+        tokens: what came so far.
+        stopped: whether a stop has come, behind which nothing counts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
+        """Begin with no tokens.
+
+        Args:
+            tokenizer: makes text of tokens.
+            stops: texts before which this one ends.
+            given: how many characters to leave out at the beginning: the prompt has them.
+        """
+        self._tokenizer, self._stops, self._given = tokenizer, stops, given
+        self._shown = ""
+        self.tokens: list[int] = []
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """Take the next token, and return what is certain now and was not before."""
+        self.tokens.append(token)
+        text, self.stopped = before(self._text(), self._stops)
+        return self._new(text if self.stopped else certain(text, self._stops))
+
+    def rest(self) -> str:
+        """Return what is left, when no more tokens come."""
+        return self._new(before(self._text(), self._stops)[0])
+
+    def all(self, tokens: Sequence[int]) -> str:
+        """Take all tokens there are, up to the first stop, and return their text."""
+        if not self._stops:
+            self.tokens += tokens
+            return self.rest()
+        text = ""
+        for token in tokens:
+            text += self.add(token)
+            if self.stopped:
+                return text
+        return text + self.rest()
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self.tokens)[self._given :]
+
+    def _new(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        self._shown += new
+        return new
+
+
+def pieces_of(
+    tokens: Iterable[int], tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0
+) -> Iterator[str]:
+    """Yield the text of tokens as they come, up to eos or a stop.
+
+    Args:
+        tokens: of one sequence.
+        tokenizer: makes text of them.
+        stops: texts before which this one ends.
+        given: how many characters to leave out at the beginning.
+    """
+    pieces = Pieces(tokenizer, stops, given=given)
+    for token in tokens:
+        if token == tokenizer.eos_token:
+            break
+        yield pieces.add(int(token))
+        if pieces.stopped:
+            return
+    yield pieces.rest()
+
+
+def before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Return the text before the first of the stops, and whether there is one."""
+    places = [place for place in map(text.find, stops) if place >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def certain(text: str, stops: Sequence[str]) -> str:
+    """Return the text without what may still become a stop, or another character when more bytes come."""
+    end = len(text.rstrip(REPLACEMENT))
+    for stop in stops:
+        for k in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:k]):
+                end = min(end, len(text) - k)
+                break
+    return text[:end]
