@@ -21,7 +21,6 @@ can be copied to the new rows. A tokenizer that came with a model (`training.int
 special tokens, `tokenizer.special`.
 """
 
-import abc
 import json
 import re
 from collections import Counter
@@ -32,97 +31,14 @@ from typing import Any
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from training.data.records import DataError, fingerprint, hash64
+from training.data import translation_tokenizers
+from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
+from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
 
-FORMAT = "formal-algorithms tokenizer 1"
-UNKNOWN = "<unk>"
 # A word takes one preceding space along; what is between words are tokens too, so that joining tokens
 # gives the text.
 WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
-
-
-class Tokenizer(abc.ABC):
-    """What every tokenizer offers; see the module's docstring.
-
-    Attributes:
-      N_V: size of the vocabulary.
-      special: the special tokens of the model that the tokenizer came with; None: the paper's.
-      special_origins: its own IDs for mask, bos and eos, where it has them.
-    """
-
-    N_V: int
-    special: SpecialTokens | None = None
-    special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
-
-    @property
-    def mask_token(self) -> int:
-        """The token that stands for a masked one, N_V-3."""
-        return self.special.token("mask") if self.special else self.N_V - 3
-
-    @property
-    def bos_token(self) -> int:
-        """The token at the beginning of every sequence, N_V-2."""
-        return self.special.token("bos") if self.special else self.N_V - 2
-
-    @property
-    def eos_token(self) -> int:
-        """The token at the end of every sequence, N_V-1."""
-        return self.special.token("eos") if self.special else self.N_V - 1
-
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """The tokens that no text has."""
-        return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)
-
-    def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
-        """Return a text's token IDs as a model reads them: after bos, and where the text ends, before eos."""
-        if self.special:
-            return self.special.framed(ids, ends=ends)
-        return [self.bos_token, *ids, *([self.eos_token] if ends else [])]
-
-    @abc.abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Return the token IDs of `text`, without bos and eos.
-
-        Raises:
-          DataError: the text has something that the vocabulary lacks.
-        """
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token IDs of each text; the tokenizers that can do so work in parallel."""
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token IDs; the special tokens give nothing.
-
-        Raises:
-          DataError: an ID is outside [0, N_V).
-        """
-        ordinary, special = [], set(self.special_tokens)
-        for token in map(int, ids):
-            if not 0 <= token < self.N_V:
-                raise DataError(f"token ID {token} is outside the vocabulary of {self.N_V} tokens")
-            if token not in special:
-                ordinary.append(token)
-        return self._decode(ordinary)
-
-    @abc.abstractmethod
-    def _decode(self, ids: list[int]) -> str:
-        """Return the text of ordinary token IDs."""
-
-    @abc.abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` needs: "kind" and the vocabulary."""
-
-    def fingerprint(self) -> str:
-        """Return a hash of everything that decides how text becomes tokens."""
-        return fingerprint(json.dumps(self.to_json(), sort_keys=True))
-
-    def save(self, path: str | Path) -> None:
-        """Write the tokenizer to one JSON file."""
-        text = json.dumps({"format": FORMAT, **self.to_json()}, ensure_ascii=False, indent=1, sort_keys=True)
-        Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def _utf8(text: str) -> bytes:
@@ -387,6 +303,8 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
         return NumberTokenizer(SpecialTokens.from_json(state["special"]))
     if state["kind"] == "bytes":
         return ByteTokenizer()
+    if state["kind"] in ("sentencepiece", "moses"):
+        return translation_tokenizers.from_json(state)
     return {"characters": CharacterTokenizer, "words": WordTokenizer}[state["kind"]](state["vocabulary"])
 
 

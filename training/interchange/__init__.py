@@ -23,7 +23,7 @@ import numpy as np
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
-from training.interchange import containers, mapping, tokenizer_files
+from training.interchange import containers, mapping, positions, tokenizer_files
 from training.interchange.architectures import ARCHITECTURES, NEEDS, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.errors import InterchangeError
@@ -185,6 +185,7 @@ def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
         prefix=architecture.prefix,
         ignored=architecture.ignored,
     )
+    positions.check(tensors, model, architecture.ignored)
     tokenizer = tokenizer_files.read(path, fields, model)
     special: SpecialTokens = tokenizer_files.special_tokens(path, fields, model, None)
     return model, leaves, tokenizer or NumberTokenizer(special)

@@ -55,7 +55,7 @@ class Tensors:
     def _open_safetensors(self, file: Path) -> None:
         try:
             opened = safetensors.safe_open(file, framework="numpy")
-            for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
+            for name in sorted(opened.keys()):
                 part = opened.get_slice(name)
                 dtype = part.get_dtype()
                 if dtype not in _DTYPES:

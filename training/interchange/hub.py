@@ -1,13 +1,14 @@
 """Checkpoints of a hub, `hf:NAME`, through huggingface_hub."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from training.interchange.errors import InterchangeError
 
 HUB = "hf:"
-WANTED = ("*.json", "*.txt", "*.safetensors")
+WANTED = ("*.json", "*.txt", "*.spm", "*.safetensors")
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def downloaded(source: str) -> Iterator[Path]:
 
 def _download(name: str) -> Path:
     try:
-        import huggingface_hub  # noqa: PLC0415 (an extra)
+        huggingface_hub = importlib.import_module("huggingface_hub")  # an extra
     except ModuleNotFoundError:
         raise InterchangeError(
             f"{HUB}{name} needs huggingface_hub: pip install huggingface_hub, or download the model by hand"

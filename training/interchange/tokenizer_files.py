@@ -20,6 +20,8 @@ from training.data.tokenizers import (
     WordTokenizer,
     load_tokenizer,
 )
+from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
+from training.interchange import translation_files
 from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 
@@ -39,6 +41,9 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     Raises:
         InterchangeError: it is damaged, or has more tokens than the model.
     """
+    of_translation = translation_files.read(path, fields, special_tokens(path, fields, model, None))
+    if of_translation:
+        return of_translation
     names = ("tokenizer.json", "vocab.txt")
     is_bpe = (
         all((path / name).is_file() for name in ("vocab.json", "merges.txt")) and fields.get("model_type") == "gpt2"
@@ -148,6 +153,9 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     if model.task == "ed":
         fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None}
     if isinstance(tokenizer, NumberTokenizer):
+        return fields
+    if isinstance(tokenizer, MosesTokenizer | SentencePieceTokenizer):
+        translation_files.write(path, tokenizer)
         return fields
     inner = _of_library(tokenizer)
     if not tokenizer.special:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from algorithms import BERT, ETransformerConfig, e_encoding, e_hidden_state, e_transformer
 from algorithms.ops.linear import logits
@@ -159,8 +160,6 @@ def test_our_own_encoders_open_in_transformers(tmp_path):
 
 def test_a_pretrained_bert_of_2018_is_read(tmp_path):
     """bert-base-uncased has a pooler and a next-sentence head besides, positions, and gamma and beta."""
-    import safetensors.numpy  # noqa: PLC0415
-
     model = make("masked")
     path = cases.saved(model, tmp_path / "new")
     (tmp_path / "old").mkdir()

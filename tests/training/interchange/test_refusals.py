@@ -3,16 +3,19 @@
 import json
 import pickle
 import re
+import tracemalloc
 
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import tokenizers
 
 from algorithms import GPT2, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
 from training.interchange import InterchangeError, convert, load_pretrained, save_pretrained
+from training.interchange.encoder_decoder import VARIANTS
 
 SIZES = {"N_V": 17, "l_max": 5, "H": 2, "d_e": 6, "d_mlp": 7}
 CONFIG = DTransformerConfig(L=1, variant=GPT2, **SIZES)
@@ -124,9 +127,29 @@ def test_a_pickle_that_wants_code_run_is_refused(path, tmp_path, capsys):
     assert "code was run" not in capsys.readouterr().out
 
 
-def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
-    import tokenizers  # noqa: PLC0415
+def test_stored_sinusoids_must_be_those_of_the_variant(tmp_path):
+    """All sines before all cosines; not by turns, and not with one position left out."""
+    variant = VARIANTS["marian"]
+    config = EDTransformerConfig(L_enc=1, L_dec=1, variant=variant, **SIZES)
+    save_pretrained(tmp_path / "in", random_theta(config), config, to="marian")
+    tensors = tensors_of(tmp_path / "in")
+    angle = np.arange(6)[:, None] / 10000 ** (np.arange(3)[None] / 3)
+    halves = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
+    by_turns = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(6, 6)
+    learned_later = np.concatenate([halves[:3], halves[4:]])
+    for table, message in ((by_turns[:5], "position 0 on"), (learned_later, "position 3 on")):
+        stored = {"model.encoder.embed_positions.weight": np.ascontiguousarray(table, np.float32)}
+        safetensors.numpy.save_file(tensors | stored, tmp_path / "in" / "model.safetensors")
+        expected = f"embed_positions.weight differs from the sinusoidal_halves positions of the model from {message}"
+        assert expected in refused(tmp_path / "in", tmp_path)
+    safetensors.numpy.save_file(
+        tensors | {"model.encoder.embed_positions.weight": halves[:5].astype(np.float16)},
+        tmp_path / "in" / "model.safetensors",
+    )
+    convert(tmp_path / "in", tmp_path / "out")
 
+
+def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
     tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(18)})).save(str(path / "tokenizer.json"))
     assert "the tokenizer has 18 tokens, but the model only N_V = 17" in refused(path, tmp_path)
     (path / "tokenizer.json").write_text("{")
@@ -170,8 +193,6 @@ def test_what_does_not_go_together_is_refused(tmp_path):
 
 def test_a_large_model_is_never_held_twice(tmp_path, monkeypatch):
     """Reading holds the parameters and one tensor; writing one shard besides."""
-    import tracemalloc  # noqa: PLC0415
-
     config = DTransformerConfig(N_V=101, l_max=7, L=6, H=2, d_e=128, d_mlp=512, variant=GPT2)
     theta = jax.tree.map(np.asarray, random_theta(config))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(theta))

@@ -1,0 +1,187 @@
+"""Marian's SentencePiece and FSMT's Moses with fastBPE, trained on a few sentences: token for token transformers'."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests import interchange_cases as cases
+from training.data.records import DataError
+from training.data.tokenizers import load_tokenizer
+from training.generation.text import Options, answerer_for
+from training.interchange import InterchangeError, load_model, load_pretrained, save_pretrained
+
+torch, transformers = cases.libraries()
+sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("sacremoses")
+
+CORPUS = [
+    "the cat sat on the mat",
+    "a dog sat on the log",
+    "the log and the cat",
+    "dogs and cats",
+    "der Hund und die Katze",
+]
+TEXTS = [
+    "the cat sat",
+    "  a dog, and  cats! ",
+    ">>de<< the mat",
+    "it's 3.5% of the “logs” & mats — well‐known",
+    "Ünknöwn ж",
+    "",
+    "e-mail\u200bme <b>",
+]
+SIZES = {
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 7,
+    "decoder_ffn_dim": 7,
+    "max_position_embeddings": 60,
+}
+
+
+def pieces_of(path, texts, size):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(path), vocab_size=size, minloglevel=2, hard_vocab_limit=False
+    )
+    model = sentencepiece.SentencePieceProcessor(model_file=f"{path}.model")
+    path.with_suffix(".model").rename(path.with_suffix(".spm"))
+    path.with_suffix(".vocab").unlink()
+    return [model.id_to_piece(i) for i in range(3, model.get_piece_size())]
+
+
+def marian(path, *, separate):
+    """A model whose IDs are in another order than SentencePiece's, and lack one of its pieces."""
+    source, target = pieces_of(path / "source", CORPUS, 40), pieces_of(path / "target", [*CORPUS[::-1], "mat"], 36)
+    every = ["</s>", "<unk>", *sorted({*source, *target}), ">>de<<", "<pad>"]
+    if separate:
+        vocabularies = {
+            "vocab.json": ["</s>", "<unk>", *source[::-1], ">>de<<", "<pad>"],
+            "target_vocab.json": ["</s>", "<unk>", *target, "<pad>"],
+        }
+    else:
+        vocabularies = {"vocab.json": every}
+    for name, pieces in vocabularies.items():
+        (path / name).write_text(json.dumps({piece: i for i, piece in enumerate(pieces) if piece != source[7]}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
+    N_V_z, N_V = (len(vocabularies[n]) for n in ("vocab.json", "target_vocab.json" if separate else "vocab.json"))
+    of_target = {"decoder_vocab_size": N_V, "share_encoder_decoder_embeddings": False} if separate else {}
+    special = {
+        "pad_token_id": N_V - 1,
+        "decoder_start_token_id": N_V - 1,
+        "eos_token_id": 0,
+        "forced_eos_token_id": None,
+    }
+    config = transformers.MarianConfig(**SIZES, vocab_size=N_V_z, **of_target, **special)
+    cases.saved(cases.randomized(torch, transformers.MarianMTModel(config)), path, "float32")
+    return transformers.MarianTokenizer.from_pretrained(path)
+
+
+def fsmt(path, *, separate):
+    """A model with the merges of frequent words, of which some are missing in a vocabulary."""
+    del separate
+    merges = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("a", "t</w>"), ("c", "at</w>"), ("d", "o"), ("s", "</w>")]
+    letters = [c + e for c in "abcdehilmnostuwz&;'.,%!?-@" for e in ("", "</w>")]
+    of_source = ["<s>", "<pad>", "</s>", "<unk>", *letters, "th", "the</w>", "cat</w>"]
+    of_target = ["<s>", "<pad>", "</s>", "<unk>", *letters[::-1], "the</w>", "do"]
+    for name, pieces in (("src", of_source), ("tgt", of_target)):
+        (path / f"vocab-{name}.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (path / "merges.txt").write_text("".join(f"{a} {b} 7\n" for a, b in merges))
+    (path / "tokenizer_config.json").write_text(json.dumps({"langs": ["en", "de"], "do_lower_case": True}))
+    sizes = {"src_vocab_size": len(of_source), "tgt_vocab_size": len(of_target), "langs": ["en", "de"]}
+    config = transformers.FSMTConfig(**SIZES, **sizes, forced_eos_token_id=None)
+    model = transformers.FSMTForConditionalGeneration(config)
+    tables = {name: p.clone() for name, p in model.named_parameters() if "embed_positions" in name}
+    model = cases.randomized(torch, model)
+    with torch.no_grad():
+        for name, table in tables.items():
+            model.get_parameter(name).copy_(table)
+    cases.saved(model, path, "float32")
+    return transformers.FSMTTokenizer.from_pretrained(path)
+
+
+MODELS = {"marian": (marian, False), "marian-two": (marian, True), "fsmt": (fsmt, True)}
+kinds = pytest.mark.parametrize("kind", MODELS)
+
+
+def made(kind, path):
+    path.mkdir()
+    make, separate = MODELS[kind]
+    theirs = make(path, separate=separate)
+    return theirs, load_pretrained(path)
+
+
+@kinds
+def test_texts_become_the_tokens_of_transformers_and_back(tmp_path, kind):
+    theirs, (_, config, ours) = made(kind, tmp_path / "theirs")
+    for text in TEXTS:
+        if text or kind != "fsmt":
+            assert ours.framed(ours.encode(text)) == theirs(text)["input_ids"], text
+    known = sorted(ours.target.values())
+    assert known[-1] == config.N_V - 1
+    rows = np.random.default_rng(0).choice(known, size=(20, 9)).tolist()
+    for row in rows:
+        assert ours.decode(row) == theirs.decode(row, skip_special_tokens=True), row
+
+
+@kinds
+def test_it_is_saved_with_a_run_and_written_for_transformers(tmp_path, kind):
+    theirs, (theta, config, ours) = made(kind, tmp_path / "theirs")
+    ours.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    assert again.fingerprint() == ours.fingerprint()
+    save_pretrained(tmp_path / "out", theta, config, ours, to=kind.partition("-")[0])
+    reopened = type(theirs).from_pretrained(tmp_path / "out")
+    for text in TEXTS[:4]:
+        assert again.encode(text) == ours.encode(text)
+        assert reopened(text)["input_ids"] == theirs(text)["input_ids"]
+
+
+@kinds
+def test_a_text_is_translated_as_by_transformers(tmp_path, kind):
+    theirs, _ = made(kind, tmp_path / "theirs")
+    name = "MarianMTModel" if "marian" in kind else "FSMTForConditionalGeneration"
+    model = getattr(transformers, name).from_pretrained(tmp_path / "theirs")
+    answerer = answerer_for(load_model(tmp_path / "theirs"), Options(l_max=9))
+    for text in TEXTS[:2]:
+        inputs = theirs(text, return_tensors="pt")
+        rules = {
+            "max_length": 9,
+            "num_beams": 1,
+            "do_sample": False,
+            "forced_eos_token_id": None,
+            "bad_words_ids": None,
+        }
+        expected = theirs.decode(model.generate(**inputs, **rules)[0], skip_special_tokens=True)
+        assert answerer.answers([text])[0][0]["text"] == expected
+
+
+@kinds
+def test_a_damaged_tokenizer_is_refused(tmp_path, kind):
+    made(kind, tmp_path / "theirs")
+    file = tmp_path / "theirs" / ("vocab-src.json" if kind == "fsmt" else "vocab.json")
+    state = json.loads(file.read_text())
+    del state["<unk>"]
+    file.write_text(json.dumps(state))
+    with pytest.raises(InterchangeError, match="vocabulary has no <unk>"):
+        load_pretrained(tmp_path / "theirs")
+
+
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
+    made("marian", tmp_path / "theirs")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(InterchangeError, match="needs sentencepiece: pip install sentencepiece"):
+        load_pretrained(tmp_path / "theirs")
+
+
+def test_a_damaged_model_of_pieces_is_refused(tmp_path):
+    made("marian", tmp_path / "theirs")
+    (tmp_path / "theirs" / "source.spm").write_bytes(b"\x0a\xff")
+    with pytest.raises(InterchangeError, match="a SentencePiece model is damaged"):
+        load_pretrained(tmp_path / "theirs")
+    with pytest.raises(DataError, match="cannot read"):
+        load_tokenizer(tmp_path / "nothing.json")

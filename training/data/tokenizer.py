@@ -1,0 +1,96 @@
+"""What every tokenizer offers."""
+
+import abc
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.data.records import DataError, fingerprint
+from training.data.special_tokens import SpecialTokens
+
+FORMAT = "formal-algorithms tokenizer 1"
+UNKNOWN = "<unk>"
+
+
+class Tokenizer(abc.ABC):
+    """What every tokenizer offers; see `training.data.tokenizers`.
+
+    Attributes:
+      N_V: size of the vocabulary.
+      special: the special tokens of the model that the tokenizer came with; None: the paper's.
+      special_origins: its own IDs for mask, bos and eos, where it has them.
+    """
+
+    N_V: int
+    special: SpecialTokens | None = None
+    special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
+
+    @property
+    def mask_token(self) -> int:
+        """The token that stands for a masked one, N_V-3."""
+        return self.special.token("mask") if self.special else self.N_V - 3
+
+    @property
+    def bos_token(self) -> int:
+        """The token at the beginning of every sequence, N_V-2."""
+        return self.special.token("bos") if self.special else self.N_V - 2
+
+    @property
+    def eos_token(self) -> int:
+        """The token at the end of every sequence, N_V-1."""
+        return self.special.token("eos") if self.special else self.N_V - 1
+
+    @property
+    def special_tokens(self) -> tuple[int, ...]:
+        """The tokens that no text has."""
+        return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)
+
+    def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
+        """Return a text's token IDs as a model reads them: after bos, and where the text ends, before eos."""
+        if self.special:
+            return self.special.framed(ids, ends=ends)
+        return [self.bos_token, *ids, *([self.eos_token] if ends else [])]
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the token IDs of `text`, without bos and eos.
+
+        Raises:
+          DataError: the text has something that the vocabulary lacks.
+        """
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token IDs of each text; the tokenizers that can do so work in parallel."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of token IDs; the special tokens give nothing.
+
+        Raises:
+          DataError: an ID is outside [0, N_V).
+        """
+        ordinary, special = [], set(self.special_tokens)
+        for token in map(int, ids):
+            if not 0 <= token < self.N_V:
+                raise DataError(f"token ID {token} is outside the vocabulary of {self.N_V} tokens")
+            if token not in special:
+                ordinary.append(token)
+        return self._decode(ordinary)
+
+    @abc.abstractmethod
+    def _decode(self, ids: list[int]) -> str:
+        """Return the text of ordinary token IDs."""
+
+    @abc.abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` needs: "kind" and the vocabulary."""
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that decides how text becomes tokens."""
+        return fingerprint(json.dumps(self.to_json(), sort_keys=True))
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer to one JSON file."""
+        text = json.dumps({"format": FORMAT, **self.to_json()}, ensure_ascii=False, indent=1, sort_keys=True)
+        Path(path).write_text(text + "\n", encoding="utf-8")

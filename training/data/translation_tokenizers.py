@@ -1,0 +1,161 @@
+"""Tokenizers of published translation models: SentencePiece with a vocabulary beside it, and Moses with fastBPE.
+
+Both have one vocabulary for what is read and one for what is written, which may be the same. The libraries that they
+need are an extra, ``translation``, and imported when such a tokenizer is made.
+"""
+
+import base64
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers as library
+from tokenizers import models
+
+from training.data.records import DataError
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizer import UNKNOWN, Tokenizer
+
+END_OF_WORD = "</w>"
+
+
+def _needed(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise DataError(f"this tokenizer needs {module}: pip install {module}") from None
+
+
+class _Translation(Tokenizer):
+    """What reads by one vocabulary and writes by another.
+
+    Attributes:
+      source: the token ID of each piece of what is read; it has one for what it lacks, <unk>.
+      target: the same for what is written.
+    """
+
+    def __init__(self, source: Mapping[str, int], target: Mapping[str, int], special: SpecialTokens) -> None:
+        if UNKNOWN not in source:
+            raise DataError(f"the tokenizer's vocabulary has no {UNKNOWN}")
+        self.source, self.target, self.special = dict(source), dict(target), special
+        self.N_V = special.N_V
+        self._written = {token: piece for piece, token in self.target.items()}
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self.source.get(piece, self.source[UNKNOWN]) for piece in pieces]
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._written.get(token, UNKNOWN) for token in ids]
+
+    def _vocabularies(self) -> dict[str, Any]:
+        assert self.special
+        return {"source": self.source, "target": self.target, "special": self.special.to_json()}
+
+
+class SentencePieceTokenizer(_Translation):
+    """SentencePiece, whose pieces have the token IDs of another file: Marian's.
+
+    A text may begin with the language to translate into, as ``>>fr<<``.
+
+    Attributes:
+      models: what source.spm and target.spm hold.
+    """
+
+    def __init__(
+        self,
+        source_model: bytes,
+        target_model: bytes,
+        *,
+        source: Mapping[str, int],
+        target: Mapping[str, int],
+        special: SpecialTokens,
+    ) -> None:
+        super().__init__(source, target, special)
+        Processor = _needed("sentencepiece").SentencePieceProcessor
+        self.models = source_model, target_model
+        try:
+            self._reads, self._writes = (Processor(model_proto=model) for model in self.models)
+        except RuntimeError as error:
+            raise DataError(f"a SentencePiece model is damaged: {error}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token IDs of `text`."""
+        language = text[: text.find("<<") + 2] if text.startswith(">>") and "<<" in text else ""
+        pieces = self._reads.encode(text[len(language) :], out_type=str)
+        return self._ids([language, *pieces] if language else pieces)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._writes.decode_pieces(self._pieces(ids)).replace("▁", " ").strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind, the two models and the vocabularies."""
+        reads, writes = (base64.b64encode(model).decode() for model in self.models)
+        return {"kind": "sentencepiece", "source_model": reads, "target_model": writes, **self._vocabularies()}
+
+
+class MosesTokenizer(_Translation):
+    """The words that the Moses scripts find in a text, cut by fastBPE: FSMT's.
+
+    Attributes:
+      languages: of what is read and of what is written, by their codes.
+      merges: pairs of pieces that are joined, the most frequent first.
+      lower: whether texts are lower-cased.
+    """
+
+    def __init__(
+        self,
+        languages: Sequence[str],
+        merges: Sequence[Sequence[str]],
+        *,
+        source: Mapping[str, int],
+        target: Mapping[str, int],
+        special: SpecialTokens,
+        lower: bool = False,
+    ) -> None:
+        super().__init__(source, target, special)
+        moses = _needed("sacremoses")
+        self.languages, self.lower = tuple(languages), lower
+        self.merges = [(first, second) for first, second in merges]
+        reads, writes = self.languages
+        self._cleans = moses.MosesPunctNormalizer(reads, pre_replace_unicode_punct=True, post_remove_control_chars=True)
+        self._splits, self._joins = moses.MosesTokenizer(reads), moses.MosesDetokenizer(writes)
+        joined = (piece for pair in self.merges for piece in (*pair, "".join(pair)))
+        known = dict.fromkeys([UNKNOWN, *self.source, *joined])
+        numbers = {piece: i for i, piece in enumerate(known)}
+        self._cuts = library.Tokenizer(
+            models.BPE(numbers, self.merges, unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD)
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token IDs of `text`."""
+        clean = self._cleans.normalize(text.lower() if self.lower else text)
+        words = self._splits.tokenize(clean, aggressive_dash_splits=True, escape=True)
+        return self._ids(self._cuts.encode(words, is_pretokenized=True).tokens) if words else []
+
+    def _decode(self, ids: list[int]) -> str:
+        text = "".join(self._pieces(ids)).replace(END_OF_WORD, " ")
+        return self._joins.detokenize(text.split())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind, the languages, the merges and the vocabularies."""
+        merges = [list(pair) for pair in self.merges]
+        rules = {"languages": list(self.languages), "merges": merges, "lower": self.lower}
+        return {"kind": "moses", **rules, **self._vocabularies()}
+
+
+def from_json(state: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer that `Tokenizer.to_json` of one of the two described.
+
+    Raises:
+      KeyError, TypeError: the description is incomplete or of an unknown kind.
+      DataError: the library that it needs is not installed.
+    """
+    shared = {
+        "source": state["source"],
+        "target": state["target"],
+        "special": SpecialTokens.from_json(state["special"]),
+    }
+    if state["kind"] == "moses":
+        return MosesTokenizer(state["languages"], state["merges"], lower=state["lower"], **shared)
+    reads, writes = (base64.b64decode(state[f"{side}_model"]) for side in ("source", "target"))
+    return SentencePieceTokenizer(reads, writes, **shared)

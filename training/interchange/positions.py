@@ -1,0 +1,44 @@
+"""The tables of sinusoids that checkpoints store, and that are computed here: whether they are the same."""
+
+import fnmatch
+from collections.abc import Sequence
+
+import numpy as np
+
+from algorithms.embedding import sinusoid
+from training.interchange.containers import Tensors
+from training.interchange.description import Model
+from training.interchange.errors import InterchangeError
+
+TOLERANCE = 0.01
+"""Tables are stored in bfloat16, too, and a float32 is no exact angle for large positions."""
+
+
+def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
+    """Compare the stored tables with the sinusoids of the variant; rows of zeros are those of padding.
+
+    Args:
+        tensors: the checkpoint.
+        model: what it is.
+        ignored: patterns of the names of tensors that are no parameters.
+
+    Raises:
+        InterchangeError: a table holds something else, such as positions that were learned.
+    """
+    form = model.config.variant.positions
+    if form == "learned":
+        return
+    for name in tensors.names:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):
+            stored = tensors.read(name).astype(np.float64)
+            d_e = model.config.d_e
+            if stored.size % d_e:
+                raise InterchangeError(f"{tensors.path}: {name} has {stored.size} numbers, no multiple of d_e = {d_e}")
+            stored = stored.reshape(-1, d_e)
+            expected = np.asarray(sinusoid(np.arange(len(stored)), d_e, base=10000, form=form)).T
+            different = (np.abs(stored - expected).max(axis=1) > TOLERANCE) & stored.any(axis=1)
+            if different.any():
+                raise InterchangeError(
+                    f"{tensors.path}: {name} differs from the {form} positions of the model from position "
+                    f"{different.argmax()} on, and positions of another kind are not read for it"
+                )
