@@ -8,13 +8,11 @@ the upper quartile. PyTorch and transformers are measured where they are install
 """
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
+from collections.abc import Sequence
 
 from scripts.benchmarks import accelerators, attention, decode, training_step
 from scripts.benchmarks.timing import machine
+from training.commands.arguments import at_least
 
 PARTS = {
     "attention": attention.run,
@@ -26,21 +24,23 @@ PARTS = {
 }
 
 
-def main() -> None:
-    """Parse the command line, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--rounds", type=int, default=11, help="how often each candidate runs (default: 11)")
-    arguments = parser.parse_args()
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main.add_argument("part", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all by default")
+    main.add_argument(
+        "--rounds", type=at_least(2), default=11, metavar="N", help="how often each candidate runs (default: 11)"
+    )
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, print the tables, and return the exit status."""
+    arguments = parser().parse_args(argv)
     unknown = sorted(set(arguments.part) - set(PARTS))
     if unknown:
-        parser.error(f"unknown part {unknown[0]!r}: expected any of {', '.join(PARTS)}")
-    if arguments.rounds < 2:
-        parser.error(f"--rounds: expected at least 2, got {arguments.rounds}")
+        parser().error(f"unknown part {unknown[0]!r}: expected any of {', '.join(PARTS)}")
     print(f"Measured on {machine()}.", flush=True)
     for name in arguments.part or PARTS:
         print(f"\n{PARTS[name](arguments.rounds)}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

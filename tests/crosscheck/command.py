@@ -30,7 +30,7 @@ def _sizes(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crosscheck.py",
         description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
@@ -60,13 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         the exit status.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")
     package = importlib.import_module("algorithms")
     if options.implementation not in package.IMPLEMENTATIONS:
-        parser.error(f"--implementation: expected one of {', '.join(package.IMPLEMENTATIONS)}")
+        parser().error(f"--implementation: expected one of {', '.join(package.IMPLEMENTATIONS)}")
     width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
     console = Console(width=width)
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from training import commands as commands_of_the_project
 from training.commands import settings_table
 from training.commands.arguments import flag, spelled
 from training.commands.train import parser, read_settings, with_task
@@ -18,7 +19,12 @@ from training.tasks.models import check_sizes
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
-COMMAND = re.compile(r"(?:^|[`| ])(?:python )?(?:scripts/)?(train|generate|evaluate|compress)\.py +([^`#<|\n)]+)", re.M)
+PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
+MODULES = {
+    name: f"training.commands.{name}" for name in ("train", "generate", "evaluate", "compress", "convert", "serve")
+}
+MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "tests.crosscheck.command"}
+COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py +([^`#<|\n)]+)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 
 
@@ -41,7 +47,7 @@ def train_settings(words):
 
 def test_there_are_commands_to_test():
     assert len(FOUND) > 20
-    assert {name for name, _ in FOUND} == {"train", "generate", "evaluate", "compress"}
+    assert {name for name, _ in FOUND} == set(MODULES)
 
 
 @pytest.mark.parametrize(("name", "words"), FOUND)
@@ -49,7 +55,7 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(words.replace("TASK", "d"))
     if name != "train":
-        module = importlib.import_module(f"training.commands.{name}")
+        module = importlib.import_module(MODULES[name])
         module.parser().parse_args(spelled(arguments, getattr(module, "NAMES", ())))
     elif arguments[0] in TASKS:
         settings = train_settings(arguments)  # what runs/ has here does not matter
@@ -57,6 +63,13 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
         optimizer_from(settings)
     else:
         assert arguments[0] == "--run"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_unknown_flag_is_said(name, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        commands_of_the_project.run(MODULES[name], ["--nonsense"])
+    assert re.search("error: .*(--nonsense|required)", capsys.readouterr().err)
 
 
 def recipes():

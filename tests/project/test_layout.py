@@ -31,7 +31,7 @@ FLOORS = {
         {"runs"},
         {"generation"},
         {"evaluation"},
-        {"compression", "interchange"},
+        {"compression", "interchange", "serving"},
         {"loop"},
         {"commands"},
     ),

@@ -15,8 +15,10 @@ import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-__all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "train_main"]
+__all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "serve_main", "train_main"]
 
+EXTRAS = {"starlette": "serve", "uvicorn": "serve"}
+"""Packages that only some commands need, and the extra of pyproject.toml that has them."""
 PIPE = 128 + signal.SIGPIPE
 
 
@@ -36,6 +38,11 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
         status = command.main(argv)
         sys.stdout.flush()
         return status
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        extra = EXTRAS[error.name]
+        return _said(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
     except BrokenPipeError:  # `| head -1`: who reads has seen enough
         _abandon_output()
         return PIPE
@@ -86,4 +93,5 @@ generate_main = functools.partial(run, "training.commands.generate")
 evaluate_main = functools.partial(run, "training.commands.evaluate")
 compress_main = functools.partial(run, "training.commands.compress")
 convert_main = functools.partial(run, "training.commands.convert")
+serve_main = functools.partial(run, "training.commands.serve")
 """What the installed commands call."""

@@ -130,9 +130,9 @@ class Continuation:
         self._room -= end - first
         self.tokens = np.concatenate([self.tokens, np.asarray(self._state.tokens[:, new])], axis=1)
         self.log_p = np.concatenate([self.log_p, np.asarray(self._state.log_p[:, new])], axis=1)
-        if self._state.likeliest is not None:
+        if self._state.likeliest is None:
+            tokens = log_p = np.zeros((len(self.tokens), end - first, 0))
+        else:
             tokens, log_p = (np.asarray(of_slots[:, new]) for of_slots in self._state.likeliest)
-            self.likeliest = (
-                np.concatenate([self.likeliest[0], tokens], axis=1),
-                np.concatenate([self.likeliest[1], log_p], axis=1),
-            )
+        before = self.likeliest
+        self.likeliest = (np.concatenate([before[0], tokens], axis=1), np.concatenate([before[1], log_p], axis=1))

@@ -17,10 +17,11 @@ import numpy as np
 from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator
 from training.generation.pieces import Pieces, pieces_of
+from training.generation.prompts import Prompt, side_by_side
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
 
-__all__ = ["Answer", "Answerer", "AnswerError", "Options", "answerer_for"]
+__all__ = ["Answer", "AnswerError", "Answerer", "Continuer", "Options", "answerer_for"]
 
 L_GEN, TAU, TOP_P = 200, 0.7, 0.9
 LARGEST_SEED = 2**32 - 1
@@ -141,7 +142,7 @@ class Answerer(abc.ABC):
             if not tokens:
                 raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
             row = self.tokenizer.framed(tokens, ends=eos)
-            if len(row) > self.config.l_max and not self.converses:
+            if len(row) > self.config.l_max:
                 raise AnswerError(
                     f"text {number} has {len(row)} tokens with those at its ends, but the model reads at most "
                     f"l_max = {self.config.l_max}: shorten it"
@@ -160,8 +161,8 @@ class Answerer(abc.ABC):
         return jax.random.key(self.options.seed or 0)
 
 
-class _Continuer(Answerer):
-    """Algorithm 14."""
+class Continuer(Answerer):
+    """Algorithm 14, in windows where a text outgrows l_max."""
 
     takes_lines = False
     streams = True
@@ -184,17 +185,24 @@ class _Continuer(Answerer):
         super().__init__(run, options)
         self._generator = Generator(run.theta, run.config)
 
-    def _healed(self, texts: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Return prompts to read, and the tokens that their continuations may begin with.
+    def prompt(self, text: str, *, number: int = 1) -> Prompt:
+        """Return a text, as the model reads it.
 
         In the training data a space belongs to the token of the word behind it, where the tokenizer has such: a prompt
         that ends in one is read without it, and goes on with a token that begins with it.
+
+        Args:
+            text: to be continued.
+            number: of the text, for messages.
+
+        Raises:
+            ValueError: it is empty, or has something that the tokenizer does not know.
         """
-        open_ended = np.array([text.endswith(" ") and len(text) > 1 for text in texts])
-        if not open_ended.any() or self._spaced.sum() < 2:
-            return list(texts), {}
-        begins = np.where(open_ended[:, None], self._spaced, True)
-        return [text[: len(text) - o] for text, o in zip(texts, open_ended, strict=True)], {"begins": begins}
+        heals = text.endswith(" ") and len(text) > 1 and self._spaced.sum() > 1
+        tokens = self._encoded(text[: len(text) - heals])
+        if not tokens:
+            raise AnswerError(f"text {number} is empty: give some text to continue")
+        return Prompt(self.tokenizer.framed(tokens, ends=False), int(heals), self._spaced if heals else None)
 
     @functools.cached_property
     def _spaced(self) -> np.ndarray:
@@ -204,23 +212,23 @@ class _Continuer(Answerer):
 
     def _begun(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
         """Return the continuations, how many tokens they may have, and how many characters each repeats."""
-        prompts, healing = self._healed(texts)
-        x, lengths = self._sequences(prompts, number, eos=False)
-        rows = np.repeat(np.arange(len(x)), self.n)
+        prompts = [self.prompt(text, number=i) for i, text in enumerate(texts, number) for _ in range(self.n)]
+        x, lengths, begins = side_by_side(prompts, self.config.N_V)
         l_gen = L_GEN if self.options.l_gen is None else self.options.l_gen
         begun = self._generator.begin(
-            x[rows],
-            lengths=lengths[rows],
+            x,
+            lengths=lengths,
             l_gen=l_gen,
             key=self._key(),
             first=(number - 1) * self.n,
             sliding=True,
-            **{name: begins[rows] for name, begins in healing.items()},
+            begins=begins,
             **sampling_of(self.options, self.tokenizer.eos_token),
         )
-        return begun, l_gen, [len(texts[row]) - len(prompts[row]) for row in rows.tolist()]
+        return begun, l_gen, [prompt.given for prompt in prompts]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        """As `Answerer.answers`, with the log-probabilities of the tokens."""
         begun, l_gen, given = self._begun(texts, first)
         begun.extend(l_gen)
         of_rows = zip(begun.tokens, begun.log_p, given, strict=True)
@@ -244,6 +252,7 @@ class _Continuer(Answerer):
         }
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
+        """As `Answerer.stream`."""
         begun, l_gen, (given,) = self._begun([text], number)
         return pieces_of(_first_of(begun, l_gen), self.tokenizer, self.options.stop or (), given=given)
 
@@ -403,7 +412,7 @@ class _Classifier(Answerer):
         ]
 
 
-ANSWERERS: dict[str, type[Answerer]] = {"d": _Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
+ANSWERERS: dict[str, type[Answerer]] = {"d": Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
 """What answers with a run of a task."""
 
 

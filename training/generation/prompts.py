@@ -1,0 +1,45 @@
+"""Prompts as a decoder reads them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+__all__ = ["Prompt", "side_by_side"]
+
+
+class Prompt(NamedTuple):
+    """A prompt.
+
+    Attributes:
+        tokens: of the prompt, from bos on.
+        given: how many characters of its end its continuation repeats.
+        begins: the tokens that the continuation may begin with; None for all.
+    """
+
+    tokens: list[int]
+    given: int = 0
+    begins: Bool[np.ndarray, "N_V"] | None = None
+
+
+def side_by_side(
+    prompts: Sequence[Prompt], N_V: int
+) -> tuple[Int[np.ndarray, "B l"], Int[np.ndarray, "B"], Bool[np.ndarray, "B N_V"] | None]:
+    """Return the tokens of prompts, padded on the right, their lengths, and what they may go on with, or None.
+
+    Args:
+        prompts: at least one.
+        N_V: size of the vocabulary.
+    """
+    lengths = np.array([len(prompt.tokens) for prompt in prompts])
+    x = np.zeros((len(prompts), lengths.max()), np.int64)
+    for row, prompt in zip(x, prompts, strict=True):
+        row[: len(prompt.tokens)] = prompt.tokens
+    if all(prompt.begins is None for prompt in prompts):
+        return x, lengths, None
+    begins = np.ones((len(prompts), N_V), bool)
+    for row, prompt in zip(begins, prompts, strict=True):
+        if prompt.begins is not None:
+            row[:] = prompt.begins
+    return x, lengths, begins
