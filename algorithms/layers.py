@@ -12,6 +12,7 @@ from jaxtyping import Float, Integer, Key
 from algorithms.attention import mh_attention
 from algorithms.embedding import positional_embedding, sinusoid, token_embedding
 from algorithms.layer_norm import layer_norm, rms_norm
+from algorithms.machinery.division import between_steps, hidden_units, within_step
 from algorithms.machinery.hand_derived import varying_alike
 from algorithms.model.parameters import LayerNormParams
 from algorithms.model.variants import Variant
@@ -43,6 +44,7 @@ class Steps(NamedTuple):
     def token_embedding(self, x: Integer[Array, "*batch l"], theta: Any) -> Float[Array, "d_e *batch l"]:
         """``W_e[:, x[t]]`` of every token, as columns."""
         E = token_embedding(x, theta.W_e, implementation=self.implementation)
+        E = between_steps(E)
         return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.variant.scale_embedding else E
 
     def positional_embedding(
@@ -61,7 +63,7 @@ class Steps(NamedTuple):
     ) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, or the norm of the variant."""
         options: dict[str, Any] = {"epsilon": self.variant.epsilon, "implementation": self.implementation}
-        return rms_norm(X, gamma, **options) if beta is None else layer_norm(X, gamma, beta, **options)
+        return between_steps(rms_norm(X, gamma, **options) if beta is None else layer_norm(X, gamma, beta, **options))
 
     def normalized(self, X: Float[Array, "d *columns"], norm: LayerNormParams | None) -> Float[Array, "d *columns"]:
         """The same where there are γ and β, which the paper does not have at this place, and X itself where not."""
@@ -78,8 +80,9 @@ class Steps(NamedTuple):
         """``MHAttention(X, Z | 𝓦, Mask)``; Z, 𝓦 and its mask are what ``attend`` reads, where there is one."""
         if self.attend is not None:
             return self.attend(X, Z, W, mask, key)
-        rate = self.variant.dropout
-        return mh_attention(X, Z, W, mask, implementation=self.implementation, dropout=rate, key=key)
+        options: dict[str, Any] = {"implementation": self.implementation, "dropout": self.variant.dropout, "key": key}
+        X, Z = (within_step(X),) * 2 if X is Z else (within_step(X), within_step(Z))
+        return between_steps(mh_attention(X, Z, W, mask, **options))
 
     def mlp(
         self,
@@ -91,8 +94,8 @@ class Steps(NamedTuple):
         key: Key[Array, "*batch"] | None,
     ) -> Float[Array, "d_e *batch l"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, where f is the nonlinearity."""
-        hidden = self.activate(linear(W_mlp1, X, b_mlp1, self.implementation))
-        return linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation)
+        hidden = hidden_units(self.activate(linear(W_mlp1, within_step(X), b_mlp1, self.implementation)))
+        return between_steps(linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation))
 
     def activate(self, X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
         """The nonlinearity of the architecture, or of the variant."""

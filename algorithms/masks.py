@@ -22,7 +22,7 @@ from jaxtyping import Bool, Integer
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("length", "documents_z", "documents_x"),
+    data_fields=("length", "documents_z", "documents_x", "first"),
     meta_fields=("unidirectional", "width"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class StructuralMask:
         length: t_z < length; an integer or one for each sequence, which may be traced.
         documents_z: with documents_x, the number of the document that each context token belongs to, ...
         documents_x: ... and each primary token; a token attends to its own document only.
+        first: the position of the first primary token, where a device has only some of them; None for 0.
     """
 
     unidirectional: bool = False
@@ -43,10 +44,12 @@ class StructuralMask:
     length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
     documents_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
     documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
+    first: Annotated[Any, Integer[Array, ""], None] = None
 
     def permits(self, t_z: Integer[Array, "*#shape"], t_x: Integer[Array, "*#shape"]) -> Bool[Array, "*shape"]:
         """Whether token t_x of a sequence may attend to t_z, for indices that broadcast against each other."""
         permitted = jnp.ones(jnp.broadcast_shapes(t_z.shape, t_x.shape), bool)
+        number, t_x = t_x, t_x if self.first is None else t_x + self.first
         if self.unidirectional:
             permitted &= t_z <= t_x
         if self.width is not None:
@@ -54,7 +57,7 @@ class StructuralMask:
         if self.length is not None:
             permitted &= t_z < self.length
         if self.documents_z is not None:
-            permitted &= self.documents_z[t_z] == self.documents_x[t_x]
+            permitted &= self.documents_z[t_z] == self.documents_x[number]
         return permitted
 
     def dense(self, l_z: int, l_x: int) -> Bool[Array, "*batch {l_z} {l_x}"]:
@@ -92,7 +95,7 @@ class StructuralMask:
 Mask = StructuralMask | Bool[Array, "*#batch l_z l_x"]
 
 
-_RANKS = {"length": 0, "documents_z": 1, "documents_x": 1}
+_RANKS = {"length": 0, "documents_z": 1, "documents_x": 1, "first": 0}
 """Rank of each array of a structural mask, for one sequence."""
 
 
@@ -102,6 +105,23 @@ def batch_axes(mask: Mask) -> Any:
         return jnp.ndim(mask) - 2
     counts = {name: jnp.ndim(a) - rank for name, rank in _RANKS.items() if (a := getattr(mask, name)) is not None}
     return dataclasses.replace(mask, **counts)
+
+
+def divisible_axes(mask: Mask) -> Any:
+    """Which axis of each array of a mask, in its place, is that of the sequences, and which that of the queries.
+
+    None stands for an axis that the array does not have. There is one batch axis at most.
+    """
+    if not isinstance(mask, StructuralMask):
+        return 0 if jnp.ndim(mask) > 2 else None, jnp.ndim(mask) - 1
+    counts = {name: n for name in _RANKS if (n := getattr(batch_axes(mask), name)) is not None}
+    axes = {name: (0 if n else None, n if name == "documents_x" else None) for name, n in counts.items()}
+    return dataclasses.replace(mask, **axes)
+
+
+def depends_on_position(mask: Mask) -> bool:
+    """Whether a mask compares the positions of the two tokens."""
+    return isinstance(mask, StructuralMask) and (mask.unidirectional or mask.width is not None)
 
 
 def sequence_axes(mask: Mask) -> Any:

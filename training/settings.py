@@ -32,7 +32,6 @@ RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
 """The optimizers that have a weight decay."""
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
-SHARDINGS = ("none", "data", "fsdp")
 
 
 class SettingsError(ValueError):
@@ -103,6 +102,9 @@ class Settings:
     H: int = _setting(4, "heads")
     d_e: int = _setting(128, "dimensions of the residual stream")
     d_mlp: int = _setting(512, "hidden units of an MLP")
+    vocabulary_multiple: int = _setting(
+        1, "embeddings get columns up to a multiple of this, for the mesh to divide; these are no tokens"
+    )
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
     start_from: str = _setting(
@@ -157,10 +159,10 @@ class Settings:
         choices=tuple(REMAT),
     )
     # running
-    sharding: str = _setting(
-        "none",
-        "one device; or all of this process, with the batch split among them, or the batch and the parameters",
-        choices=SHARDINGS,
+    mesh: str = _setting(
+        "",
+        "how devices divide the work, such as data=4,model=2: replica and data divide the batch, data the parameters, "
+        "model heads, hidden units and vocabulary, and context the tokens of a sequence; without it, one device",
         continues=True,
     )
     log_every: int = _setting(1, "steps between two lines of metrics.jsonl", continues=True)
@@ -204,7 +206,7 @@ class Settings:
             )
 
 
-GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "sharding": "running"}
+GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "mesh": "running"}
 """The groups of settings, by the first of each."""
 SETTINGS: dict[str, Setting] = {
     field.name: field.metadata["setting"] for field in dataclasses.fields(Settings) if "setting" in field.metadata
@@ -216,6 +218,7 @@ _RANGES = {
     "steps": (1, _MANY),
     "batch_size": (1, _MANY),
     "accumulation_steps": (1, _MANY),
+    "vocabulary_multiple": (1, _MANY),
     "seed": (0, 1 << 32),
     "warmup": (0, _MANY),
     "final_fraction": (0, 1.0000001),

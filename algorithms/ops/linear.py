@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.division import devices_sharing
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.lowering import devices_sharing, platform_of
+from algorithms.machinery.lowering import platform_of
 from algorithms.notation import accumulation_dtype, as_columns
 
 LEAST = 2**16
@@ -122,7 +123,7 @@ def _backward(residuals: _Residuals, dY):
     rows, columns = tuple(range(b.ndim)), range(1, X.ndim)
     columns_of_Y = tuple(range(b.ndim, dY.ndim))
     dW = product_over(dY, X, (columns_of_Y, columns), dtype)
-    dX = product_over(W, dY, (rows, rows), dtype)
+    dX = product_over(W, dY, (rows, rows), X.dtype)
     db = dY.sum(axis=columns_of_Y, dtype=dtype)
     return dW.astype(W.dtype), dX.astype(X.dtype), db.astype(b.dtype)
 

@@ -110,8 +110,8 @@ OF_COMPONENTS: dict[str, Mutation] = {
     ),
     "last block of the context not visited": Mutation(
         "ops/attention/blockwise.py",
-        "((i + 1) * self.b_x - 1) // self.b_z + 1",
-        "((i + 1) * self.b_x - 1) // self.b_z",
+        "(i + 1) * self.b_x - 1) // self.b_z + 1",
+        "(i + 1) * self.b_x - 1) // self.b_z",
         4,
         None,
         BLOCKWISE,

@@ -176,7 +176,9 @@ OF_MODELS: dict[str, Mutation] = {
     "target not in the gradient": Mutation(
         "ops/log_loss.py", "(P - q) * dlosses[None])", "P * dlosses[None])", 13, None, LOSS
     ),
-    "smoothing dropped": Mutation("ops/log_loss.py", "of_target + s * Y.mean(axis=0)", "of_target", 13, None, LOSS),
+    "smoothing dropped": Mutation(
+        "ops/log_loss.py", "of_target + s / N_V * jnp.where(", "of_target + 0 * jnp.where(", 13, None, LOSS
+    ),
     "columns of weight 0 take part": Mutation(
         "ops/log_loss.py",
         "X, targets = jnp.where(weights[None] == 0, 0, X), jnp.where(weights == 0, 0, as_ids(targets))",
@@ -187,8 +189,8 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "a target outside of the vocabulary is the nearest": Mutation(
         "ops/log_loss.py",
-        "jnp.where((targets >= 0) & (targets < n), 1, jnp.nan)",
-        "jnp.where((targets >= 0) & (targets < n), 1, 1)",
+        "jnp.where((targets >= 0) & (targets < N_V), 1, jnp.nan)",
+        "jnp.where((targets >= 0) & (targets < N_V), 1, 1)",
         13,
         None,
         LOSS,
@@ -198,8 +200,8 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "columns of a batch and their targets in another order": Mutation(
         "ops/log_loss.py",
-        "return losses(label_smoothing, X, W_u,",
-        "return losses(label_smoothing, X[:, ::-1], W_u,",
+        "if N_V is None else N_V, X, W_u,",
+        "if N_V is None else N_V, X[:, ::-1], W_u,",
         13,
         None,
         BATCHES,

@@ -27,7 +27,9 @@ from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
 from training.interchange.starting import Start, start_from
 from training.loop.trainer import Trainer
-from training.mesh.sharding import Sharding
+from training.mesh.padding import padded_size
+from training.mesh.placement import Placement
+from training.mesh.shape import check_sizes as check_mesh
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import GROUPS, KINDS, PRESETS, SETTINGS, Settings, SettingsError
@@ -149,7 +151,8 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
 def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts) -> None:
     """Train, and say how good the model is."""
     check_sizes(settings)
-    Sharding(settings.sharding, settings.batch_size)
+    Placement(settings.mesh)
+    check_mesh(settings)
     files = RunDirectory(arguments.run)
     with files.locked():
         began = files.exists()
@@ -159,6 +162,7 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         tokenizer = load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None
         data = interrupts.run(lambda: load_run_data(settings, tokenizer=tokenizer, cache_dir=cache))
         config = _config(settings, data.tokenizer.N_V, files, start)
+        check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
         initial = start.params(data.labels) if start else None
         description = Description(settings, config, data.labels, data.fingerprints)
         display = Display(settings, files.path, quiet=arguments.quiet)

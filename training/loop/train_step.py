@@ -55,7 +55,9 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_deca
     return TrainState(params, optimizer.init(params), jnp.asarray(True), copy)
 
 
-def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Callable[..., Any]:
+def batch_loss(
+    objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
+) -> Callable[..., Any]:
     """Return the function (params, batch, step, key) → (loss per token, gradient, tokens) of a whole batch.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
@@ -63,8 +65,8 @@ def batch_loss(objective: Objective, settings: Settings, variant: Variant) -> Ca
     """
 
     def part_loss(params, part, keys, weight):
-        options = {"variant": variant, "label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat]}
-        return objective.loss(cast(params, settings.dtype), part, keys, **options) / weight
+        options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
+        return objective.loss(cast(params, settings.dtype), part, keys, variant=variant, **options) / weight
 
     def whole(params, batch, step, key):
         tokens = objective.weights(batch).sum()
@@ -100,6 +102,8 @@ def make_step(
     schedule: optax.Schedule,
     settings: Settings,
     variant: Variant,
+    *,
+    N_V: int | None = None,
 ) -> Step:
     """Return the update (state, batch, step, key) → (state, metrics), to be compiled.
 
@@ -109,8 +113,9 @@ def make_step(
         schedule: the learning rate, for the metrics.
         settings: of the run.
         variant: what differs from the pseudocode.
+        N_V: tokens, where the parameters have more columns for them; see `training.mesh.padding`.
     """
-    loss_and_gradient = batch_loss(objective, settings, variant)
+    loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 
     def step(state, batch, step, key):
         loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key)

@@ -7,7 +7,7 @@ again by the same command gives bit for bit the losses and the parameters of an 
 
 import collections
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -20,7 +20,8 @@ from training.loop.flops import matmul_peak, memory_in_use, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.progress import Progress, Rates
 from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step
-from training.mesh.sharding import Sharding
+from training.mesh.padding import padded, unpadded
+from training.mesh.placement import Placement
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import Description, Run, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
@@ -101,7 +102,9 @@ class Trainer:
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
         self._initial = initial
-        self._sharding = Sharding(self._settings.sharding, self._settings.batch_size)
+        self._placement = Placement(self._settings.mesh)
+        multiple, N_V = self._settings.vocabulary_multiple, description.config.N_V
+        self._N_V = N_V if multiple > 1 and not description.labels else None
         self._schedule, self._optimizer = optimizer_from(self._settings)
         self._variant = description.config.variant
         self._objective = TASKS[self._settings.task].objective
@@ -155,16 +158,17 @@ class Trainer:
             c = self._description
             if params is None:
                 params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
+            params = padded(params, c.config.N_V, c.settings.vocabulary_multiple)
             return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
 
-        template = jax.eval_shape(begin, self._init_key, self._initial)
-        self._state_sharding = self._sharding.of(template)
+        template = self._placement.placed(jax.eval_shape(begin, self._init_key, self._initial))
+        self._where = jax.tree.map(lambda leaf: leaf.sharding, template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             cut(self._files.metrics, 0)
-            self._state: TrainState = jax.jit(begin, out_shardings=self._state_sharding)(self._init_key, self._initial)
+            self._state: TrainState = jax.jit(begin, out_shardings=self._where)(self._init_key, self._initial)
             return
-        trees = self._sharding.place(restored.trees)
+        trees = restored.trees
         opt_state, healthy = trees["state"]
         self._state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"))
         self._progress = Progress.from_json(restored.meta["progress"])
@@ -180,23 +184,25 @@ class Trainer:
     def _compiled(self) -> tuple[Any, Any, float]:
         """Return the compiled update and sums over a held-out batch, and the machine's peak."""
         settings = self._settings
-        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant)
-        totals = make_totals(self._objective, settings, self._variant)
-        batch = self._data.train.batch(0)
-        held_out = next(iter(self._data.validation.evaluation_batches()))
-        state, by_row = self._state_sharding, self._sharding.batch
-        shardings: dict[str, Any] = {}
-        if by_row is not None:
-            shardings = {"in_shardings": (state, by_row, None, None), "out_shardings": (state, None)}
-        update = jax.jit(step, donate_argnums=0, **shardings)
-        with self._sharding.in_use():
-            compiled_step = update.lower(self._state, batch, np.int32(0), self._key).compile()
-        compiled_totals = jax.jit(totals).lower(self._evaluated_params(), held_out).compile()
-        return compiled_step, compiled_totals, settings.peak or matmul_peak(self._clock, settings.dtype)
+        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant, N_V=self._N_V)
+        totals = make_totals(self._objective, settings, self._variant, N_V=self._N_V)
+        peak = settings.peak or matmul_peak(self._clock, settings.dtype)
+        of_step = self._state, self._batch(0), np.int32(0), self._key
+        return (
+            self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0),
+            self._placement.compiled(totals, (self._evaluated_params(), next(self._held_out()))),
+            peak * self._placement.n_devices,
+        )
+
+    def _batch(self, step: int) -> Any:
+        return self._placement.batch(self._data.train.batch(step))
+
+    def _held_out(self) -> Iterator[Any]:
+        return map(self._placement.batch, self._data.validation.evaluation_batches())
 
     def _facts(self) -> Facts:
         settings, step = self._settings, self._progress.step
-        held_out = next(iter(self._data.validation.evaluation_batches()))
+        held_out = next(self._held_out())
         seconds = []
         for _ in range(2):  # the first one warms up
             start = self._clock()
@@ -207,7 +213,7 @@ class Trainer:
             parameters=sum(array.size for array in jax.tree.leaves(self._state.params)),
             tokens=self._data.n_tokens,
             epochs=settings.steps * settings.batch_size / self._data.train.n_examples,
-            device=f"{jax.device_count()} × {jax.devices()[0].device_kind}" if self._sharding.batch else _device(),
+            device=self._placement.devices,
             seconds=(settings.steps - step) * FORWARDS * seconds[-1],
         )
 
@@ -222,7 +228,7 @@ class Trainer:
             if self._settings.profile and self._progress.step == first + PROFILE_AFTER:
                 jax.profiler.start_trace(str(self._files.profile))
             done = np.int32(self._progress.step)
-            self._state, metrics = self._step(self._state, next(batches), done, self._key)
+            self._state, metrics = self._step(self._state, self._placement.batch(next(batches)), done, self._key)
             self._progress.step += 1
             self._in_flight.append((self._progress.step, metrics))
             if self._settings.profile and self._progress.step == first + PROFILE_AFTER + PROFILED:
@@ -282,14 +288,14 @@ class Trainer:
             self._best.save(step, {"params": self._evaluated_params()}, {})
         plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
         c = self._description
-        run = Run(self._evaluated_params(), c.config, self._data.tokenizer, c.settings.task, c.labels)
+        run = Run(self._gathered(), c.config, self._data.tokenizer, c.settings.task, c.labels)
         self._observer.evaluated(step, results, run)
 
     def _evaluation(self, limit: int) -> dict[str, float]:
         return evaluate(
             self._totals,
             self._evaluated_params(),
-            self._data.validation.evaluation_batches(),
+            self._held_out(),
             limit=limit,
             tokens_per_byte=self._data.tokens_per_byte,
             check=self._interrupts.check,
@@ -297,6 +303,11 @@ class Trainer:
 
     def _evaluated_params(self) -> Any:
         return self._state.params if self._state.ema is None else self._state.ema
+
+    def _gathered(self) -> Any:
+        """The parameters that are evaluated, as a single device has them."""
+        params = self._placement.gathered(self._evaluated_params())
+        return unpadded(params, self._description.config.N_V, self._settings.vocabulary_multiple)
 
     def _save(self) -> None:
         meta = {
@@ -314,8 +325,9 @@ class Trainer:
 
     def _diagnosis(self, step: int, loss: float, rate: float) -> TrainingError:
         """Compute the gradient of a bad update again; the state is still that before it."""
-        gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant))
-        _, gradients, _ = gradient(self._state.params, self._data.train.batch(step - 1), np.int32(step - 1), self._key)
+        gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant, N_V=self._N_V))
+        with self._placement.in_use():
+            _, gradients, _ = gradient(self._state.params, self._batch(step - 1), np.int32(step - 1), self._key)
         return not_finite(step, loss, rate, gradients, self._last_checkpoint())
 
     def _finish(self) -> dict[str, float]:
@@ -323,19 +335,14 @@ class Trainer:
         results = self._progress.results
         if self._best:
             self._best.wait()
-            template = jax.eval_shape(self._evaluated_params)
+            template = self._placement.placed(jax.eval_shape(self._evaluated_params))
             restored = read_checkpoint(self._files.best, self._progress.best_step, {"params": template})
-            params = self._sharding.place(restored.trees["params"])
-            self._state = self._state._replace(params=params, ema=None)
+            self._state = self._state._replace(params=restored.trees["params"], ema=None)
             results = self._evaluation(0)
         self._checkpoints.wait()
-        self._files.save_parameters(self._evaluated_params())
+        self._files.save_parameters(self._gathered())
         self._files.save_results({"step": self._progress.best_step if self._best else self._progress.step, **results})
         return results
-
-
-def _device() -> str:
-    return jax.devices()[0].device_kind
 
 
 def _items(state: TrainState) -> dict[str, Any]:

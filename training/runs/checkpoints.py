@@ -1,7 +1,7 @@
 """Checkpoints, with orbax: written in the background, complete or not there at all, verified when they are read.
 
 orbax writes a step into a temporary folder and renames it when it is complete, so a process that is killed leaves
-no half a checkpoint. It does not notice bits that flip on the disk, so every array's CRC-32 is kept beside it. A
+no half a checkpoint. It does not notice bits that flip on the disk, so every array's checksum is kept beside it. A
 checkpoint that cannot be read, or reads back as something else, is set aside, and the one before it is restored.
 
     checkpoints = Checkpoints(directory, max_to_keep=2)
@@ -19,11 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from training.runs.interrupts import Interrupted
-from training.runs.named_arrays import checksums, flatten, unflatten
+from training.runs.named_arrays import flatten, unflatten
+from training.runs.sums import sums
 
 DAMAGED = "damaged"
 
@@ -37,7 +39,7 @@ class Restored(NamedTuple):
 
     Attributes:
         step: updates that were done.
-        trees: its pytrees of NumPy arrays, by name.
+        trees: its pytrees of arrays, by name.
         meta: what else was saved with it.
     """
 
@@ -57,15 +59,15 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     Args:
         directory: of the checkpoints.
         step: which.
-        templates: pytrees of what has shape and dtype, by name: the items to read.
+        templates: pytrees of what has shape and dtype, by name: the items to read. They are read to where the shapes
+            say that they lie, as arrays of JAX, and as arrays of NumPy where these do not say.
 
     Raises:
         CheckpointError: it cannot be read, or is not what was saved.
     """
     names = {item: flatten(template) for item, template in templates.items()}
     items: dict[str, Any] = {
-        item: ocp.args.StandardRestore({k: np.empty(v.shape, v.dtype) for k, v in leaves.items()})
-        for item, leaves in names.items()
+        item: ocp.args.StandardRestore({k: _target(v) for k, v in leaves.items()}) for item, leaves in names.items()
     }
     arguments = ocp.args.Composite(meta=ocp.args.JsonRestore(), **items)
     try:
@@ -78,12 +80,21 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     except Exception as error:  # whatever a damaged file makes of the storage library
         raise CheckpointError(_first_line(error)) from error
     for item in names:
-        saved, found = record["checksums"][item], checksums(read[item])
+        saved, found = record["sums"][item], sums(read[item])
         wrong = [name for name in saved if saved[name] != found.get(name)]
         if wrong:
             raise CheckpointError(f"{item}.{wrong[0]} is not what was saved")
     trees = {item: unflatten(template, read[item]) for item, template in templates.items()}
     return Restored(step, trees, record["meta"])
+
+
+def _own(leaf: Any) -> Any:
+    """An array that the caller does not change while it is written; one of JAX never changes."""
+    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+
+
+def _target(leaf: Any) -> Any:
+    return leaf if getattr(leaf, "sharding", None) else np.empty(leaf.shape, leaf.dtype)
 
 
 class Checkpoints:
@@ -102,7 +113,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays, and write them in the background.
+        """Copy the arrays, and write them in the background, each process what its devices have.
 
         Args:
             step: updates that are done.
@@ -115,8 +126,8 @@ class Checkpoints:
         self.wait()
         if step in self._manager.all_steps():
             return
-        arrays = {item: {k: np.array(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
-        record = {"meta": dict(meta), "checksums": {item: checksums(leaves) for item, leaves in arrays.items()}}
+        arrays = {item: {k: _own(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
+        record = {"meta": dict(meta), "sums": {item: sums(leaves) for item, leaves in arrays.items()}}
         items: dict[str, Any] = {item: ocp.args.StandardSave(leaves) for item, leaves in arrays.items()}
         items["meta"] = ocp.args.JsonSave({"record": json.dumps(record), "checksum": _checksum(json.dumps(record))})
         try:

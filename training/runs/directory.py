@@ -21,19 +21,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from training.data.tokenizers import Tokenizer, load_tokenizer
+from training.mesh.padding import padded, unpadded
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, unflatten
 from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
 from training.tasks.models import config_from_json, config_to_json, model_shapes
 
-FORMAT = "formal-algorithms run 3"
+FORMAT = "formal-algorithms run 4"
 
 
 class RunError(ValueError):
@@ -261,10 +263,12 @@ def load_run(directory: str | Path) -> Run:
         raise RunError(f"{files.tokenizer} is another tokenizer than the run began with")
     task = description.settings.task
     template = model_shapes(task, description.config, N_C=len(description.labels))
+    N_V, multiple = description.config.N_V, description.settings.vocabulary_multiple
     if files.parameters.is_file():
         theta = _read_parameters(files.parameters, template)
     else:
-        theta = _from_checkpoint(files, template, ema=description.settings.ema_decay > 0)
+        stored = jax.eval_shape(lambda theta: padded(theta, N_V, multiple), template)
+        theta = unpadded(_from_checkpoint(files, stored, ema=description.settings.ema_decay > 0), N_V, multiple)
     return Run(theta, description.config, tokenizer, task, description.labels)
 
 

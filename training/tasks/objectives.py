@@ -23,7 +23,7 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import Variant, log_loss
 from algorithms.notation import Remat
-from algorithms.unembedding import logits
+from algorithms.ops.log_loss import likeliest
 from training.settings import Settings
 
 Batch = Mapping[str, Array]
@@ -76,6 +76,7 @@ class Objective:
         implementation: str = "auto",
         label_smoothing: float = 0.0,
         remat: Remat = False,
+        N_V: int | None = None,
     ) -> Float[Array, ""]:
         """Return ``Σ w_t · nats_t`` over the batch.
 
@@ -87,20 +88,22 @@ class Objective:
             implementation: how attention and the backward passes are computed.
             label_smoothing: share of the target that is spread over all tokens.
             remat: what of a layer the backward pass computes again.
+            N_V: tokens, where the parameters have more columns for them; see `training.mesh.padding`.
         """
         variant = variant.without_dropout() if keys is None else variant
         c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
-        return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, label_smoothing=label_smoothing)
+        options = {"label_smoothing": label_smoothing, "N_V": N_V}
+        return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, **options)
 
-    def totals(self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto") -> Totals:
+    def totals(
+        self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto", N_V: int | None = None
+    ) -> Totals:
         """Return loss, weight and correct predictions of a batch, without dropout and label smoothing."""
         variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
         weights = self.weights(batch)
-        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u)
-        # one sequence after another: the logits of all of them are the largest array there would be
-        likeliest = jax.lax.map(lambda X: jnp.argmax(logits(X, c.W_u, c.b_u), axis=0), jnp.moveaxis(c.X, 1, 0))
-        return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest == c.targets)))
+        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V)
+        return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest(c.X, c.W_u, c.b_u, N_V) == c.targets)))
 
 
 def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l"]:
@@ -118,10 +121,12 @@ def cast(params: Any, dtype: str) -> Any:
     return jax.tree.map(lambda array: array.astype(dtype), params)
 
 
-def make_totals(objective: Objective, settings: Settings, variant: Variant) -> Callable[[Any, Batch], Totals]:
+def make_totals(
+    objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
+) -> Callable[[Any, Batch], Totals]:
     """Return the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
 
     def totals(params, batch):
-        return objective.totals(cast(params, settings.dtype), batch, variant=variant)
+        return objective.totals(cast(params, settings.dtype), batch, variant=variant, N_V=N_V)
 
     return totals

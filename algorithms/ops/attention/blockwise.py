@@ -88,10 +88,11 @@ class _Blocks:
         """The context blocks, from the first to behind the last, that the primary block i has to visit."""
         first, end, mask = 0, self.n_z, self.mask
         if isinstance(mask, StructuralMask):
+            position = 0 if mask.first is None else mask.first
             if mask.unidirectional:
-                end = jnp.minimum(end, ((i + 1) * self.b_x - 1) // self.b_z + 1)
+                end = jnp.minimum(end, (position + (i + 1) * self.b_x - 1) // self.b_z + 1)
             if mask.width is not None:
-                first = jnp.maximum(i * self.b_x - mask.width + 1, 0) // self.b_z
+                first = jnp.maximum(position + i * self.b_x - mask.width + 1, 0) // self.b_z
             if mask.length is not None:
                 end = jnp.minimum(end, -(-jnp.asarray(mask.length, jnp.int32) // self.b_z))
         return first, end

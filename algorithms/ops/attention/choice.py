@@ -1,5 +1,6 @@
 """Which implementation computes lines 4 and 5 of Algorithm 4, and for which platform."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from algorithms.machinery.lowering import platform_of, split_heads_and_sequences
-from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
+from algorithms.machinery.division import split_attention
+from algorithms.machinery.lowering import platform_of
+from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
 from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
@@ -68,14 +70,14 @@ def attend(
     name = automatic(Q, K, V, mask, dropout, platform_of(Q)) if implementation == "auto" else implementation
     _refuse(name, Q, K, V, mask, dropout)
 
-    def of_tiles(*tiles):
+    def of_tiles(Q, K, V, mask, seeds, first):
         if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], *tiles)
+            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, seeds)
         rule = blockwise_attention if name == "blockwise" else dense_attention
-        return rule(*tiles, dropout)
+        return rule(Q, K, V, *_counted_from(first, mask, seeds), dropout)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
-    V_tilde = split_heads_and_sequences(of_tiles, (Q, K, V), mask, jax.tree.map(bool, batch_axes(mask)), seeds)
+    V_tilde = split_attention(of_tiles, (Q, K, V), mask, divisible_axes(mask), seeds)
     return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
 
 
@@ -150,6 +152,15 @@ def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B 
     """``[*heads, d, *batch, l]`` with one axis of heads and one of sequences."""
     rows = a.shape[: 1 + heads] if heads else (1, *a.shape[:1])
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
+
+
+def _counted_from(first: Array | None, mask: Mask, seeds: Array | None) -> tuple[Mask, Array | None]:
+    """Mask and seeds for queries of which the first one is not the sequence's: its columns are counted from there."""
+    if first is None:
+        return mask, seeds
+    if isinstance(mask, StructuralMask) and depends_on_position(mask):
+        mask = dataclasses.replace(mask, first=first)
+    return mask, seeds if seeds is None else seeds.at[..., 1].add(first.astype(seeds.dtype))
 
 
 def _flat_mask(mask: Mask) -> Any:

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
+from algorithms.machinery.division import split_explicitly, tokens_are_split
 from algorithms.machinery.hand_derived import varies_over
-from algorithms.machinery.lowering import split_explicitly
-from algorithms.masks import Mask, StructuralMask
+from algorithms.masks import Mask, StructuralMask, depends_on_position
 
 _NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
 _NOT_SPLIT = "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
+_FROM_FIRST = "its mask counts from the first token, and the mesh axis context divides the tokens"
 
 PALLAS_BLOCKS = (512, 384, 256, 128)
 """The TPU kernel takes whole blocks of so many tokens; larger ones are faster."""
@@ -38,6 +39,8 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, plat
         return _NOT_IN_SHARD_MAP
     if split_explicitly(Q):
         return _NOT_SPLIT
+    if tokens_are_split(Q) and depends_on_position(mask):
+        return _FROM_FIRST
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
         return "it has no mask for the borders of documents"
     return None
@@ -60,6 +63,8 @@ def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, pla
         return _NOT_SPLIT
     if not isinstance(mask, StructuralMask):
         return "its masks are structural ones"
+    if tokens_are_split(Q) and depends_on_position(mask):
+        return _FROM_FIRST
     if mask.length is not None and mask.documents_z is not None:
         return "documents with padding may leave a token nothing to attend to, which it does not tell"
     return None

@@ -94,7 +94,7 @@ def test_damaged_parameters_are_not_used(tmp_path, damage):
 def test_a_damaged_description_is_said(tmp_path):
     files, _, _ = begin(tmp_path / "run")
     text = files.config.read_text()
-    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 3", "run 2"), "[]"):
+    for wrong in (text[:-9], text.replace('"d_e": 8', '"d_e": "8"'), text.replace("run 4", "run 3"), "[]"):
         files.config.write_text(wrong)
         with pytest.raises(RunError, match=r"config.json cannot be read: "):
             load_run(files.path)

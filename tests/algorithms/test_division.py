@@ -1,0 +1,136 @@
+"""In a mesh that XLA divides programs along, the functions compute what one device computes, gradients too."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from algorithms import (
+    BIDIRECTIONAL,
+    UNIDIRECTIONAL,
+    DTransformerConfig,
+    banded,
+    d_hidden_state,
+    log_loss,
+    mh_attention,
+    padding,
+)
+from algorithms.machinery.division import between_steps, hidden_units, within_step
+from algorithms.masks import documents
+from algorithms.ops.log_loss import likeliest
+from tests import cases
+from tests.algorithms.test_attention import mh_params
+
+B, L_X = 4, 12
+LENGTHS, NUMBERS = jnp.array([3, 12, 1, 7]), cases.random_tokens(B, L_X, n=3, seed=2)
+MASKS = {
+    "unidirectional": UNIDIRECTIONAL,
+    "banded": banded(3),
+    "documents": UNIDIRECTIONAL & documents(NUMBERS),
+    "padding": BIDIRECTIONAL & padding(LENGTHS),
+    "array": jnp.asarray(np.random.default_rng(3).random((B, L_X, L_X)) < 0.6),
+    "one array": jnp.asarray(np.random.default_rng(4).random((L_X, L_X)) < 0.6),
+}
+
+
+def mesh_of(**sizes):
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+EIGHT = {"data": 2, "context": 2, "model": 2}
+
+
+def assert_mesh_changes_nothing(loss, *arguments, sizes):
+    """``loss`` and its gradients by the first argument."""
+
+    def compute():
+        return jax.jit(jax.value_and_grad(loss))(*arguments)  # traced anew
+
+    expected = compute()
+    with jax.set_mesh(mesh_of(**sizes)):
+        actual = compute()
+    cases.assert_trees_close(jax.device_get(actual), jax.device_get(expected), 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("mask", "implementation", "dropout", "sizes"),
+    [
+        ("documents", "blockwise", 0.3, EIGHT),
+        ("banded", "dense", 0.3, EIGHT),
+        *(
+            pytest.param(mask, how, rate, sizes, marks=pytest.mark.slow)
+            for mask in MASKS
+            for how, rate in (("paper", 0.3), ("dense", 0.0), ("blockwise", 0.3))
+            for sizes in (EIGHT, {"replica": 2, "context": 4})
+        ),
+    ],
+)
+def test_attention_of_queries_that_are_divided(mask, implementation, dropout, sizes, monkeypatch):
+    monkeypatch.setattr("algorithms.ops.attention.blockwise.BLOCK", 5)  # several blocks of a device's queries
+    W, X = mh_params(d_x=11, d_z=11), cases.normal(11, B, L_X)
+    key = jax.random.split(jax.random.key(1), B)
+
+    def loss(arrays):
+        W, X = arrays
+        options = {"implementation": implementation, "dropout": dropout, "key": key}
+        return (mh_attention(X, X, W, MASKS[mask], **options) ** 3).sum()
+
+    assert_mesh_changes_nothing(loss, (W, X), sizes=sizes)
+
+
+@pytest.mark.parametrize("sizes", [EIGHT, pytest.param({"replica": 2, "model": 4}, marks=pytest.mark.slow)])
+def test_loss_with_a_divided_vocabulary_that_has_padding(sizes):
+    x, weights = cases.random_tokens(B, L_X, n=13), jnp.asarray(np.random.default_rng(4).random((B, L_X)))
+    theta = {"X": cases.normal(6, B, L_X), "W_u": cases.normal(16, 6, seed=1), "b_u": cases.normal(16, seed=2)}
+    few = {"X": theta["X"], "W_u": theta["W_u"][:13], "b_u": theta["b_u"][:13]}
+
+    def loss(theta, N_V=None, how="auto"):
+        options = {"weights": weights, "b_u": theta["b_u"], "label_smoothing": 0.1, "N_V": N_V, "implementation": how}
+        return log_loss(theta["X"], theta["W_u"], x, **options)
+
+    assert_mesh_changes_nothing(functools.partial(loss, N_V=13), theta, sizes=sizes)
+    expected, gradients = jax.value_and_grad(functools.partial(loss, how="paper"))(few)
+    for how in ("paper", "auto"):
+        value, padded = jax.value_and_grad(functools.partial(loss, N_V=13, how=how))(theta)
+        cases.assert_close(value, expected, 1e-12)
+        cases.assert_trees_close({**padded, "W_u": padded["W_u"][:13], "b_u": padded["b_u"][:13]}, gradients, 1e-12)
+        assert not padded["W_u"][13:].any()
+        assert not padded["b_u"][13:].any()
+
+
+def test_the_likeliest_token_is_the_first_of_the_largest_logits_and_no_padding():
+    X, W_u = jnp.abs(cases.normal(3, B, L_X)), jnp.concatenate([cases.normal(4, 3)] * 2 + [jnp.full((2, 3), 9.0)])
+    expected = jnp.einsum("vd,dbl->vbl", W_u[:8], X).argmax(0)
+    assert len(np.unique(expected)) > 1
+    with jax.set_mesh(mesh_of(**EIGHT)):
+        actual = jax.jit(functools.partial(likeliest, N_V=8))(X, W_u, None)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_where_activations_lie():
+    with jax.set_mesh(mesh_of(replica=2, context=2, model=2)):
+        X = jnp.zeros((6, 4, 8))
+        found = [jax.jit(f)(X).sharding.spec for f in (between_steps, within_step, hidden_units)]
+        odd = jax.jit(hidden_units)(jnp.zeros((5, 3, 8))).sharding
+    assert found[0] == P(None, "replica", ("context", "model"))
+    assert found[1] == P(None, "replica", "context")
+    assert found[2] == P("model", "replica", "context")
+    assert odd.shard_shape((5, 3, 8)) == (5, 3, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [EIGHT, {"data": 8}, {"model": 8}, {"context": 4, "model": 2}])
+@pytest.mark.parametrize("implementation", ["paper", "auto"])
+def test_a_model(sizes, implementation):
+    theta = cases.random_theta(DTransformerConfig(N_V=16, l_max=16, L=2, H=8, d_e=8, d_mlp=24, d_attn=3, d_mid=2))
+    x = cases.random_tokens(8, 16, n=16)
+
+    def loss(theta):
+        X = d_hidden_state(x, theta, implementation=implementation)
+        return log_loss(X, theta.W_u, jnp.roll(x, -1, axis=1), implementation=implementation)
+
+    assert_mesh_changes_nothing(loss, theta, sizes=sizes)

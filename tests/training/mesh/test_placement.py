@@ -1,0 +1,125 @@
+"""What lies where, and what a mesh must divide."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from algorithms import DTransformerConfig, init_d_transformer
+from tests.training_cases import settings_for
+from training.mesh.padding import padded, unpadded
+from training.mesh.placement import Placement
+from training.mesh.shape import MeshError, check_sizes, parse
+from training.mesh.table import TABLE, spec_of
+from training.runs.named_arrays import flatten
+from training.runs.sums import sums
+from training.tasks import TASKS
+from training.tasks.models import model_config, model_shapes
+
+CONFIG = DTransformerConfig(N_V=24, l_max=8, L=3, H=4, d_e=16, d_mlp=32)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("variant", ["PAPER", "BERT"])
+def test_every_parameter_is_in_the_table(task, variant):
+    settings = settings_for(task, H=4, d_e=16, d_mlp=32, variant=variant)
+    for name, leaf in flatten(model_shapes(task, model_config(settings, 24), N_C=2)).items():
+        symbol = name.rpartition(".")[2]
+        spec = spec_of(symbol, leaf.shape, {"data": 2, "model": 2})
+        assert symbol in TABLE
+        assert "data" in str(spec) or symbol == "b_c", name
+
+
+def test_what_lies_where():
+    theta = jax.eval_shape(lambda key: init_d_transformer(key, CONFIG), jax.random.key(0))
+    state = jax.eval_shape(optax.adamw(1e-3).init, theta)
+    placement = Placement("data=4,model=2")
+    of_theta, of_state = (flatten(placement.placed(tree)) for tree in (theta, state))
+    specs = {name: leaf.sharding.spec for name, leaf in of_theta.items()}
+    assert specs["layers.attention.heads.W_q"] == P(None, "model", None, "data")
+    assert specs["layers.attention.W_o"] == P(None, "data", "model")
+    assert specs["layers.mlp.W_mlp1"] == P(None, "model", "data")
+    assert specs["layers.mlp.b_mlp1"] == P(None, ("model", "data"))
+    assert specs["W_e"] == P("data", "model")
+    assert specs["W_u"] == P("model", "data")
+    for name, leaf in of_state.items():
+        symbol = name.partition(".mu.")[2] or name.partition(".nu.")[2]
+        assert leaf.sharding.spec == (specs[symbol] if symbol else P()), name
+    assert {leaf.sharding.num_devices for leaf in of_theta.values()} == {8}
+
+
+def test_what_does_not_divide_is_whole():
+    assert spec_of("W_e", (6, 17), {"data": 4, "model": 2}) == P(None, None)
+    assert spec_of("b_mlp1", (3, 6), {"data": 4, "model": 2}) == P(None, "model")
+    assert spec_of("count", (), {"data": 4}) == P()
+
+
+@pytest.mark.parametrize("text", ["data", "data=0", "data=2,data=4", "rows=2", "data=two", "data=-1", "data=2;model=4"])
+def test_what_is_no_mesh_is_refused(text):
+    with pytest.raises(MeshError, match=rf"the mesh {text!r} is none: give replica, data, context, model"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "values", "message"),
+    [
+        ("data=3", {}, r"the mesh data=3 is for 3 devices, but there are 8: give data=8"),
+        ("data=3,model=2", {}, r"mesh data=3,model=2 is for 6 devices, but there are 8: give data=4,model=2"),
+        ("data=8", {"batch_size": 12}, r"batch_size is 12, which data=8 does not divide: give batch_size (8|16)"),
+        (
+            "replica=2,data=4",
+            {"batch_size": 8, "accumulation_steps": 2},
+            r"batch_size is 8 in 2 parts, which replica=2,data=4 does not divide: give batch_size 16",
+        ),
+        ("model=8", {"H": 6}, r"H is 6, which model=8 does not divide: give H 8, or model=6"),
+        ("model=4,data=2", {"H": 4, "d_mlp": 13}, r"d_mlp is 13, which model=4 does not divide: give d_mlp 12, or mo"),
+        ("context=8", {"l_max": 20}, r"l_max is 20, which context=8 does not divide: give l_max (16|24), or context=5"),
+        ("model=8", {"H": 8}, r"N_V is 17, which model=8 does not divide: give vocabulary_multiple 8, or model=1"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(mesh, values, message):
+    settings = settings_for("d", mesh=mesh, **{"batch_size": 8, "l_max": 8, "d_mlp": 16, "d_e": 24, **values})
+
+    def check():
+        Placement(mesh)
+        check_sizes(settings, 17)
+
+    with pytest.raises(MeshError, match=message):
+        check()
+
+
+def test_padding_is_behind_the_tokens_and_comes_off():
+    config = dataclasses.replace(CONFIG, N_V=21, tied=False)
+    theta = init_d_transformer(jax.random.key(0), config)
+    wide = padded(theta, 21, 8)
+    assert (wide.W_e.shape, wide.W_u.shape) == ((16, 24), (24, 16))
+    assert not wide.W_e[:, 21:].any()
+    assert not wide.W_u[21:].any()
+    for tree in (unpadded(wide, 21, 8), padded(theta, 21, 7)):
+        jax.tree.map(np.testing.assert_array_equal, tree, theta)
+
+
+def test_a_sum_is_the_same_wherever_the_parts_lie_and_sees_every_bit():
+    rng = np.random.default_rng(0)
+    leaves = {
+        "W": rng.normal(size=(8, 6)).astype(np.float32),
+        "b": rng.normal(size=8).astype(np.float64),
+        "n": np.array(3, np.int32),
+        "is": rng.random((8, 2)) < 0.5,
+        "half": rng.normal(size=(2, 4)).astype(np.float16),
+    }
+    found = sums(leaves)
+    assert len(set(found.values())) == len(leaves)
+    placed = jax.tree.map(
+        lambda leaf, place: jax.device_put(leaf, place.sharding), leaves, Placement("data=4,model=2").placed(leaves)
+    )
+    divided = jax.device_put(leaves["W"], jax.NamedSharding(jax.make_mesh((8,), ("x",)), P("x")))
+    assert sums(placed) == found == sums({**leaves, "W": divided})
+    for bit in (0, 100, 8 * leaves["W"].nbytes - 1):
+        damaged = bytearray(leaves["W"].tobytes())
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert sums({"W": np.frombuffer(damaged, np.float32).reshape(8, 6)})["W"] != found["W"]
+    assert sums({"W": leaves["W"].T})["W"] != sums({"W": leaves["W"].reshape(6, 8)})["W"] != found["W"]

@@ -1,0 +1,96 @@
+"""Whatever the mesh: several devices train what one device trains."""
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training_cases import make_trainer, settings_for
+from training.mesh.placement import Placement
+from training.mesh.shape import AXES, written
+from training.runs.checkpoints import read_checkpoint
+from training.runs.directory import load_run
+from training.runs.named_arrays import flatten
+
+SIZES = {"H": 8, "d_e": 16, "d_mlp": 16, "l_max": 8, "batch_size": 16, "vocabulary_multiple": 8}
+SETTINGS = SIZES | {"steps": 50, "learning_rate": 0.01, "dropout": 0.1, "eval_every": 25, "checkpoint_every": 50}
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
+def shapes(n):
+    """Every mesh of n devices, written with the axes that have several."""
+    for sizes in itertools.product((1, 2, 4, 8), repeat=len(AXES)):
+        if math.prod(sizes) == n:
+            yield written({axis: size for axis, size in zip(AXES, sizes, strict=True) if size > 1})
+
+
+def outcome(directory, task, mesh, **values):
+    """The losses, and what evaluations found."""
+    trainer, witness = make_trainer(directory, settings_for(task, mesh=mesh, **{**SETTINGS, **values}))
+    with jax.enable_x64(False):
+        results = trainer.train()
+    return list(witness.losses.values()), results
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    def lookup(task, values):
+        key = task, tuple(sorted(values.items()))
+        if key not in known:
+            known[key] = outcome(tmp_path_factory.mktemp("one") / "run", task, "", **values)
+        return known[key]
+
+    known = {}
+    return lookup
+
+
+MESHES = ("replica=2,data=2,model=2", "data=2,context=2,model=2")
+SLOW = [
+    *((task, mesh, {}) for task in ("d", "e", "ed", "classify") for mesh in shapes(8)),
+    *(("d", mesh, {"accumulation_steps": 4, "remat": "all"}) for mesh in MESHES),
+    *(("d", mesh, {"optimizer": optimizer}) for mesh in MESHES for optimizer in ("muon", "adafactor", "lion")),
+    *(("d", mesh, {"rows": "chunks", "ema_decay": 0.9, "label_smoothing": 0.1}) for mesh in MESHES),
+    ("d", "data=8", {"patience": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "mesh", "values"),
+    [
+        ("d", MESHES[1], {"steps": 4, "accumulation_steps": 2}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+    ],
+)
+def test_losses_and_evaluations_are_those_of_one_device(tmp_path, expected, task, mesh, values):
+    losses, results = outcome(tmp_path / "many", task, mesh, **values)
+    of_one, results_of_one = expected(task, values)
+    np.testing.assert_allclose(losses, of_one, rtol=2e-5)
+    assert results == pytest.approx(results_of_one, rel=2e-5)
+
+
+def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path):
+    """Parameters and optimizer state; and so for whoever reads the run."""
+    values = SETTINGS | {"steps": 4, "accumulation_steps": 2}
+    with jax.enable_x64(False):
+        trainer, _ = make_trainer(tmp_path, settings_for("d", **values, mesh=MESHES[1]))
+        trainer.train()
+        expected = flatten(jax.device_get(trainer._state))
+        assert trainer._state.params.W_e.sharding.shard_shape((16, 24)) == (8, 12)
+        assert jax.typeof(trainer._gathered().W_e).sharding.mesh.empty  # a sample is made on one device
+        items = {"params": trainer._state.params, "state": (trainer._state.opt_state, trainer._state.healthy)}
+        for mesh in ("replica=2,data=4", "data=8", ""):
+            where = Placement(mesh).placed(items)
+            found = read_checkpoint(tmp_path / "checkpoints", 4, where).trees
+            assert jax.tree.map(lambda a: a.sharding, found) == jax.tree.map(lambda a: a.sharding, where)
+            found = flatten(
+                jax.device_get(trainer._state._replace(params=found["params"], opt_state=found["state"][0]))
+            )
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], array)
+    (tmp_path / "parameters.safetensors").unlink()
+    theta = load_run(tmp_path).theta
+    assert theta.W_e.shape == (16, 17)
+    np.testing.assert_array_equal(theta.W_e, expected["params.W_e"][:, :17])

@@ -1,0 +1,115 @@
+"""The shape of a mesh: `replica=2,data=4,model=2`, and what it must divide."""
+
+import math
+from collections.abc import Iterator
+
+from training.settings import Settings
+
+AXES = {
+    "replica": "copies of the model, between hosts",
+    "data": "divides the batch, and every parameter and its optimizer state",
+    "context": "divides the tokens of each sequence",
+    "model": "divides heads, hidden units and vocabulary",
+}
+"""The axes of a mesh, those of neighboring devices last."""
+
+
+OF_BATCH = ("replica", "data")
+"""Those that divide the sequences of a batch."""
+
+
+class MeshError(ValueError):
+    """A mesh is not one, or does not fit; the message names the numbers and what would do."""
+
+
+def parse(text: str) -> dict[str, int]:
+    """Return the sizes of the axes of a mesh, in the order of `AXES`; none for one device.
+
+    Args:
+        text: such as "replica=2,data=4,model=2".
+
+    Raises:
+        MeshError: it is something else.
+
+    Example:
+        >>> parse("model=2,data=4")
+        {'data': 4, 'model': 2}
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(",") if text.strip() else []:
+        axis, _, size = (word.strip() for word in part.partition("="))
+        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
+            raise MeshError(
+                f"the mesh {text!r} is none: give {', '.join(AXES)}, each at most once and with a number of devices, "
+                "such as data=4,model=2"
+            )
+        sizes[axis] = int(size)
+    return {axis: sizes[axis] for axis in AXES if axis in sizes}
+
+
+def written(sizes: dict[str, int]) -> str:
+    """Return a mesh as it is written on the command line."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def check_devices(sizes: dict[str, int], n: int) -> None:
+    """Check that a mesh has as many places as there are devices.
+
+    Raises:
+        MeshError: it has not.
+    """
+    places = math.prod(sizes.values())
+    if not sizes or places == n:
+        return
+
+    def distance(other: tuple[int, ...]) -> float:
+        return sum(abs(math.log(a / b)) for a, b in zip(other, sizes.values(), strict=True))
+
+    nearest = dict(zip(sizes, min(_factorizations(n, len(sizes)), key=distance), strict=True))
+    raise MeshError(f"the mesh {written(sizes)} is for {places} devices, but there are {n}: give {written(nearest)}")
+
+
+def check_sizes(settings: Settings, N_V: int | None = None) -> None:
+    """Check that the mesh of a run divides what it is to divide.
+
+    Args:
+        settings: of the run.
+        N_V: columns of the embedding, where they are known already.
+
+    Raises:
+        MeshError: it does not, or is no mesh.
+    """
+    sizes, parts = parse(settings.mesh), settings.accumulation_steps
+    split = {axis: n for axis, n in sizes.items() if axis in OF_BATCH}
+    n = math.prod(split.values())
+    if settings.batch_size % (n * parts):
+        each = f"batch_size is {settings.batch_size}" + (f" in {parts} parts" if parts > 1 else "")
+        nearest = _nearest(settings.batch_size, n * parts)
+        raise MeshError(f"{each}, which {written(split)} does not divide: give batch_size {nearest}")
+    of_model = {"H": settings.H, "d_mlp": settings.d_mlp, "N_V": N_V}
+    for axis, of_axis in (("model", of_model), ("context", {"l_max": settings.l_max})):
+        n = sizes.get(axis, 1)
+        for name, size in of_axis.items():
+            if size is not None and size % n:
+                raise MeshError(f"{name} is {size}, which {axis}={n} does not divide: {_advice(name, size, axis, n)}")
+
+
+def _advice(name: str, size: int, axis: str, n: int) -> str:
+    smaller = max(d for d in range(1, n) if size % d == 0)
+    if name == "N_V":
+        return f"give vocabulary_multiple {n}, or {axis}={smaller}"
+    return f"give {name} {_nearest(size, n)}, or {axis}={smaller}"
+
+
+def _nearest(size: int, n: int) -> int:
+    """The positive multiple of n that is nearest to a size."""
+    return max(1, round(size / n)) * n
+
+
+def _factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (n,)
+        return
+    for first in (d for d in range(1, n + 1) if n % d == 0):
+        for rest in _factorizations(n // first, parts - 1):
+            yield (first, *rest)
