@@ -185,6 +185,11 @@ def test_the_phonemizer_pronounces(tmp_path, phonemizer, n):
         of_beams = beam.answers(words)
         found = np.mean([a[0]["text"] == b for a, b in zip(of_beams, sounds, strict=True)])
         cases.record("phonemizer", f"exact match, {n} words of us_{part}, 4 beams", "", found)
+        rules |= {"num_beams": 4, "length_penalty": 0.0, "early_stopping": False}
+        theirs = model.generate(torch.tensor(z), attention_mask=attended, max_length=64, **rules).tolist()
+        same = np.mean([a[0]["text"] == run.tokenizer.decode(row) for a, row in zip(of_beams, theirs, strict=True)])
+        cases.record("phonemizer", f"as transformers' 4 beams, {n} words of us_{part}", "", same)
+        assert same >= 0.99
         likelier = [
             b[0]["log_probability"] - a[0]["log_probability"]
             for a, b in zip(greedy.answers(words), of_beams, strict=True)
