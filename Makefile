@@ -21,7 +21,7 @@ INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all compilers book mutations lint format clean
+.PHONY: help demo test end-to-end test-all compilers book mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -32,6 +32,9 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
 	$(PYTEST)
+
+end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and with the files that packages carry
+	$(PYTEST) -m "(end_to_end or download) and not (slow or compilers)"
 
 test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, the slow ones too, with all that XLA optimizes
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""

@@ -18,6 +18,7 @@ from tests.crosscheck.command import ROOT
 from tests.crosscheck.comparison import compare
 from tests.crosscheck.scenarios import Scenarios
 
+pytestmark = pytest.mark.end_to_end
 SAMPLE = (1, 4, 6, 10)
 FLAGS = (
     "--headless",

@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("algorithms", "training")
 
