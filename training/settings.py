@@ -69,7 +69,7 @@ class Settings:
     # data
     data: tuple[str, ...] = _setting(
         ("docs",),
-        "a named data set (training/data/corpora lists them), or files",
+        "a named data set (training/data/corpora lists them), or files; FILE=WEIGHT for each draws from them by weight",
     )
     validation_data: tuple[str, ...] = _setting(
         (), "files to validate on; without them, a part of the data is held out"

@@ -13,6 +13,7 @@ from training.loop.trainer import Facts
 from training.runs.directory import Run
 from training.settings import Settings
 
+LARGE = 64 << 20  # bytes between two lines on what is tokenized
 LINES = 20  # of a whole training, where there is no terminal
 
 
@@ -75,6 +76,39 @@ class Display:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
+
+
+class Reading:
+    """Shows how much of the data is tokenized: a bar on a terminal, and a line now and then everywhere else."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: tqdm | None = None
+        self._done = 0
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def tokenized(self, n_bytes: int, total: int) -> None:
+        """So much more is tokenized.
+
+        Args:
+            n_bytes: of text.
+            total: about how much there is, 0 where that is not known.
+        """
+        if self._quiet:
+            return
+        before, self._done = self._done, self._done + n_bytes
+        if sys.stderr.isatty():
+            shown = {"unit": "B", "unit_scale": True, "desc": "tokenizing", "leave": False}
+            self._bar = self._bar or tqdm(total=total or None, delay=1, dynamic_ncols=True, **shown)
+            self._bar.update(n_bytes)
+        elif before // LARGE < self._done // LARGE:
+            say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
 
 
 def _span(seconds: float) -> str:

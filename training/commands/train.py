@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from training.commands.arguments import flag, spelled
-from training.commands.progress import Display
+from training.commands.progress import Display, Reading
 from training.commands.terminal import say, show
+from training.data.corpora import SOURCES
 from training.data.loading import load_run_data
+from training.data.mixtures import weighted
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
 from training.interchange.starting import Start, start_from
@@ -142,7 +144,12 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
     """Name files so that the run is found complete from every working directory."""
 
     def absolute(name: Any) -> Any:
-        return str(Path(name).absolute()) if isinstance(name, str) and Path(name).is_file() else name
+        if not isinstance(name, str):
+            return name
+        path, weight = weighted(name)
+        if not Path(path).exists() or (path in SOURCES and Path(path).is_dir()):
+            return name
+        return f"{Path(path).absolute()}{'' if weight is None else name.removeprefix(path)}"
 
     files = {name: values[name] for name in ("data", "validation_data") if isinstance(values.get(name), list | tuple)}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
@@ -160,7 +167,9 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         start = start_from(settings, vars(arguments).keys()) if settings.start_from and not began else None
         settings = start.settings if start else settings
         tokenizer = load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None
-        data = interrupts.run(lambda: load_run_data(settings, tokenizer=tokenizer, cache_dir=cache))
+        with Reading(quiet=arguments.quiet) as reading:
+            options: dict[str, Any] = {"tokenizer": tokenizer, "cache_dir": cache, "progress": reading.tokenized}
+            data = interrupts.run(lambda: load_run_data(settings, **options))
         config = _config(settings, data.tokenizer.N_V, files, start)
         check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
         initial = start.params(data.labels) if start else None

@@ -6,24 +6,27 @@
 | suffix | text | pairs | labeled |
 |---|---|---|---|
 | .jsonl, .json | {"text": …} | {"source": …, "target": …} | {"label": …, "text": …} |
+| .parquet, or a directory of datasets | column text | columns source, target | columns label, text |
 | anything else | the file is one document | source TAB target | label TAB text |
 
-Files are UTF-8 (a byte order mark is dropped); every line of JSON lines or TSV is a record. A text file
-longer than 16 MiB, or a section's size where sections are held out of it (1/400 of all the text, at least
-1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation files are given, a
-share of the records is held out (and so much at most that validating stays quick). Every
-file is read to its end first, and every line is checked when the data are tokenized, before any training.
+Behind .gz, .bz2, .xz or .zst the same, compressed. Files are UTF-8 (a byte order mark is dropped); every line of
+JSON lines or TSV is a record. A text file longer than 16 MiB, or a section's size where sections are held out of it
+(1/400 of all the text, at least 1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation
+files are given, a share of the records is held out (and so much at most that validating stays quick). Every file is
+read to its end first, and every line is checked when the data are tokenized, before any training.
 """
 
 import codecs
 import functools
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from training.data.formats import check_table, inner_suffix, is_table, opened, readable, rows
 from training.data.records import (
     Corpus,
     DataError,
@@ -108,25 +111,24 @@ def check_file(path: Path) -> tuple[int, str]:
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, line, blank = 0, 1, True
-    try:
-        with path.open("rb") as file:
-            if complaint := _start_says(path, file.peek(4)[:4]):
-                raise DataError(complaint)
-            while block := file.read(BLOCK):
-                if (zero := block.find(0)) >= 0:
-                    lines = block.count(b"\n", 0, zero)
-                    raise DataError(
-                        f"{path}:{line + lines}: zero byte at byte offset {offset + zero}: a binary file, "
-                        "expected text in UTF-8"
-                    )
-                _decode(decoder, block, path, line, offset)
-                digest.update(block)
-                blank = blank and not block.strip()
-                offset += len(block)
-                line += block.count(b"\n")
-            _decode(decoder, b"", path, line, offset, final=True)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    with readable(path), opened(path) as file:
+        block = file.read(BLOCK)
+        if complaint := _start_says(path, block[:4]):
+            raise DataError(complaint)
+        while block:
+            if (zero := block.find(0)) >= 0:
+                lines = block.count(b"\n", 0, zero)
+                raise DataError(
+                    f"{path}:{line + lines}: zero byte at byte offset {offset + zero}: a binary file, "
+                    "expected text in UTF-8"
+                )
+            _decode(decoder, block, path, line, offset)
+            digest.update(block)
+            blank = blank and not block.strip()
+            offset += len(block)
+            line += block.count(b"\n")
+            block = file.read(BLOCK)
+        _decode(decoder, b"", path, line, offset, final=True)
     if blank:
         raise DataError(f"{path} has nothing but white space")
     return offset, digest.hexdigest()
@@ -153,10 +155,14 @@ def _decode(
         ) from None
 
 
+def _text(path: Path) -> TextIO:
+    return io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="\n")
+
+
 def _read_lines(path: Path, longest: int) -> Iterator[str]:
     """Yield a file's lines with their ends; a longer one in pieces, that end behind a space if they have one."""
     rest = ""
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
+    with _text(path) as file:
         while piece := rest + file.readline(longest - len(rest)):
             end = 0 if len(piece) < longest or piece.endswith("\n") else piece.rfind(" ") + 1
             yield piece[: end or None]
@@ -179,7 +185,9 @@ class FileRecords:
 
     def __iter__(self) -> Iterator[Any]:
         for path in self.paths:
-            if path.suffix in (".jsonl", ".json"):
+            if is_table(path):
+                yield from self._from_table(path)
+            elif inner_suffix(path) in (".jsonl", ".json"):
                 yield from self._from_json(path)
             elif self.kind == "text":
                 for line, text in sections(_read_lines(path, min(self.section, BLOCK)), self.section):
@@ -187,8 +195,17 @@ class FileRecords:
             else:
                 yield from self._from_tsv(path)
 
+    def _from_table(self, path: Path) -> Iterator[Any]:
+        names = FIELDS[self.kind]
+        for number, row in enumerate(rows(path, names), start=1):
+            where = f"{path}:{number}"
+            for name, value in zip(names, row, strict=True):
+                if not isinstance(value, str):
+                    raise DataError(f"{where}: the {name} is {str(value)[:60]!r}, expected a text")
+            yield self._record(row, where)
+
     def _from_json(self, path: Path) -> Iterator[Any]:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with _text(path) as file:
             for number, line in enumerate(file, start=1):
                 where = f"{path}:{number}"
                 try:
@@ -206,7 +223,7 @@ class FileRecords:
 
     def _from_tsv(self, path: Path) -> Iterator[Any]:
         first, second = FIELDS[self.kind]
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with _text(path) as file:
             for number, line in enumerate(file, start=1):
                 where = f"{path}:{number}"
                 fields = line.rstrip("\r\n").split("\t")
@@ -290,6 +307,7 @@ def read_corpus(
     *,
     validation_paths: Sequence[str | Path] = (),
     validation_fraction: float = 0.05,
+    counted: bool = False,
 ) -> Corpus[Any]:
     """Check that the user's files are text, and split their records into training and validation.
 
@@ -299,6 +317,7 @@ def read_corpus(
       validation_paths: the files to validate on; what they hold is left out of training. If there are none,
         records of `paths` are held out.
       validation_fraction: the share of distinct records that are held out then.
+      counted: whether it is to be known which records are of which file.
 
     Returns:
       a corpus whose parts are streams; test is empty. Iterating over them checks every line.
@@ -312,19 +331,22 @@ def read_corpus(
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
     files, held_files = tuple(map(Path, paths)), tuple(map(Path, validation_paths))
-    checked = [check_file(path) for path in files + held_files]
+    names = FIELDS[kind]
+    checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]
     size = sum(n for n, _ in checked)
     fraction = 0.0 if held_files else min(validation_fraction, LARGEST_VALIDATION / size)
     section = min(max(size // 400, 1 << 10), 1 << 16)
     split = _Split(files, held_files, kind, fraction, section)
-    contents = [(path.suffix, digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
+    contents = [(inner_suffix(path), digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
     return Corpus(
         name=_name(files),
         kind=kind,
         source=_name(files),
         license="the user's",
-        fingerprint=fingerprint(kind, len(files), *contents, validation_fraction),
+        fingerprint=fingerprint(kind, len(files), *contents, validation_fraction, *["counted"] * counted),
         held_out=fraction,
+        files=tuple(map(str, files)) if counted else (),
+        n_bytes=size,
         train=_Part(split, 0),
         validation=_Part(split, 1),
         test=[],

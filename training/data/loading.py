@@ -1,6 +1,7 @@
 """The data of a run: corpus, tokenizer, token stores, and the batches for training and for evaluation."""
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
+from training.data.mixtures import Weighted, mixture, weighted, weights_of
 from training.data.records import Corpus, DataError, Kind
 from training.data.store import (
     LabeledStore,
@@ -79,22 +81,34 @@ class RunData:
         }
 
 
-def load_run_data(settings: Settings, *, tokenizer: Tokenizer | None = None, cache_dir: Path | None = None) -> RunData:
+def load_run_data(
+    settings: Settings,
+    *,
+    tokenizer: Tokenizer | None = None,
+    cache_dir: Path | None = None,
+    progress: Callable[[int, int], None] = lambda n, total: None,
+) -> RunData:
     """Read, split and tokenize the data of a run, and check all of them.
 
     Args:
         settings: of the run.
         tokenizer: the run's, if it has one already.
         cache_dir: where tokens and fetched packages are kept.
+        progress: is told how many more bytes are tokenized, of about how many; of 0 where that is not known.
 
     Raises:
         DataError: something is wrong with the data; the message says where.
     """
-    corpus = _corpus(settings, cache_dir)
+    data = [weighted(name) for name in settings.data]
+    weights = weights_of(data)
+    corpus = _corpus(settings, data, cache_dir, counted=bool(weights))
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus)
-    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir)
-    train, validation = (make_dataset(settings, store) for store in (stores.train, stores.validation))
+    of_total = functools.partial(_of_total, progress, corpus.n_bytes)
+    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=of_total)
+    make = functools.partial(make_dataset, settings)
+    train = mixture(stores.train, corpus.files, weights, make) if weights else make(stores.train)
+    validation = make(stores.validation)
     return RunData(
         corpus=corpus,
         tokenizer=tokenizer,
@@ -120,14 +134,19 @@ def make_dataset(settings: Settings, store: Any) -> Dataset:
     return DATASETS[settings.task](store, settings, **sizes)
 
 
-def _corpus(settings: Settings, cache_dir: Path | None) -> Corpus[Any]:
+def _of_total(progress: Callable[[int, int], None], total: int, n_bytes: int) -> None:
+    progress(n_bytes, total)
+
+
+def _corpus(settings: Settings, data: Sequence[Weighted], cache_dir: Path | None, *, counted: bool) -> Corpus[Any]:
     kind = TASKS[settings.task].records
-    if not settings.data:
+    if not data:
         raise DataError("no data were named; give the name of a data set, or files")
-    named = [name for name in settings.data if name in SOURCES and not Path(name).is_file()]
+    paths = [one.path for one in data]
+    named = [name for name in paths if name in SOURCES and not Path(name).is_file()]
     if not named:
-        return read_corpus(settings.data, kind, validation_paths=settings.validation_data)
-    if len(settings.data) > 1 or settings.validation_data:
+        return read_corpus(paths, kind, validation_paths=settings.validation_data, counted=counted)
+    if len(data) > 1 or counted or settings.validation_data:
         raise DataError(f"{named[0]} is a named data set with its own held-out part: it cannot be joined with files")
     if SOURCES[named[0]].kind != kind:
         fitting = ", ".join(name for name, source in SOURCES.items() if source.kind == kind)

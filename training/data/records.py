@@ -72,6 +72,8 @@ class Corpus(Generic[R]):
       fingerprint: hash of the contents and of the split.
       train, validation, test: re-iterable collections of records; test may be empty.
       held_out: the share that was to be held out for validation; 0 where that was not asked for.
+      files: whose records the store is to count, in their order; none unless that was asked for.
+      n_bytes: size of the data, roughly; 0 where it is not known.
     """
 
     name: str
@@ -83,6 +85,8 @@ class Corpus(Generic[R]):
     validation: Iterable[R]
     test: Iterable[R]
     held_out: float = 0.0
+    files: tuple[str, ...] = ()
+    n_bytes: int = 0
 
     def parts(self) -> dict[str, Iterable[R]]:
         """Return the three collections by name."""

@@ -52,6 +52,7 @@ class TokenStore:
       dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
       exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
       special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
+      counts: how many of the sequences are of which file, where that was to be counted.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -63,6 +64,7 @@ class TokenStore:
     dropped_paragraphs: int = 0
     exact: bool = True
     special: Sequence[int | None] | None = None
+    counts: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -149,6 +151,14 @@ class Splits(NamedTuple, Generic[S]):
     test: S
 
 
+Progress = Callable[[int], None]
+"""Takes the number of bytes of text that were just tokenized."""
+
+
+def _unseen(n_bytes: int) -> None:
+    pass
+
+
 def token_dtype(N_V: int) -> type[np.unsignedinteger]:
     """Return the smallest dtype of tokens below N_V: uint16 or uint32."""
     return np.uint16 if N_V <= 1 << 16 else np.uint32
@@ -180,7 +190,7 @@ class _ColumnWriter:
             self._lengths.append(len(framed))
         self._bytes += sum(len(text.encode()) for text in texts)
 
-    def describe(self, dropped_paragraphs: int) -> None:
+    def describe(self, dropped_paragraphs: int, counts: Sequence[int]) -> None:
         """Write the offsets and the description."""
         offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))]).astype(np.int64)
         np.save(self._directory / "offsets.npy", offsets)
@@ -193,6 +203,7 @@ class _ColumnWriter:
             "dropped_paragraphs": dropped_paragraphs,
             "exact": self._exact,
             "special": special and [special.mask, special.bos, special.eos],
+            "counts": list(counts),
         }
         (self._directory / "meta.json").write_text(json.dumps(meta))
 
@@ -230,22 +241,28 @@ def _write_part(
     columns: Sequence[Callable[[Any], str]],
     *,
     decoded: bool,
+    files: Sequence[str],
+    progress: Progress,
 ) -> None:
     """Write one store for each column of texts, in the folders 0, 1, … of `directory`."""
+    counts = dict.fromkeys(files, 0)
     folders = [directory / str(i) for i in range(len(columns))]
-    with contextlib.ExitStack() as files:
+    with contextlib.ExitStack() as opened:
         writers = []
         for i, folder in enumerate(folders):
             folder.mkdir(parents=True)
-            file = files.enter_context((folder / "tokens.bin").open("wb"))
+            file = opened.enter_context((folder / "tokens.bin").open("wb"))
             is_context = len(folders) > 1 and i == 0
             writers.append(_ColumnWriter(folder, tokenizer, file, decoded=decoded, is_context=is_context))
         for batch in _batches(records):
             where = [record.where for record in batch]
             for writer, column in zip(writers, columns, strict=True):
                 writer.append([column(record) for record in batch], where)
+            for place in where if files else ():
+                counts[place.rpartition(":")[0]] += 1
+            progress(sum(len(column(record).encode()) for record in batch for column in columns))
     for writer in writers:
-        writer.describe(getattr(records, "dropped", 0))
+        writer.describe(getattr(records, "dropped", 0), [*counts.values()])
 
 
 def _open(directory: Path, identity: str, part: str) -> TokenStore:
@@ -270,6 +287,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         meta["dropped_paragraphs"],
         meta["exact"],
         meta.get("special"),
+        meta.get("counts", ()),
     )
 
 
@@ -296,6 +314,7 @@ def _tokenize(
     corpus: Corpus[Any],
     tokenizer: Tokenizer,
     cache_dir: Path | None,
+    progress: Progress,
     columns: Sequence[Callable[[Any], str]],
     write_more: Callable[[Path], None] | None = None,
 ) -> tuple[Path, dict[str, list[TokenStore]]]:
@@ -307,7 +326,9 @@ def _tokenize(
         if write_more:
             write_more(path)
         for part, records in corpus.parts().items():
-            _write_part(path / part, records, tokenizer, columns, decoded=part != "train")
+            files = corpus.files if part == "train" else ()
+            options = {"decoded": part != "train", "files": files, "progress": progress}
+            _write_part(path / part, records, tokenizer, columns, **options)
 
     _cached(directory, write)
     stores = {
@@ -320,7 +341,7 @@ def _tokenize(
 
 
 def tokenize_text(
-    corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None
+    corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[TokenStore]:
     """Tokenize a text corpus into memory-mapped stores.
 
@@ -328,6 +349,7 @@ def tokenize_text(
       corpus: of kind "text".
       tokenizer: what makes tokens of text.
       cache_dir: where the stores lie, `default_cache_dir()` if None.
+      progress: is told how much is done.
 
     Returns:
       the stores of train, validation and test.
@@ -335,19 +357,21 @@ def tokenize_text(
     Raises:
       DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
     """
-    _, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text])
+    _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))
 
 
-def tokenize_pairs(corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None) -> Splits[PairStore]:
+def tokenize_pairs(
+    corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
+) -> Splits[PairStore]:
     """Tokenize a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
     columns = [lambda record: record.source, lambda record: record.target]
-    _, stores = _tokenize(corpus, tokenizer, cache_dir, columns)
+    _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, columns)
     return Splits(*(PairStore(source, target) for source, target in stores.values()))
 
 
 def tokenize_labeled(
-    corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None
+    corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[LabeledStore]:
     """Tokenize a corpus of labeled texts; see `tokenize_text`.
 
@@ -364,7 +388,7 @@ def tokenize_labeled(
             np.save(path / f"{part}.npy", _labels(records, index))
         (path / "names.json").write_text(json.dumps(names))
 
-    directory, stores = _tokenize(corpus, tokenizer, cache_dir, [lambda record: record.text], write_labels)
+    directory, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text], write_labels)
     names = tuple(json.loads((directory / "names.json").read_text()))
     return Splits(
         *(LabeledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())

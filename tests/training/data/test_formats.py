@@ -1,0 +1,141 @@
+"""Compressed files and tables are the text that is in them."""
+
+import bz2
+import gzip
+import importlib
+import json
+import lzma
+import shutil
+import sys
+
+import pytest
+
+from training.data.files import read_corpus
+from training.data.formats import inner_suffix
+from training.data.records import DataError
+
+TEXT = "".join(f"Paragraph {n} says {n * n} things, and é.\n\n" for n in range(300))
+LINES = [{"text": f"Document {n} has {n * n} words."} for n in range(60)]
+JSONL = "".join(json.dumps(line) + "\n" for line in LINES)
+
+
+def zstd():
+    return pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: zstd().compress(data),
+}
+
+
+def parts(path, kind="text", **options):
+    corpus = read_corpus([path], kind, **options)
+    return [record[:-1] for record in corpus.train], [record[:-1] for record in corpus.validation], corpus.fingerprint
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize(("name", "text"), [("a.txt", TEXT), ("a.jsonl", JSONL)])
+def test_a_compressed_file_is_its_text(tmp_path, suffix, name, text):
+    """Records, split and fingerprint: compressing the data of a run does not keep it from being resumed."""
+    (tmp_path / name).write_text(text)
+    (tmp_path / (name + suffix)).write_bytes(COMPRESS[suffix](text.encode()))
+    assert parts(tmp_path / (name + suffix)) == parts(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_damaged_file_is_said(tmp_path, suffix):
+    whole = COMPRESS[suffix](TEXT.encode())
+    for n, data in enumerate(
+        (whole[: len(whole) // 2], b"this is not compressed at all", whole[:40] + bytes([whole[40] ^ 255]) + whole[41:])
+    ):
+        path = tmp_path / f"{n}.txt{suffix}"
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=rf"{n}.txt{suffix} is damaged: \S|not UTF-8|binary file"):
+            read_corpus([path], "text")
+    (tmp_path / f"empty.txt{suffix}").write_bytes(COMPRESS[suffix](b""))
+    with pytest.raises(DataError, match="is empty"):
+        read_corpus([tmp_path / f"empty.txt{suffix}"], "text")
+    with pytest.raises(DataError, match=r"cannot read .*: No such file"):
+        read_corpus([tmp_path / f"none.txt{suffix}"], "text")
+
+
+def test_what_is_inside_follows_from_the_name(tmp_path):
+    assert [inner_suffix(tmp_path / name) for name in ("a.jsonl.zst", "a.gz", "b.tar.xz")] == [".jsonl", "", ".tar"]
+
+
+def test_what_is_not_installed_is_said(tmp_path, monkeypatch):
+    def missing(module):
+        raise ModuleNotFoundError(module)
+
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(DataError, match=r"needs pyarrow.parquet: pip install 'formal-algorithms\[data\]'"):
+        read_corpus([path], "text")
+
+
+@pytest.fixture
+def table():
+    """Write columns as a Parquet file."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def write(path, columns):
+        parquet.write_table(arrow.table(columns), path, row_group_size=7)
+        return path
+
+    return write
+
+
+def test_a_parquet_file_is_the_json_lines_of_its_rows(tmp_path, table):
+    (tmp_path / "a.jsonl").write_text(JSONL)
+    path = table(tmp_path / "a.parquet", {"n": list(range(60)), "text": [line["text"] for line in LINES]})
+    assert parts(path)[:2] == parts(tmp_path / "a.jsonl")[:2]
+    corpus = read_corpus([path], "text")
+    assert next(iter(corpus.train)).where.startswith(f"{path}:")
+    changed = table(tmp_path / "b.parquet", {"text": ["else", *(line["text"] for line in LINES)]})
+    assert parts(changed)[2] != parts(path)[2]
+
+
+def test_parquet_has_pairs_and_labels(tmp_path, table):
+    pairs = table(tmp_path / "p.parquet", {"target": ["x", "y"] * 20, "source": [f"a {n}" for n in range(40)]})
+    train, validation, _ = parts(pairs, "pairs", validation_fraction=0.2)
+    assert sorted(train + validation) == sorted((f"a {n}", "xy"[n % 2]) for n in range(40))
+    assert len(validation) >= 4
+
+
+def test_wrong_tables_are_refused_in_a_sentence(tmp_path, table):
+    path = table(tmp_path / "a.parquet", {"content": ["a"]})
+    with pytest.raises(DataError, match=r"a\.parquet has no column 'text', only content: expected text"):
+        read_corpus([path], "text")
+    with pytest.raises(DataError, match="has no rows"):
+        read_corpus([table(tmp_path / "b.parquet", {"text": []})], "text")
+    numbers = table(tmp_path / "c.parquet", {"text": [1, 2, 3]})
+    with pytest.raises(DataError, match=r"c\.parquet:1: the text is '1', expected a text"):
+        list(read_corpus([numbers], "text").train)
+    (tmp_path / "d.parquet").write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"d\.parquet is damaged"):
+        read_corpus([tmp_path / "d.parquet"], "text")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="folder is no directory of the library datasets"):
+        read_corpus([tmp_path / "folder"], "text")
+
+
+def test_a_directory_of_datasets_is_its_rows(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    texts = [f"message {n} of {n * n}" for n in range(60)]
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])}
+    )
+    columns = {"text": texts, "label": [n % 2 for n in range(60)]}
+    whole = datasets.Dataset.from_dict(columns, features=features)
+    whole.shuffle(seed=3).save_to_disk(tmp_path / "one", num_shards=3)
+    train, validation, _ = parts(tmp_path / "one", "labeled")
+    assert sorted(train + validation) == sorted((("ham", "spam")[n % 2], text) for n, text in enumerate(texts))
+    datasets.DatasetDict({"train": whole, "test": whole}).save_to_disk(tmp_path / "several")
+    with pytest.raises(DataError, match=r"holds the parts test, train: name one of them, such as .*several/test"):
+        read_corpus([tmp_path / "several"], "labeled")
+    assert sum(map(len, parts(tmp_path / "several" / "train", "labeled")[:2])) == 60
+    shutil.rmtree(tmp_path / "one")

@@ -1,0 +1,124 @@
+"""Mixtures: shares by weight, every example of a file equally often, and the same batch for the same step."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.training_cases import N_V, settings_for
+from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.loading import load_run_data
+from training.data.mixtures import Mixture, documents, weighted, weights_of
+from training.data.records import DataError
+from training.data.store import LabeledStore, PairStore, TokenStore
+
+SIZES = {"l_max": 7, "batch_size": 16, "seed": 3}
+
+
+def store_of(letter, n):
+    """Texts of one letter, told apart by their lengths."""
+    return TokenStore.from_sequences([[N_V - 2, *[letter] * (1 + i % 4), N_V - 1] for i in range(n)], N_V)
+
+
+def mixed(weights=(3.0, 1.0), sizes=(150, 600), **options):
+    stores = [store_of(letter, n) for letter, n in enumerate(sizes)]
+    return Mixture([NextTokens(store, **SIZES | options) for store in stores], weights)
+
+
+@pytest.mark.parametrize("mode", ["chunks", "windows", "packed"])
+def test_shares_are_the_weights_however_large_the_files(mode):
+    data = mixed(mode=mode)
+    rows = np.concatenate([data.batch(step)["x"] for step in range(40)])
+    has = [(rows == letter).any(axis=1) for letter in (0, 1)]
+    assert not (has[0] & has[1]).any()
+    assert abs(has[0].sum() / (has[0] | has[1]).sum() - 0.75) < 0.05
+
+
+def test_every_example_of_a_file_comes_equally_often():
+    data = mixed()
+    indices = np.array([data._order[i] for i in range(2500)])
+    for first, n in ((0, 150), (150, 600)):
+        own = indices[(first <= indices) & (indices < first + n)]
+        for epoch in range(len(own) // n):
+            assert sorted(own[epoch * n : (epoch + 1) * n]) == list(range(first, first + n))
+
+
+def test_a_batch_depends_on_the_step_alone():
+    data, again = mixed(), mixed()
+    batches = data.batches(5)
+    for step in (5, 6, 7):
+        batch = next(batches)
+        for name, array in again.batch(step).items():
+            np.testing.assert_array_equal(batch[name], array)
+    rows = [again.batch(9, rows=slice(4 * i, 4 * i + 4))["x"] for i in range(4)]
+    np.testing.assert_array_equal(np.concatenate(rows), data.batch(9)["x"])
+    assert data.fingerprint == again.fingerprint != mixed(weights=(2.0, 1.0)).fingerprint
+    assert mixed(weights=(6.0, 2.0)).fingerprint == data.fingerprint  # the ratio counts
+
+
+def test_every_kind_of_data_is_mixed():
+    stores = [store_of(0, 9), store_of(1, 9)]
+    for make in (
+        lambda s: MaskedTokens(s, **SIZES),
+        lambda s: SequencePairs(PairStore(s, s), **SIZES),
+        lambda s: LabeledTexts(LabeledStore(s, np.full(9, s.tokens[1], np.int32), ("a", "b")), **SIZES),
+    ):
+        parts = [make(store) for store in stores]
+        batch = Mixture(parts, [1, 1]).batch(2)
+        assert {name: array.dtype for name, array in batch.items()} == {
+            name: array.dtype for name, array in parts[0].batch(0).items()
+        }
+        letters = batch["x"][:, 1]
+        assert set(letters) == {0, 1}
+        if "label" in batch:
+            np.testing.assert_array_equal(batch["label"], letters)
+        if "z" in batch:
+            np.testing.assert_array_equal(batch["z"], batch["x"])
+
+
+def test_evaluation_has_every_example_once():
+    data = mixed()
+    rows = np.concatenate([batch["x"][batch["length"] > 0] for batch in data.evaluation_batches()])
+    assert len(rows) == data.n_examples == 750
+
+
+def test_documents_are_a_part_of_a_store():
+    store = store_of(2, 11)
+    part = documents(store, 3, 7)
+    assert [part[i].tolist() for i in range(4)] == [store[i].tolist() for i in range(3, 7)]
+    labeled = documents(LabeledStore(store, np.arange(11, dtype=np.int32), ("a",)), 3, 7)
+    assert labeled.labels.tolist() == [3, 4, 5, 6]
+    assert part.fingerprint != documents(store, 3, 8).fingerprint
+
+
+def test_names_and_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd=0.5").touch()
+    assert weighted("odd=0.5") == ("odd=0.5", None)
+    assert weighted("a=b.txt") == ("a=b.txt", None)
+    assert weighted("a=b.txt=2") == ("a=b.txt", 2.0)
+    with pytest.raises(DataError, match=r"a\.txt=-1: expected a positive weight"):
+        weighted("a.txt=-1")
+    with pytest.raises(DataError, match=r"b\.txt has no weight, but others have"):
+        weights_of([weighted("a.txt=1"), weighted("b.txt")])
+    with pytest.raises(DataError, match="a file is there twice"):
+        weights_of([weighted("a.txt=1"), weighted("a.txt=2")])
+
+
+def test_files_are_mixed_by_their_weights(tmp_path):
+    """Whatever is held out, and however often the tokens are read from the cache."""
+    for letter, n in (("a", 40), ("b", 400)):
+        lines = (json.dumps({"text": " ".join(letter * (1 + i % 7) for i in range(k, k + 9))}) for k in range(n))
+        (tmp_path / f"{letter}.jsonl").write_text("\n".join(lines) + "\n")
+    data = tuple(f"{tmp_path / letter}.jsonl={weight}" for letter, weight in (("a", 3), ("b", 1)))
+    settings = settings_for("d", data=data, tokenizer="bytes", batch_size=16, rows="chunks", l_max=30)
+    told = []
+    for _ in range(2):
+        run = load_run_data(settings, cache_dir=tmp_path / "cache", progress=lambda n, total: told.append((n, total)))
+        starts = np.concatenate([run.train.batch(step)["x"][:, 1] for step in range(12)])
+        assert abs(((starts == ord("a")).sum()) / np.isin(starts, [ord("a"), ord("b")]).sum() - 0.75) < 0.05
+        assert len(told) == 2  # training and validation, once
+    size = sum((tmp_path / f"{letter}.jsonl").stat().st_size for letter in "ab")
+    assert {total for _, total in told} == {size}
+    with pytest.raises(DataError, match="docs is a named data set with its own held-out part"):
+        load_run_data(settings_for("d", data=("docs=1",)), cache_dir=tmp_path / "cache")

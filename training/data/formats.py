@@ -1,0 +1,146 @@
+"""How files are stored: plain or compressed text, and tables, which need libraries of the extra `data`."""
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import importlib
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from training.data.records import DataError
+
+__all__ = ["check_table", "inner_suffix", "is_table", "opened", "readable", "rows"]
+
+ROWS = 1000
+
+
+def _zstd(path: Path) -> Any:
+    return _needed("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", path).open(path)
+
+
+COMPRESSED: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd}
+"""What opens a compressed file, by the end of its name."""
+DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+def _needed(module: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        missing = f"reading {path} needs {module}: pip install 'formal-algorithms[data]'"
+        raise DataError(missing) from None
+
+
+def inner_suffix(path: Path) -> str:
+    """Return the end of a file's name, which says what it holds, without that of its compression.
+
+    Example:
+        >>> inner_suffix(Path("a.jsonl.gz")), inner_suffix(Path("a.txt"))
+        ('.jsonl', '.txt')
+    """
+    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file; its bytes are those before it was compressed.
+
+    Raises:
+        DataError: the library for its compression is not installed.
+        OSError: it cannot be opened.
+    """
+    return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(path)
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Say what keeps a file from being read.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        yield
+    except DAMAGED as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        if error.strerror is None:  # a decompressor's
+            raise DataError(f"{path} is damaged: {error}") from None
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except Exception as error:  # those of Zstandard and of Arrow, which need not be there
+        if type(error).__name__ not in ("ZstdError", "ArrowInvalid", "ArrowException"):
+            raise
+        raise DataError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is of a Parquet file, or of a directory of the library datasets."""
+    return path.suffix == ".parquet" or path.is_dir()
+
+
+def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
+    """Check that a table has columns.
+
+    Args:
+        path: of the table.
+        columns: their names.
+
+    Returns:
+        the size of its files in bytes, and a hash of what they hold.
+
+    Raises:
+        DataError: it cannot be read, has no rows, or lacks a column.
+    """
+    with readable(path):
+        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [path]
+        digest = hashlib.sha256()
+        for file in files:
+            with file.open("rb") as contents:
+                digest.update(hashlib.file_digest(contents, "sha256").digest())
+        names, n = _described(path)
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(names)}: expected {', '.join(columns)}")
+    if not n:
+        raise DataError(f"{path} has no rows")
+    return sum(file.stat().st_size for file in files), digest.hexdigest()
+
+
+def _described(path: Path) -> tuple[list[str], int]:
+    """Return the names of a table's columns, and how many rows it has."""
+    if not path.is_dir():
+        table = _needed("pyarrow.parquet", path).ParquetFile(path)
+        return table.schema_arrow.names, table.metadata.num_rows
+    dataset = _dataset(path)
+    return dataset.column_names, len(dataset)
+
+
+def _dataset(path: Path) -> Any:
+    splits = sorted(folder.parent.name for folder in path.glob("*/dataset_info.json"))
+    if splits:
+        raise DataError(f"{path} holds the parts {', '.join(splits)}: name one of them, such as {path / splits[0]}")
+    if not (path / "dataset_info.json").is_file():
+        raise DataError(f"{path} is no directory of the library datasets (save_to_disk makes one): name files in it")
+    return _needed("datasets", path).load_from_disk(str(path))
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """Yield a table's rows, some at a time in memory; numbers of classes come as their names.
+
+    Args:
+        path: of a table that `check_table` has seen.
+        columns: the names of those that are wanted.
+    """
+    if not path.is_dir():
+        for batch in _needed("pyarrow.parquet", path).ParquetFile(path).iter_batches(ROWS, columns=list(columns)):
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+        return
+    dataset = _dataset(path).select_columns(list(columns))
+    named = {name: feature.int2str for name, feature in dataset.features.items() if hasattr(feature, "int2str")}
+    for batch in dataset.iter(ROWS):
+        for row in zip(*(batch[name] for name in columns), strict=True):
+            yield [named[name](value) if name in named else value for name, value in zip(columns, row, strict=True)]

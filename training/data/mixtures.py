@@ -1,0 +1,144 @@
+"""Mixtures: each batch draws its examples from several files, by their weights."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from training.data.batches import Batch, Dataset
+from training.data.records import DataError
+from training.data.store import LabeledStore, PairStore, TokenStore
+
+__all__ = ["Mixture", "Weighted", "documents", "mixture", "weighted"]
+
+
+class Weighted(NamedTuple):
+    """A file, and the share of the examples that it gives; None where that was not said."""
+
+    path: str
+    weight: float | None
+
+
+def weighted(name: str) -> Weighted:
+    """Read FILE=WEIGHT, or FILE alone.
+
+    Raises:
+        DataError: the weight is not positive.
+
+    Example:
+        >>> weighted("a.txt=0.25"), weighted("a.txt")
+        (Weighted(path='a.txt', weight=0.25), Weighted(path='a.txt', weight=None))
+    """
+    path, equals, number = name.rpartition("=")
+    if not equals or Path(name).exists():
+        return Weighted(name, None)
+    try:
+        weight = float(number)
+    except ValueError:
+        return Weighted(name, None)
+    if not 0 < weight < math.inf:
+        raise DataError(f"{name}: expected a positive weight, got {number}")
+    return Weighted(path, weight)
+
+
+def weights_of(data: Sequence[Weighted]) -> list[float]:
+    """Return the weights of files, none where no file has one.
+
+    Raises:
+        DataError: some have one and others not, or a file is there twice.
+    """
+    given = [one.weight for one in data if one.weight is not None]
+    if given and len(given) < len(data):
+        missing = next(one.path for one in data if one.weight is None)
+        raise DataError(f"{missing} has no weight, but others have: give every file one, as in {missing}=0.5, or none")
+    if given and len({one.path for one in data}) < len(data):
+        raise DataError("a file is there twice: give it the sum of both weights")
+    return given
+
+
+class Mixture(Dataset):
+    """Examples of several data sets: which one the next example is of follows from their weights.
+
+    Each of them is shuffled and repeated by itself, so that its examples come equally often, however few they are.
+    """
+
+    def __init__(self, parts: Sequence[Dataset], weights: Sequence[float]) -> None:
+        """Mix data sets of one kind and shape.
+
+        Args:
+            parts: the data sets.
+            weights: of each; only their ratios count.
+        """
+        first = parts[0]
+        self._parts = parts
+        self._starts = np.cumsum([0, *(part.n_examples for part in parts)])
+        shares = [weight / sum(weights) for weight in weights]
+        sizes = {"l_max": first.l_max, "batch_size": first.batch_size, "seed": first.seed}
+        fingerprints = [part.fingerprint for part in parts]
+        super().__init__(*fingerprints, shares, n_examples=int(self._starts[-1]), **sizes)
+        self.n_too_long, self.too_long = sum(part.n_too_long for part in parts), first.too_long
+        starts = self._starts.tolist()
+        orders = [
+            grain.MapDataset.range(start, end).seed(first.seed + k).shuffle().repeat()
+            for k, (start, end) in enumerate(itertools.pairwise(starts))
+        ]
+        self._order = grain.MapDataset.mix(orders, weights=shares)
+
+    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        batch: Batch = {}
+        for k, part in enumerate(self._parts):
+            own = (self._starts[k] <= indices) & (indices < self._starts[k + 1])
+            found = part._examples(np.where(own, indices - self._starts[k], -1), rows, rng)
+            for name, array in found.items():
+                chosen = own[rows].reshape(-1, *(1,) * (array.ndim - 1))
+                batch[name] = np.where(chosen, array, batch[name]) if name in batch else array
+        return batch
+
+
+def documents(store: Any, first: int, end: int) -> Any:
+    """Return the store of some of a store's texts, pairs or labeled texts."""
+    if isinstance(store, PairStore):
+        return PairStore(documents(store.source, first, end), documents(store.target, first, end))
+    if isinstance(store, LabeledStore):
+        return dataclasses.replace(store, text=documents(store.text, first, end), labels=store.labels[first:end])
+    offsets = store.offsets[first : end + 1]
+    return dataclasses.replace(
+        store,
+        tokens=store.tokens[offsets[0] : offsets[-1]],
+        offsets=offsets - offsets[0],
+        fingerprint=f"{store.fingerprint}[{first}:{end}]",
+    )
+
+
+def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Dataset]) -> Mixture:
+    """Return the mixture of the files of a store.
+
+    Args:
+        store: the training data, which know how many of their records are of which file.
+        names: of the files, for messages.
+        weights: of the files.
+        make: makes the data set of a store.
+
+    Raises:
+        DataError: there is too little in a file.
+    """
+    counts = _first_column(store).counts
+    ends = np.cumsum([0, *counts]).tolist()
+    parts = []
+    for name, (first, end) in zip(names, itertools.pairwise(ends), strict=True):
+        if first == end:
+            raise DataError(f"{name} has nothing that is not held out: leave it out of the mixture, or give more")
+        try:
+            parts.append(make(documents(store, first, end)))
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+    return Mixture(parts, weights)
+
+
+def _first_column(store: Any) -> TokenStore:
+    return store.source if isinstance(store, PairStore) else store.text if isinstance(store, LabeledStore) else store
