@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from algorithms import (
     DTransformerConfig,
@@ -30,6 +30,7 @@ from algorithms import (
     mask_token,
 )
 from algorithms.layers import without_padding
+from algorithms.ops.linear import logits
 from algorithms.ops.log_loss import token_losses
 from algorithms.unembedding import unembedding_matrix
 from training.generation import inputs
@@ -38,6 +39,7 @@ from training.tasks.classify import ClassifierParams, class_probabilities
 from training.tasks.objectives import has_next, next_tokens
 
 __all__ = [
+    "are_likeliest",
     "bits_per_byte",
     "classify",
     "fill_masks",
@@ -104,6 +106,33 @@ def log_probabilities(
         context = _padded(z, config), z_lengths
     losses = _losses(theta, context, _padded(x, config), lengths, variant=config.variant.without_dropout())
     return -np.asarray(losses)[:, : x.shape[1] - 1]
+
+
+def are_likeliest(
+    theta: DTransformerParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: DTransformerConfig,
+) -> Bool[np.ndarray, "B m"]:
+    """Whether each token after the first of each sequence is the one that greedy decoding takes.
+
+    Args:
+        theta: parameters of a decoder.
+        x: the sequences, padded on the right.
+        lengths: tokens of each that are not padding.
+        config: sizes and variant of the model.
+
+    Returns:
+        ``x[t+1] = argmax P[:, t]`` for t from 0 to m − 1, where m + 1 is the longest sequence's length.
+
+    Raises:
+        TypeError, ValueError: as `log_probability`.
+    """
+    inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
+    x, lengths = inputs.checked("x", x, lengths, config)
+    found = _likeliest(theta, _padded(x, config), lengths, variant=config.variant.without_dropout())
+    return np.asarray(found)[:, : x.shape[1] - 1] == x[:, 1:]
 
 
 def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -> float:
@@ -281,6 +310,13 @@ def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array
         X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
     losses = token_losses(X, unembedding_matrix(theta), next_tokens(x), theta.b_u, 0.0, "auto")
     return jnp.where(has_next(x, lengths) > 0, losses, 0)
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _likeliest(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Int[Array, "B l"]:
+    X = d_hidden_state(without_padding(x, lengths), theta, variant=variant)
+    W_u = unembedding_matrix(theta)  # one sequence after another: all logits would be the largest array there is
+    return jax.lax.map(lambda X_b: jnp.argmax(logits(X_b, W_u, theta.b_u), axis=0), jnp.moveaxis(X, 1, 0))
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))

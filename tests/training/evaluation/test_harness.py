@@ -1,0 +1,117 @@
+"""lm-evaluation-harness with a task of our own: its figures are those that Algorithm 10 gives."""
+
+import importlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_transformer
+from tests.run_cases import LETTERS, make_run
+from training import generation
+from training.generation.windows import window_start
+from training.runs.directory import load_run
+
+lm_eval = pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
+harness = importlib.import_module("training.evaluation.harness")
+instance = importlib.import_module("lm_eval.api.instance")
+
+CONTEXTS = ["a bad", "face", "b. ", ""]
+ENDS = [" cab", "d", "dig", "hide"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return load_run(make_run(tmp_path_factory.mktemp("run") / "d", "d"))
+
+
+def table_of(run, tokens):
+    """[N_V, l], by the algorithm itself."""
+    return np.log(
+        np.asarray(d_transformer(jnp.asarray(tokens), run.theta, variant=run.config.variant.without_dropout()))
+    )
+
+
+def by_hand(run, context, end):
+    """A space between both belongs to the end, as it does in the harness."""
+    context, end = (context[:-1], f" {end}") if context.endswith(" ") else (context, end)
+    tokens = [LETTERS.bos_token, *LETTERS.encode(context), *LETTERS.encode(end)][-run.config.l_max :]
+    table, n = table_of(run, tokens), len(LETTERS.encode(end))
+    places = range(len(tokens) - 1 - n, len(tokens) - 1)
+    return sum(table[tokens[t + 1], t] for t in places), all(table[:, t].argmax() == tokens[t + 1] for t in places)
+
+
+def asked(kind, *arguments):
+    return [
+        instance.Instance(request_type=kind, doc={}, arguments=one, idx=i, metadata=("task", i, 1))
+        for i, one in enumerate(arguments)
+    ]
+
+
+def test_likelihoods_are_those_of_the_model(run):
+    prompt = np.array([[LETTERS.bos_token, *LETTERS.encode("abc")]])
+    how = {"lengths": np.array([4]), "l_gen": 1, "tau": 0.0, "key": jax.random.key(0)}
+    likeliest = LETTERS.decode(generation.generate(run.theta, prompt, config=run.config, **how)[0].tolist())
+    pairs = [*zip(CONTEXTS, ENDS, strict=True), ("abcdefg" * 8, "hij"), ("abc", likeliest)]
+    found = harness.HarnessModel(run, batch_size=4).loglikelihood(asked("loglikelihood", *pairs))
+    expected = [by_hand(run, *pair) for pair in pairs]
+    np.testing.assert_allclose([log_p for log_p, _ in found], [log_p for log_p, _ in expected], rtol=1e-5)
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+    assert found[-1][1]
+
+
+def test_a_long_text_is_rolled_through_windows(run):
+    text = "abcd efgh. ij" * 9
+    (found,) = harness.HarnessModel(run).loglikelihood_rolling(asked("loglikelihood_rolling", (text,)))
+    tokens, l_max = [LETTERS.bos_token, *LETTERS.encode(text)], run.config.l_max
+    expected, done = 0.0, 1
+    while done < len(tokens):  # windows of l_max tokens, each of which begins with the last token of the one before
+        new = min(l_max - 1, len(tokens) - done)
+        first = max(0, done + new - l_max)
+        table = table_of(run, tokens[first : done + new])
+        expected += sum(table[tokens[t], t - 1 - first] for t in range(done, done + new))
+        done += new
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert window_start(len(tokens), l_max) > 0
+
+
+def test_texts_end_before_what_ends_them(run):
+    model = harness.HarnessModel(run)
+    free, stopped = model.generate_until(
+        asked("generate_until", ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["g"], "max_gen_toks": 12}))
+    )
+    assert stopped == free.split("g")[0]
+    with pytest.raises(ValueError, match="the task asks for num_beams, but this knows do_sample, max_gen_toks"):
+        model.generate_until(asked("generate_until", ("abc", {"num_beams": 2})))
+
+
+@pytest.mark.slow
+def test_a_task_of_our_own(run, tmp_path):
+    """Which of four ends follows each context: the accuracy is that of the likelihoods by hand."""
+    documents = [{"context": c, "ends": ENDS, "label": i} for i, c in enumerate(CONTEXTS[:3])]
+    (tmp_path / "ends.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    tasks = importlib.import_module("lm_eval.tasks")
+    config = {
+        "task": "ends",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "ends.jsonl")}, "cache_dir": str(tmp_path / "cache")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{context}}",
+        "doc_to_choice": "{{ends}}",
+        "doc_to_target": "label",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}],
+    }
+    manager = tasks.TaskManager(include_defaults=False)
+    options = {"tasks": [config], "task_manager": manager, "bootstrap_iters": 0}
+    results = lm_eval.simple_evaluate(harness.HarnessModel(run), **options)
+    correct = [np.argmax([by_hand(run, c, end)[0] for end in ENDS]) == i for i, c in enumerate(CONTEXTS[:3])]
+    assert results["results"]["ends"]["acc,none"] == np.mean(correct)
+
+
+def test_only_a_decoder_is_taken(tmp_path):
+    with pytest.raises(ValueError, match="the run is of the task ed; the harness needs a decoder"):
+        harness.HarnessModel(load_run(make_run(tmp_path / "ed", "ed")))

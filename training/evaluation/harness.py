@@ -1,0 +1,129 @@
+"""A trained decoder as a model of lm-evaluation-harness, whose tasks it can be evaluated on.
+
+    from lm_eval import simple_evaluate
+    from training.evaluation.harness import HarnessModel
+    from training.runs.directory import load_run
+
+    simple_evaluate(HarnessModel(load_run("runs/docs")), tasks=["lambada_openai"])
+
+The package is the extra ``lm-eval``; tasks that it brings are downloaded from the Hugging Face hub.
+"""
+
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from training.generation.scoring import are_likeliest, log_probabilities
+from training.generation.text import Continuer, Options
+from training.runs.directory import Run
+
+__all__ = ["HarnessModel"]
+
+LM: Any = importlib.import_module("lm_eval.api.model").LM
+ROLLING: Any = importlib.import_module("lm_eval.utils")
+MOST_TOKENS = 256
+KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
+
+
+class HarnessModel(LM):
+    """Answers the three kinds of requests that the tasks make; every text begins behind bos, as in training."""
+
+    def __init__(self, run: Run, *, batch_size: int = 16) -> None:
+        """Wrap a run.
+
+        Args:
+            run: a trained decoder.
+            batch_size: texts side by side.
+
+        Raises:
+            ValueError: it is no decoder.
+        """
+        if run.task != "d":
+            raise ValueError(f"the run is of the task {run.task}; the harness needs a decoder, task d")
+        super().__init__()
+        self._run, self._batch_size = run, batch_size
+
+    def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        """Return how likely each continuation is behind its context, in nats, and whether it is the greedy one.
+
+        Where both outgrow l_max, the context is cut on the left.
+
+        Raises:
+            ValueError: a continuation has no tokens, or as many as l_max.
+        """
+        pairs = [self._encoded(*request.args) for request in requests]
+        l_max = self._run.config.l_max
+        for _, continuation in pairs:
+            if not 0 < len(continuation) < l_max:
+                raise ValueError(
+                    f"a continuation has {len(continuation)} tokens, expected 1 to l_max − 1 = {l_max - 1}"
+                )
+        texts = [(context + continuation)[-l_max:] for context, continuation in pairs]
+        return self._scored(texts, [len(continuation) for _, continuation in pairs])
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
+        """Return how likely each text is, in nats, every token given as many of those before it as its window has."""
+        found = []
+        for request in requests:
+            tokens = self._run.tokenizer.encode(request.args[0])
+            sizes = {"prefix_token": self._prefix()[-1], "max_seq_len": self._run.config.l_max - 1, "context_len": 1}
+            windows = ROLLING.get_rolling_token_windows(tokens, **sizes)
+            parts = [ROLLING.make_disjoint_window(window) for window in windows]
+            scored = self._scored([[*given, *new] for given, new in parts], [len(new) for _, new in parts])
+            found.append(sum(log_p for log_p, _ in scored))
+        return found
+
+    def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
+        """Continue each context up to one of the texts that end it.
+
+        Raises:
+            ValueError: an option of the task's is not known here.
+        """
+        texts = []
+        for request in requests:
+            context, how = request.args
+            unknown = sorted(how.keys() - KNOWN)
+            if unknown:
+                raise ValueError(f"the task asks for {unknown[0]}, but this knows {', '.join(sorted(KNOWN))}")
+            until = how.get("until") or ()
+            draws = how.get("do_sample", False)
+            options = Options(
+                l_gen=how.get("max_gen_toks", MOST_TOKENS),
+                tau=how.get("temperature", 1.0) if draws else 0.0,
+                top_k=how.get("top_k") if draws else None,
+                top_p=how.get("top_p") if draws else None,
+                stop=tuple([until] if isinstance(until, str) else until) or None,
+            )
+            texts.append(Continuer(self._run, options).answers([context])[0][0]["text"])
+        return texts
+
+    def _prefix(self) -> list[int]:
+        return self._run.tokenizer.framed([], ends=False)
+
+    def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of both; spaces between them belong to the continuation, as tokenizers have it."""
+        spaces = len(context) - len(context.rstrip())
+        if spaces:
+            context, continuation = context[:-spaces], context[-spaces:] + continuation
+        encode = self._run.tokenizer.encode
+        whole, first = encode(context + continuation), encode(context) if context else []
+        return self._prefix() + whole[: len(first)], whole[len(first) :]
+
+    def _scored(self, texts: Sequence[Sequence[int]], counts: Iterable[int]) -> list[tuple[float, bool]]:
+        """Return how likely the last tokens of each text are, and whether they are the likeliest."""
+        found, counts = [], list(counts)
+        for i in range(0, len(texts), self._batch_size):
+            some = texts[i : i + self._batch_size]
+            lengths = np.array([len(text) for text in some] + [1] * (self._batch_size - len(some)))
+            x = np.zeros((len(lengths), lengths.max()), np.int64)
+            for row, text in zip(x, some, strict=False):
+                row[: len(text)] = text
+            options = {"lengths": lengths, "config": self._run.config}
+            log_p = log_probabilities(self._run.theta, x, **options)
+            likeliest = are_likeliest(self._run.theta, x, **options)
+            for r, text in enumerate(some):
+                last = slice(len(text) - 1 - counts[i + r], len(text) - 1)
+                found.append((float(log_p[r, last].sum(dtype=np.float64)), bool(likeliest[r, last].all())))
+        return found
