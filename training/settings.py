@@ -114,7 +114,9 @@ class Settings:
     # optimization
     steps: int = _setting(600, "updates of the parameters")
     batch_size: int = _setting(16, "sequences in an update")
-    accumulation_steps: int = _setting(1, "parts that a batch is computed in, one after another, to save memory")
+    accumulation_steps: int = _setting(
+        1, "parts that a batch is computed in, one after another, to save memory; more where it is short"
+    )
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
     optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS), depends=("start_from",))
     learning_rate: float = _setting(
@@ -179,6 +181,9 @@ class Settings:
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
     max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
+    wandb: bool = _setting(
+        False, "whether to write to Weights & Biases, too (WANDB_MODE=offline: to DIR/wandb)", continues=True
+    )
     profile: bool = _setting(False, "whether to write a trace of some steps to DIR/profile", continues=True)
     peak: float = _setting(0.0, "the machine's peak at matrix products in FLOP/s; 0: measure it", continues=True)
 

@@ -4,6 +4,7 @@ import inspect
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from algorithms import REGISTRY
@@ -42,11 +43,19 @@ def test_row(number):
     assert declared == departures(entry.function)
 
 
-def test_the_example_runs_and_prints_what_the_readme_says():
-    code, printed = re.search(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL).groups()
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(("code", "printed"), EXAMPLES)
+def test_an_example_runs_and_prints_what_the_readme_says(code, printed):
     out = []
-    exec(compile(code, "README.md", "exec"), {"print": lambda *values: out.append(" ".join(map(str, values)))})
+    with jax.enable_x64(False):
+        exec(compile(code, "README.md", "exec"), {"print": lambda *values: out.append(" ".join(map(str, values)))})
     assert out == printed.splitlines()
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) == 2
 
 
 def test_every_file_that_the_readme_links_to_exists():

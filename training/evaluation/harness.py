@@ -55,7 +55,7 @@ class HarnessModel(LM):
         """
         pairs = [self._encoded(*request.args) for request in requests]
         l_max = self._run.config.l_max
-        for _, continuation in pairs:
+        for continuation in (continuation for _, continuation in pairs):
             if not 0 < len(continuation) < l_max:
                 raise ValueError(
                     f"a continuation has {len(continuation)} tokens, expected 1 to l_max − 1 = {l_max - 1}"

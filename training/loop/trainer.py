@@ -15,6 +15,7 @@ import numpy as np
 
 from training.data.loading import RunData
 from training.evaluation.held_out import evaluate, perplexity
+from training.loop import memory
 from training.loop.diagnosis import TrainingError, explosion, loss_limit, not_finite
 from training.loop.flops import matmul_peak, memory_in_use, step_flops
 from training.loop.optimizers import optimizer_from
@@ -25,8 +26,8 @@ from training.mesh.placement import Placement
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import Description, Run, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
-from training.runs.metrics import MetricsLog, cut, plot_losses, read_metrics, tensorboard_writer
-from training.tasks import TASKS
+from training.runs.metrics import MetricsLog, Writer, cut, plot_losses, read_metrics, tensorboard_writer, wandb_writer
+from training.tasks import TASKS, settings_to_json
 from training.tasks.models import init_model
 from training.tasks.objectives import make_totals
 
@@ -141,8 +142,7 @@ class Trainer:
         self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
         self._best = opened.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
         self._restore_or_begin()
-        events = tensorboard_writer(files.tensorboard, self._progress.step) if settings.tensorboard else None
-        self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, events)))
+        self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, self._writers())))
         try:
             self._compile()
             self._observer.began(self._facts())
@@ -152,6 +152,13 @@ class Trainer:
             self._settle(most=0)
             self._save()
             raise
+
+    def _writers(self) -> list[Writer]:
+        settings, files = self._settings, self._files
+        writers = [tensorboard_writer(files.tensorboard, self._progress.step)] if settings.tensorboard else []
+        if settings.wandb:
+            writers.append(wandb_writer(files.path, settings_to_json(settings)))
+        return writers
 
     def _restore_or_begin(self) -> None:
         def begin(key, params):
@@ -176,10 +183,41 @@ class Trainer:
             self._observer.warned(f"{self._files.metrics} is shorter than it was: a part of the record is lost")
 
     def _compile(self) -> None:
+        """Compile the update, in as many parts as memory makes necessary."""
+        while True:
+            try:
+                self._step, self._totals, peak = self._interrupts.run(self._compiled)
+            except jax.errors.JaxRuntimeError as error:
+                if not memory.is_exhausted(error):
+                    raise
+                self._split_batch()
+                continue
+            if memory.needed(self._step) <= memory.limit():
+                break
+            self._split_batch()
         settings = self._settings
-        self._step, self._totals, peak = self._interrupts.run(self._compiled)
         flops = step_flops(settings.task, self._description.config, batch_size=settings.batch_size, l=settings.l_max)
         self._rates = Rates(self._clock, flops=flops, peak=peak)
+
+    def _split_batch(self) -> None:
+        """Compute a batch in more parts, which changes no number but by rounding, and note that in the run.
+
+        Raises:
+            TrainingError: there cannot be more.
+        """
+        before, settings = self._settings, memory.in_more_parts(self._settings)
+        if settings is None:
+            raise TrainingError(
+                f"there is not enough memory for a batch of {before.batch_size} sequences, not even in "
+                f"{before.accumulation_steps} parts: give a smaller l_max, remat all, or a smaller model"
+            )
+        self._settings = settings
+        self._description = self._description._replace(settings=settings)
+        self._files.note(self._description)
+        self._observer.warned(
+            f"memory is short: each batch is computed in {settings.accumulation_steps} parts instead of "
+            f"{before.accumulation_steps} (accumulation_steps)"
+        )
 
     def _compiled(self) -> tuple[Any, Any, float]:
         """Return the compiled update and sums over a held-out batch, and the machine's peak."""
@@ -228,13 +266,29 @@ class Trainer:
             if self._settings.profile and self._progress.step == first + PROFILE_AFTER:
                 jax.profiler.start_trace(str(self._files.profile))
             done = np.int32(self._progress.step)
-            self._state, metrics = self._step(self._state, self._placement.batch(next(batches)), done, self._key)
+            try:
+                self._state, metrics = self._step(self._state, self._placement.batch(next(batches)), done, self._key)
+                if self._progress.step == first:
+                    jax.block_until_ready(metrics)
+            except jax.errors.JaxRuntimeError as error:
+                if not (memory.is_exhausted(error) and self._progress.step == first):
+                    raise
+                self._begin_in_more_parts()
+                batches = self._data.train.batches(first)
+                continue
             self._progress.step += 1
             self._in_flight.append((self._progress.step, metrics))
             if self._settings.profile and self._progress.step == first + PROFILE_AFTER + PROFILED:
                 self._settle(most=0)
                 jax.profiler.stop_trace()
             self._after_update(self._progress.step)
+
+    def _begin_in_more_parts(self) -> None:
+        """Begin again where the first update took too much memory, which it may have spoilt."""
+        self._split_batch()
+        self._restore_or_begin()
+        self._compile()
+        self._rates.skip()
 
     def _after_update(self, step: int) -> None:
         evaluates = self._evaluates(step)

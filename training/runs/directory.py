@@ -5,7 +5,7 @@
 | config.json | task, settings, the model's configuration, the classes, and hashes of tokenizer and data |
 | tokenizer.json | the tokenizer |
 | metrics.jsonl | one JSON object for each logged step |
-| loss.png, tensorboard/, profile/ | pictures of them |
+| loss.png, tensorboard/, wandb/, profile/ | pictures of them |
 | checkpoints/STEP/ | what training resumes from |
 | best/STEP/ | the best parameters, where training stops early |
 | parameters.safetensors | the trained parameters, when the run is complete |
@@ -184,10 +184,18 @@ class RunDirectory:
         """
         self.check_continues(description)
         if self.description().settings != description.settings:
-            try:
-                self._write(description)
-            except OSError as error:
-                raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+            self.note(description)
+
+    def note(self, description: Description) -> None:
+        """Write what the run has become to config.json.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            self._write(description)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def _write(self, description: Description) -> None:
         text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)

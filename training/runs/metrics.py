@@ -1,8 +1,11 @@
 """The record of a run: metrics.jsonl, one JSON object a line; the same numbers for TensorBoard, and as a picture."""
 
+import importlib
 import json
 import math
 import os
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,10 +27,10 @@ class MetricsLog:
     file becomes what an undisturbed run would have written.
     """
 
-    def __init__(self, path: Path, writer: Writer | None = None) -> None:
+    def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
         self._path = path
         self._file = path.open("ab")
-        self._writer = writer
+        self._writers = writers
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which begins with its step.
@@ -37,10 +40,10 @@ class MetricsLog:
         """
         self._file.write(json.dumps(_finite(line)).encode() + b"\n")
         self._file.flush()
-        if self._writer:
-            for name, value in line.items():
-                if name != "step" and isinstance(value, int | float):
-                    self._writer.add_scalar(name, value, line["step"])
+        for name, value in line.items():
+            if name != "step" and isinstance(value, int | float):
+                for writer in self._writers:
+                    writer.add_scalar(name, value, line["step"])
 
     def size(self) -> int:
         """Return the file's length in bytes, once that is on the disk."""
@@ -50,8 +53,8 @@ class MetricsLog:
     def close(self) -> None:
         """Close the files."""
         self._file.close()
-        if self._writer:
-            self._writer.close()
+        for writer in self._writers:
+            writer.close()
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +89,49 @@ def tensorboard_writer(directory: Path, step: int) -> Writer:
     from tensorboardX import SummaryWriter
 
     return SummaryWriter(str(directory), purge_step=step)
+
+
+class _WeightsAndBiases:
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self._run.log({tag: scalar_value}, step=global_step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
+    """Return a writer for Weights & Biases, whose files are in `directory`/wandb; a run that resumes goes on there.
+
+    Where and whether it uploads is Weights & Biases' own affair: WANDB_MODE, WANDB_PROJECT, `wandb login`.
+
+    Args:
+        directory: of the run.
+        settings: of the run, to be shown.
+
+    Raises:
+        RuntimeError: it is not installed, or refuses.
+    """
+    try:
+        wandb = importlib.import_module("wandb")
+    except ModuleNotFoundError:
+        raise RuntimeError("wandb is not installed: pip install 'formal-algorithms[wandb]'") from None
+    kept = directory / "wandb" / "id"
+    kept.parent.mkdir(exist_ok=True)
+    if not kept.exists():
+        kept.write_text(uuid.uuid4().hex[:12])
+    options = {"project": os.environ.get("WANDB_PROJECT", "formal-algorithms"), "config": settings}
+    quiet = wandb.Settings(silent=True, console="off")
+    try:
+        run = wandb.init(
+            dir=str(directory), name=directory.name, id=kept.read_text(), resume="allow", settings=quiet, **options
+        )
+    except wandb.Error as error:
+        sentence = str(error).splitlines()[0]
+        raise RuntimeError(f"Weights & Biases: {sentence}; WANDB_MODE=offline keeps its files here") from None
+    return _WeightsAndBiases(run)
 
 
 def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:

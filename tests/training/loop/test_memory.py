@@ -1,0 +1,126 @@
+"""Where memory is short, a batch is computed in more parts, and nothing else changes."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training_cases import make_trainer, settings_for
+from training.loop import memory
+from training.loop.diagnosis import TrainingError
+from training.runs.directory import load_run
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+
+SETTINGS = {"rows": "chunks", "steps": 3, "eval_every": 3, "batch_size": 12, "l_max": 7}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_most_callers(compile_once):
+    """JAX's 32-bit mode, and everything compiled once."""
+    with jax.enable_x64(False):
+        yield
+
+
+def train(directory, **values):
+    trainer, witness = make_trainer(directory, settings_for("d", **SETTINGS | values))
+    trainer.train()
+    return witness, trainer
+
+
+@pytest.fixture(scope="module")
+def in_three_parts(tmp_path_factory, _as_most_callers):
+    directory = tmp_path_factory.mktemp("runs") / "three"
+    witness, _ = train(directory, accumulation_steps=3)
+    return directory, witness.losses
+
+
+def assert_became(directory, witness, expected):
+    """It is the run in three parts: its settings, its losses, its parameters."""
+    wanted, losses = expected
+    assert json.loads((directory / "config.json").read_text()) == json.loads((wanted / "config.json").read_text())
+    assert witness.losses == losses
+    found, parameters = flatten(load_run(directory).theta), flatten(load_run(wanted).theta)
+    for name, array in parameters.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert [line["step"] for line in read_metrics(directory / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_what_the_compiler_counts_decides(tmp_path, monkeypatch):
+    trainer, witness = make_trainer(tmp_path / "short", settings_for("d", **SETTINGS))
+    trainer._files.begin(trainer._description, trainer._data.tokenizer)
+    monkeypatch.setattr(trainer, "_compiled", lambda: (trainer._settings.accumulation_steps, None, 1e9))
+    monkeypatch.setattr(memory, "needed", lambda parts: 100 // parts)
+    monkeypatch.setattr(memory, "limit", lambda: 30)
+    trainer._compile()
+    parts = [f"memory is short: each batch is computed in {b} parts instead of {a}" for a, b in ((1, 2), (2, 4))]
+    assert [warning.split(" (")[0] for warning in witness.warnings] == parts
+    assert json.loads((tmp_path / "short" / "config.json").read_text())["settings"]["accumulation_steps"] == 4
+
+
+@pytest.mark.parametrize("where", [pytest.param("while compiling", marks=pytest.mark.slow), "in the first update"])
+def test_an_update_that_does_not_fit_begins_again(tmp_path, in_three_parts, monkeypatch, where):
+    trainer, witness = make_trainer(tmp_path / "short", settings_for("d", **SETTINGS))
+    exhausted = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
+    original, calls = trainer._compiled, []
+
+    def fail(*arguments):
+        raise exhausted
+
+    def compiled():
+        calls.append(trainer._settings.accumulation_steps)
+        if len(calls) > 1:
+            return original()
+        if where == "while compiling":
+            raise exhausted
+        return fail, *original()[1:]
+
+    monkeypatch.setattr(trainer, "_compiled", compiled)
+    monkeypatch.setattr(memory, "in_more_parts", lambda s, of=memory.in_more_parts: of(s) and of_three(s))
+    trainer.train()
+    assert calls == [1, 3]
+    assert len(witness.warnings) == 1
+    assert_became(tmp_path / "short", witness, in_three_parts)
+
+
+def of_three(settings):
+    return settings_for("d", **SETTINGS, accumulation_steps=3)
+
+
+def test_another_error_is_none_of_memory():
+    assert memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: Failed to allocate: Out of memory"))
+    assert not memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: something else"))
+    assert not memory.is_exhausted(ValueError("RESOURCE_EXHAUSTED"))
+
+
+def test_parts_of_one_sequence_are_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "limit", lambda: 0)
+    monkeypatch.setattr(memory, "needed", lambda compiled: 1)
+    trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **SETTINGS, accumulation_steps=12))
+    monkeypatch.setattr(trainer, "_compiled", lambda: (None, None, 1e9))
+    with pytest.raises(TrainingError, match="not enough memory for a batch of 12 sequences, not even in 12 parts"):
+        trainer._compile()
+
+
+def test_the_next_number_of_parts_divides_the_batch():
+    found, settings = [], settings_for("d", **SETTINGS)
+    while settings is not None:
+        found.append(settings.accumulation_steps)
+        settings = memory.in_more_parts(settings)
+    assert found == [1, 2, 4, 12]
+    on_a_mesh = settings_for("d", **SETTINGS | {"batch_size": 24}, mesh="data=4")
+    assert memory.in_more_parts(on_a_mesh).accumulation_steps == 2
+    assert memory.in_more_parts(settings_for("d", **SETTINGS | {"batch_size": 4}, mesh="data=4")) is None
+
+
+@pytest.mark.slow
+def test_a_compiled_update_says_what_it_takes(tmp_path):
+    """More parts take less: the largest arrays are of a part."""
+    sizes = {"batch_size": 32, "l_max": 32, "d_mlp": 64, "steps": 1, "rows": "windows"}
+    takes = []
+    for parts in (1, 8):
+        _, trainer = train(tmp_path / str(parts), **sizes, accumulation_steps=parts)
+        takes.append(memory.needed(trainer._step))
+    assert 0 < takes[1] < takes[0] / 2 < memory.limit()
+    assert memory.needed(object()) == 0

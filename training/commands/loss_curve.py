@@ -1,0 +1,36 @@
+"""Draw the losses of a run, from its metrics.jsonl, in the format that the end of the file's name says.
+
+python -m training.commands.loss_curve runs/demo docs/demo.svg
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.commands import run
+from training.runs.directory import RunDirectory, RunError
+from training.runs.metrics import plot_losses, read_metrics
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main.add_argument("run", metavar="RUN", help="directory of the run")
+    main.add_argument("picture", metavar="FILE", type=Path, help="what to write: .svg, .png or .pdf")
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    files = RunDirectory(arguments.run)
+    lines = read_metrics(files.metrics)
+    if not lines:
+        raise RunError(f"{files.metrics} has no steps yet: train the run first")
+    plot_losses(lines, arguments.picture, title=files.path.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run("training.commands.loss_curve"))

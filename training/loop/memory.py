@@ -1,0 +1,54 @@
+"""Whether an update fits into memory, and in how many parts a batch does."""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+
+from training.mesh.shape import MeshError, check_sizes
+from training.settings import Settings, SettingsError
+
+__all__ = ["in_more_parts", "is_exhausted", "limit", "needed"]
+
+
+def limit() -> int:
+    """Return the bytes that a computation may take: of the first device, or of this machine where it does not say."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def needed(compiled: Any) -> int:
+    """Return the bytes that a compiled function takes on each device; 0 where its compiler does not say."""
+    analysis = compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
+    if analysis is None:
+        return 0
+    reused = analysis.alias_size_in_bytes
+    return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes - reused
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error says that there was not enough memory."""
+    text = str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and ("RESOURCE_EXHAUSTED" in text or "ut of memory" in text)
+
+
+def in_more_parts(settings: Settings) -> Settings | None:
+    """Return the settings with the batch in twice as many parts or, if that cannot be, the next possible number.
+
+    Args:
+        settings: of a run.
+
+    Returns:
+        the settings; None where the parts cannot be smaller.
+    """
+    for parts in range(2 * settings.accumulation_steps, settings.batch_size + 1):
+        try:
+            smaller = dataclasses.replace(settings, accumulation_steps=parts)
+            check_sizes(smaller)
+        except (SettingsError, MeshError):
+            continue
+        return smaller
+    return None
