@@ -1,4 +1,4 @@
-"""Compression with a trained decoder: the text's tokens, arithmetically coded with the model's probabilities.
+"""Compression with a trained decoder: the text's tokens, entropy-coded with the model's probabilities.
 
 Prediction is compression: a text of probability p takes −log2 p bits. Coder and decoder read the tokens with the same
 compiled step, one after another, so they form the same probabilities to the last bit, on one machine. The text is cut
@@ -7,11 +7,10 @@ into streams that are coded side by side, since a step for several of them takes
     compressed = compress(text, generator, tokenizer)
     text = decompress(compressed, generator, tokenizer)
 
-A file is a line of JSON, which says what it takes to read it, and the bits of the streams.
+A file is a line of JSON, which says what it takes to read it, and the bits of all streams.
 """
 
 import functools
-import itertools
 import json
 import zlib
 from typing import Any
@@ -20,17 +19,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.compression.arithmetic_coding import Decoder, Encoder, counts
+from training.compression.entropy_coding import Decoder, Encoder
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator, decoding
 from training.runs.named_arrays import checksums, flatten
 
 __all__ = ["CompressionError", "compress", "decompress"]
 
-FORMAT = "formal-algorithms compressed 1"
+FORMAT = "formal-algorithms compressed 2"
+OLD_FORMAT = "formal-algorithms compressed 1"
+RETRY = "decompress it with the version that made it, and compress it anew"
 STREAM_TOKENS = 4096
 LONGEST = 1 << 25
 """How many tokens a byte of code may stand for: of four possible ones, the surest takes 2^−22 bits."""
+
+
+NOT_THE_SAME = "what was decompressed is not what was compressed: the file is damaged, or was made on another machine"
 
 
 class CompressionError(ValueError):
@@ -58,22 +62,20 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
     for row, part in zip(rows, np.split(tokens, np.cumsum(lengths)[:-1]), strict=True):
         row[: len(part)] = part
     predictor = _Predictor(generator, tokenizer, streams)
-    encoders = [Encoder() for _ in range(streams)]
+    encoder = Encoder()
     for t in range(rows.shape[1]):
-        P = predictor.probabilities()
-        for encoder, p, row, length in zip(encoders, P, rows, lengths, strict=True):
-            if t < length:
-                encoder.encode(counts(p), int(row[t]))
+        goes_on = t < np.array(lengths)
+        encoder.encode(predictor.probabilities()[goes_on], rows[goes_on, t])
         predictor.append(rows[:, t])
-    codes = [encoder.finish() for encoder in encoders]
+    code = encoder.finish()
     header = {
         "format": FORMAT,
         "tokens": len(tokens),
-        "bytes": [len(code) for code in codes],
+        "bytes": len(code),
         "checksum": zlib.crc32(text.encode()),
         "model": model_checksum(generator),
     }
-    return (json.dumps(header) + "\n").encode() + b"".join(codes)
+    return (json.dumps(header) + "\n").encode() + code
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
@@ -87,25 +89,25 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
     Raises:
         CompressionError: it is no compressed text, or damaged, or of another model or machine.
     """
-    header, codes = _read(compressed)
+    header, code = _read(compressed)
     if header["model"] != model_checksum(generator):
         raise CompressionError("the text was compressed with another model; name the run that it was compressed with")
-    lengths = _lengths(header["tokens"], len(codes))
-    predictor = _Predictor(generator, tokenizer, len(codes))
-    decoders = [Decoder(code) for code in codes]
-    rows = np.zeros((len(codes), max(lengths, default=0)), np.int32)
+    streams = _streams(header["tokens"])
+    lengths = _lengths(header["tokens"], streams)
+    predictor = _Predictor(generator, tokenizer, streams)
+    decoder = Decoder(code)
+    rows = np.zeros((streams, max(lengths, default=0)), np.int32)
     for t in range(rows.shape[1]):
-        P = predictor.probabilities()
-        for decoder, p, row, length in zip(decoders, P, rows, lengths, strict=True):
-            if t < length:
-                row[t] = decoder.decode(counts(p))
+        goes_on = t < np.array(lengths)
+        try:
+            rows[goes_on, t] = decoder.decode(predictor.probabilities()[goes_on])
+        except AssertionError:  # no symbols have such a code
+            raise CompressionError(NOT_THE_SAME) from None
         predictor.append(rows[:, t])
     tokens = [token for row, length in zip(rows, lengths, strict=True) for token in row[:length].tolist()]
     text = tokenizer.decode(tokens)
     if zlib.crc32(text.encode(errors="replace")) != header["checksum"]:
-        raise CompressionError(
-            "what was decompressed is not what was compressed: the file is damaged, or was made on another machine"
-        )
+        raise CompressionError(NOT_THE_SAME)
     return text
 
 
@@ -115,25 +117,26 @@ def model_checksum(generator: Generator) -> int:
     return zlib.crc32(json.dumps([checksums(leaves), repr(generator.config)], sort_keys=True).encode())
 
 
-def _read(compressed: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    line, newline, rest = compressed.partition(b"\n")
+def _read(compressed: bytes) -> tuple[dict[str, Any], bytes]:
+    line, newline, code = compressed.partition(b"\n")
     try:
         header = json.loads(line)
+        if newline and header["format"] == OLD_FORMAT:
+            raise CompressionError(f"the file is of an earlier version ({OLD_FORMAT!r}, expected {FORMAT!r}): {RETRY}")
         if not newline or header["format"] != FORMAT:
             raise ValueError
-        numbers = [*header["bytes"], *(header[name] for name in ("tokens", "checksum", "model"))]
+        numbers = [header[name] for name in ("bytes", "tokens", "checksum", "model")]
         if not all(isinstance(number, int) and 0 <= number < 1 << 48 for number in numbers):
             raise ValueError
-        if len(header["bytes"]) != _streams(header["tokens"]):
-            raise ValueError
+    except CompressionError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CompressionError("this is no text that was compressed with compress.py") from None
-    ends = [0, *itertools.accumulate(header["bytes"])]
-    if ends[-1] != len(rest):
-        raise CompressionError(f"the file is damaged: expected {ends[-1]} bytes of code, got {len(rest)}")
-    if header["tokens"] > LONGEST * len(rest):
-        raise CompressionError(f"the file is damaged: {len(rest)} bytes of code cannot hold {header['tokens']} tokens")
-    return header, [rest[first:last] for first, last in itertools.pairwise(ends)]
+    if header["bytes"] != len(code) or len(code) % 4:
+        raise CompressionError(f"the file is damaged: expected {header['bytes']} bytes of code, got {len(code)}")
+    if header["tokens"] > LONGEST * len(code):
+        raise CompressionError(f"the file is damaged: {len(code)} bytes of code cannot hold {header['tokens']} tokens")
+    return header, code
 
 
 def _streams(n: int) -> int:
