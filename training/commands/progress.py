@@ -59,12 +59,12 @@ class Display:
             now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
             say(f"{now} step {step}/{self._steps}, {text}")
 
-    def evaluated(self, step: int, results: dict[str, float], run: Run) -> None:
+    def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """Show the validation loss, and what the model makes up by now."""
         self._validation = f", validation {results['loss']:.3f}"
         if self._quiet or step == self._steps:
             return
-        text = sample(run)
+        text = sample(run) if run else ""
         with tqdm.external_write_mode(sys.stderr):
             say(f"step {step}{self._validation}" + (f"; {text}" if text else ""))
 
@@ -109,6 +109,19 @@ class Reading:
             self._bar.update(n_bytes)
         elif before // LARGE < self._done // LARGE:
             say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
+
+
+class Silence(Display):
+    """Of a process that says nothing, since another one does."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        super().__init__(settings, path, quiet=True)
+
+    def began(self, facts: Facts) -> None:
+        """Say nothing."""
+
+    def warned(self, message: str) -> None:
+        """Say nothing."""
 
 
 def _span(seconds: float) -> str:

@@ -11,16 +11,25 @@ checkpoint.
 """
 
 import argparse
+import contextlib
+import functools
+import hashlib
 import json
 import os
+import platform
+import secrets
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from training.commands.arguments import flag, spelled
-from training.commands.progress import Display, Reading
+import jax
+
+from training.commands.arguments import at_least, flag, spelled
+from training.commands.progress import Display, Reading, Silence
+from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
 from training.data.corpora import SOURCES
 from training.data.loading import load_run_data
@@ -31,12 +40,14 @@ from training.interchange.starting import Start, start_from
 from training.loop.trainer import Trainer
 from training.mesh.padding import padded_size
 from training.mesh.placement import Placement
+from training.mesh.processes import Processes, ProcessesError
 from training.mesh.shape import check_sizes as check_mesh
+from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import GROUPS, KINDS, PRESETS, SETTINGS, Settings, SettingsError
 from training.tasks import TASKS, Task, settings_from, settings_to_json
-from training.tasks.models import check_sizes, model_config
+from training.tasks.models import check_sizes, config_to_json, model_config
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
             help="where tokens and fetched data are kept (default: ~/.cache/formal-algorithms)",
         )
         sub.add_argument("--quiet", action="store_true", help="no progress and no samples on the way")
+        _add_processes(sub)
         group: Any = sub
         for name in SETTINGS:
             if name in GROUPS:
@@ -67,6 +79,14 @@ def parser() -> argparse.ArgumentParser:
             if name in task.all_settings():
                 _add_flag(group, name, task)
     return main
+
+
+def _add_processes(sub: argparse.ArgumentParser) -> None:
+    group = sub.add_argument_group("processes", "several that train together, each with devices of its own")
+    where = "where process 0 is to be found, or auto: what SLURM, Kubernetes or a Cloud TPU say"
+    group.add_argument("--coordinator", metavar="HOST:PORT", help=where)
+    group.add_argument("--num-processes", type=at_least(1), metavar="N", help="how many there are")
+    group.add_argument("--process-id", type=at_least(0), metavar="I", help="the number of this one, from 0")
 
 
 def _add_flag(group: Any, name: str, task: Task) -> None:
@@ -155,44 +175,104 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
 
 
-def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts) -> None:
+def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts, processes: Processes) -> None:
     """Train, and say how good the model is."""
     check_sizes(settings)
+    if processes.count > 1:
+        processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
     check_mesh(settings)
     files = RunDirectory(arguments.run)
-    with files.locked():
+    with files.locked() if processes.is_main else contextlib.nullcontext():
+        _check_shared(files, processes)
         began = files.exists()
         cache = Path(arguments.cache) if arguments.cache else None
         start = start_from(settings, vars(arguments).keys()) if settings.start_from and not began else None
         settings = start.settings if start else settings
         tokenizer = load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None
-        with Reading(quiet=arguments.quiet) as reading:
+        with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
             options: dict[str, Any] = {"tokenizer": tokenizer, "cache_dir": cache, "progress": reading.tokenized}
             data = interrupts.run(lambda: load_run_data(settings, **options))
         config = _config(settings, data.tokenizer.N_V, files, start)
         check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
         initial = start.params(data.labels) if start else None
         description = Description(settings, config, data.labels, data.fingerprints)
-        display = Display(settings, files.path, quiet=arguments.quiet)
-        options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
-        trainer = Trainer(description, data, files, **options)
         if began:
-            files.resume(description)
-        else:
-            files.begin(description, data.tokenizer)
-        for note in data.notes:
-            say(f"note: {note}")
+            files.check_continues(description)
+        processes.agree("run", {"began": began, **data.fingerprints, "model": config_to_json(config)})
+        quiet = arguments.quiet
+        display = Display(settings, files.path, quiet=quiet) if processes.is_main else Silence(settings, files.path)
+        options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
+        trainer = Trainer(description, data, files, processes=processes, **options)
+        if processes.is_main:
+            files.resume(description) if began else files.begin(description, data.tokenizer)
+            for note in data.notes:
+                say(f"note: {note}")
         try:
             results = trainer.train()
         finally:
             display.close()
+        processes.leave()
+        if not processes.is_main:
+            return
         for line in summary(settings, data, results):
             print(line)
         text = sample(load_run(files.path))
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _join(arguments: argparse.Namespace, processes: Processes) -> None:
+    """Connect to the other processes; when one of them is gone later on, this one ends with a sentence."""
+
+    def end(reason: str) -> None:
+        say(f"train.py: {reason}; {_advice(arguments)}")
+        os._exit(1)
+
+    processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id, end)
+    note_connection()
+
+
+def _who(arguments: argparse.Namespace) -> str:
+    of = f" of {arguments.num_processes}" if arguments.num_processes else ""
+    return f"process {arguments.process_id}{of}" if arguments.process_id is not None else "this process"
+
+
+def _advice(arguments: argparse.Namespace) -> str:
+    step = next(iter(saved_steps(RunDirectory(arguments.run).checkpoints)), None)
+    kept = "there is no checkpoint yet" if step is None else f"the last checkpoint is of step {step}"
+    return f"{kept}; start all processes again, as many as you like, to {'begin' if step is None else 'resume'}"
+
+
+def _check_shared(files: RunDirectory, processes: Processes) -> None:
+    """Check that all processes have the directory of process 0.
+
+    Raises:
+        ProcessesError: this one has another.
+    """
+    if processes.count == 1:
+        return
+    token = files.path / f"{secrets.token_hex(8)}.unfinished"
+    if processes.is_main:
+        token.touch()
+    theirs = Path(processes.said_by_main("directory", str(token)))
+    if not (files.path / theirs.name).exists():
+        raise ProcessesError(f"{files.path} is not where process 0 has it: give a directory that all of them share")
+    processes.wait_for_all("directory")
+    if processes.is_main:
+        token.unlink()
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same in all processes besides the settings, by name."""
+    packages = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+    root = Path(__file__).parents[2]
+    code = hashlib.sha256()
+    for path in sorted(path for room in ("algorithms", "training") for path in (root / room).rglob("*.py")):
+        code.update(path.read_bytes())
+    found = {name: metadata.version(name) for name in packages}
+    return {"Python": platform.python_version(), **found, "code": code.hexdigest()[:12]}
 
 
 def _config(settings: Settings, N_V: int, files: RunDirectory, start: Start | None) -> Any:
@@ -206,10 +286,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     words = with_task(spelled(sys.argv[1:] if argv is None else argv, SETTINGS))
     arguments = parser().parse_args(words)
+    processes = Processes()
+    if arguments.coordinator and not is_supervised():
+        return supervise(words, who=_who(arguments), advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
         try:
-            train(arguments, read_settings(arguments), interrupts)
+            settings = read_settings(arguments)
+            if arguments.coordinator:
+                enter()
+                _join(arguments, processes)
+            train(arguments, settings, interrupts, processes)
+        except (ValueError, RuntimeError, OSError) as error:
+            if processes.count > 1 and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):
+                error = RuntimeError(f"another process is gone: {str(error).splitlines()[0]}; {_advice(arguments)}")
+            processes.leave(str(error))
+            raise error from None
         except Interrupted as interrupted:
+            processes.leave()
+            if not processes.is_main:
+                return interrupted.status
             begun = RunDirectory(arguments.run).checkpoints.is_dir()
             say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
             if interrupted.working:

@@ -49,8 +49,8 @@ def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
 
 
 def memory_in_use() -> int:
-    """Return the most bytes that were in use at once: of the first device, or of the process where it does not say."""
-    stats = jax.devices()[0].memory_stats()
+    """Return the most bytes that were in use at once: of this process's first device, or its own where that is mute."""
+    stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

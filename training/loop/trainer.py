@@ -7,6 +7,7 @@ again by the same command gives bit for bit the losses and the parameters of an 
 
 import collections
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -23,10 +24,20 @@ from training.loop.progress import Progress, Rates
 from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement
+from training.mesh.processes import Processes
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import Description, Run, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
-from training.runs.metrics import MetricsLog, Writer, cut, plot_losses, read_metrics, tensorboard_writer, wandb_writer
+from training.runs.metrics import (
+    MetricsLog,
+    NoLog,
+    Writer,
+    cut,
+    plot_losses,
+    read_metrics,
+    tensorboard_writer,
+    wandb_writer,
+)
 from training.tasks import TASKS, settings_to_json
 from training.tasks.models import init_model
 from training.tasks.objectives import make_totals
@@ -65,8 +76,8 @@ class Observer(Protocol):
     def updated(self, step: int, line: dict[str, Any]) -> None:
         """An update is done; `line` has what it reports."""
 
-    def evaluated(self, step: int, results: dict[str, float], run: Run) -> None:
-        """An evaluation is done, of this model."""
+    def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
+        """An evaluation is done, of this model; None where no process has all of it."""
 
     def warned(self, message: str) -> None:
         """Something is not as it should be; the training goes on."""
@@ -85,6 +96,7 @@ class Trainer:
         observer: Observer,
         clock: Callable[[], float],
         initial: Any = None,
+        processes: Processes | None = None,
     ) -> None:
         """Make a trainer.
 
@@ -96,14 +108,16 @@ class Trainer:
             observer: who is told how it goes.
             clock: seconds, for the rates in the metrics.
             initial: the parameters to start with; None: random ones.
+            processes: those that train together; None: this one alone.
 
         Raises:
             ValueError: the settings of the optimizer do not fit together.
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
-        self._initial = initial
+        self._initial, self._processes = initial, processes or Processes()
         self._placement = Placement(self._settings.mesh)
+        self._rows = self._placement.rows(self._settings.batch_size)
         multiple, N_V = self._settings.vocabulary_multiple, description.config.N_V
         self._N_V = N_V if multiple > 1 and not description.labels else None
         self._schedule, self._optimizer = optimizer_from(self._settings)
@@ -142,7 +156,7 @@ class Trainer:
         self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
         self._best = opened.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
         self._restore_or_begin()
-        self._log = opened.enter_context(contextlib.closing(MetricsLog(files.metrics, self._writers())))
+        self._log = opened.enter_context(contextlib.closing(self._open_log()))
         try:
             self._compile()
             self._observer.began(self._facts())
@@ -152,6 +166,9 @@ class Trainer:
             self._settle(most=0)
             self._save()
             raise
+
+    def _open_log(self) -> MetricsLog | NoLog:
+        return MetricsLog(self._files.metrics, self._writers()) if self._processes.is_main else NoLog()
 
     def _writers(self) -> list[Writer]:
         settings, files = self._settings, self._files
@@ -172,15 +189,18 @@ class Trainer:
         self._where = jax.tree.map(lambda leaf: leaf.sharding, template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
-            cut(self._files.metrics, 0)
+            self._cut_metrics(0)
             self._state: TrainState = jax.jit(begin, out_shardings=self._where)(self._init_key, self._initial)
             return
         trees = restored.trees
         opt_state, healthy = trees["state"]
         self._state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"))
         self._progress = Progress.from_json(restored.meta["progress"])
-        if not cut(self._files.metrics, restored.meta["metrics_bytes"]):
+        if not self._cut_metrics(restored.meta["metrics_bytes"]):
             self._observer.warned(f"{self._files.metrics} is shorter than it was: a part of the record is lost")
+
+    def _cut_metrics(self, size: int) -> bool:
+        return not self._processes.is_main or cut(self._files.metrics, size)
 
     def _compile(self) -> None:
         """Compile the update, in as many parts as memory makes necessary."""
@@ -206,6 +226,11 @@ class Trainer:
             TrainingError: there cannot be more.
         """
         before, settings = self._settings, memory.in_more_parts(self._settings)
+        if self._processes.count > 1:  # each would see another memory
+            raise TrainingError(
+                f"there is not enough memory for a batch of {before.batch_size} sequences in "
+                f"{before.accumulation_steps} parts: give larger accumulation_steps, remat all, or another mesh"
+            )
         if settings is None:
             raise TrainingError(
                 f"there is not enough memory for a batch of {before.batch_size} sequences, not even in "
@@ -227,16 +252,19 @@ class Trainer:
         peak = settings.peak or matmul_peak(self._clock, settings.dtype)
         of_step = self._state, self._batch(0), np.int32(0), self._key
         return (
-            self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0),
-            self._placement.compiled(totals, (self._evaluated_params(), next(self._held_out()))),
+            self._placement.lowered(step, of_step, out_shardings=(self._where, None), donate_argnums=0).compile(),
+            self._placement.lowered(totals, (self._evaluated_params(), next(self._held_out()))).compile(),
             peak * self._placement.n_devices,
         )
 
     def _batch(self, step: int) -> Any:
-        return self._placement.batch(self._data.train.batch(step))
+        return self._divided(self._data.train.batch(step, rows=self._rows))
 
     def _held_out(self) -> Iterator[Any]:
-        return map(self._placement.batch, self._data.validation.evaluation_batches())
+        return map(self._divided, self._data.validation.evaluation_batches(rows=self._rows))
+
+    def _divided(self, batch: Any) -> Any:
+        return self._placement.batch(batch, self._settings.batch_size)
 
     def _facts(self) -> Facts:
         settings, step = self._settings, self._progress.step
@@ -259,26 +287,29 @@ class Trainer:
         if self._progress.pending:
             self._evaluate()
         first = self._progress.step
-        batches = self._data.train.batches(first)
+        batches = self._data.train.batches(first, rows=self._rows)
         self._rates.skip()
+        profiles = self._settings.profile and self._processes.is_main
         while self._progress.step < self._settings.steps and not self._progress.stopped:
             self._interrupts.check()
-            if self._settings.profile and self._progress.step == first + PROFILE_AFTER:
+            if self._processes.are_to_stop(self._progress.step):
+                raise Interrupted(128 + signal.SIGTERM)
+            if profiles and self._progress.step == first + PROFILE_AFTER:
                 jax.profiler.start_trace(str(self._files.profile))
             done = np.int32(self._progress.step)
             try:
-                self._state, metrics = self._step(self._state, self._placement.batch(next(batches)), done, self._key)
+                self._state, metrics = self._step(self._state, self._divided(next(batches)), done, self._key)
                 if self._progress.step == first:
                     jax.block_until_ready(metrics)
             except jax.errors.JaxRuntimeError as error:
                 if not (memory.is_exhausted(error) and self._progress.step == first):
                     raise
                 self._begin_in_more_parts()
-                batches = self._data.train.batches(first)
+                batches = self._data.train.batches(first, rows=self._rows)
                 continue
             self._progress.step += 1
             self._in_flight.append((self._progress.step, metrics))
-            if self._settings.profile and self._progress.step == first + PROFILE_AFTER + PROFILED:
+            if profiles and self._progress.step == first + PROFILE_AFTER + PROFILED:
                 self._settle(most=0)
                 jax.profiler.stop_trace()
             self._after_update(self._progress.step)
@@ -340,9 +371,11 @@ class Trainer:
         self._progress.pending = None
         if self._progress.note(results, self._settings.patience) and self._best:
             self._best.save(step, {"params": self._evaluated_params()}, {})
-        plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
-        c = self._description
-        run = Run(self._gathered(), c.config, self._data.tokenizer, c.settings.task, c.labels)
+        if self._processes.is_main:
+            plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
+        c, run = self._description, None
+        if self._processes.count == 1:  # of several, each has only a part of the model
+            run = Run(self._gathered(), c.config, self._data.tokenizer, c.settings.task, c.labels)
         self._observer.evaluated(step, results, run)
 
     def _evaluation(self, limit: int) -> dict[str, float]:
@@ -382,7 +415,7 @@ class Trainer:
         gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant, N_V=self._N_V))
         with self._placement.in_use():
             _, gradients, _ = gradient(self._state.params, self._batch(step - 1), np.int32(step - 1), self._key)
-        return not_finite(step, loss, rate, gradients, self._last_checkpoint())
+        return not_finite(step, loss, rate, self._placement.gathered(gradients), self._last_checkpoint())
 
     def _finish(self) -> dict[str, float]:
         """Write what is left when the last update is done: parameters, results and the picture."""
@@ -394,8 +427,11 @@ class Trainer:
             self._state = self._state._replace(params=restored.trees["params"], ema=None)
             results = self._evaluation(0)
         self._checkpoints.wait()
-        self._files.save_parameters(self._gathered())
-        self._files.save_results({"step": self._progress.best_step if self._best else self._progress.step, **results})
+        theta = self._gathered()
+        if self._processes.is_main:
+            step = self._progress.best_step if self._best else self._progress.step
+            self._files.save_parameters(theta)
+            self._files.save_results({"step": step, **results})
         return results
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -69,9 +70,37 @@ class Placement:
 
         return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
-    def batch(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """Return a batch, divided by its sequences."""
-        return arrays if self._mesh is None else jax.device_put(dict(arrays), self.of_batch)
+    def rows(self, batch_size: int) -> slice:
+        """Return which sequences of a batch the devices of this process need."""
+        if jax.process_count() == 1:
+            return slice(None)
+        places = [rows.indices(batch_size) for (rows,) in self._places(batch_size)]
+        return slice(min(first for first, _, _ in places), max(end for _, end, _ in places))
+
+    def batch(self, arrays: Mapping[str, np.ndarray], batch_size: int) -> Mapping[str, Any]:
+        """Return a batch, divided by its sequences.
+
+        Args:
+            arrays: those of the sequences that `rows` names.
+            batch_size: sequences of all processes together.
+        """
+        if self._mesh is None:
+            return arrays
+        if jax.process_count() == 1:
+            return jax.device_put(dict(arrays), self.of_batch)
+        first = self.rows(batch_size).start
+
+        def of_all(array):
+            def of_device(index):
+                start, end, _ = index[0].indices(batch_size)
+                return array[start - first : end - first]
+
+            return jax.make_array_from_callback((batch_size, *array.shape[1:]), self.of_batch, of_device)
+
+        return {name: of_all(array) for name, array in arrays.items()}
+
+    def _places(self, batch_size: int) -> Any:
+        return self.of_batch.addressable_devices_indices_map((batch_size,)).values()
 
     @property
     def of_batch(self) -> Sharding:
@@ -79,7 +108,9 @@ class Placement:
         return self._on_mesh(P(tuple(axis for axis in OF_BATCH if axis in self.sizes)))
 
     def gathered(self, tree: Any) -> Any:
-        """Return a pytree of arrays, all of each on one device."""
+        """Return a pytree of arrays, all of each on one device, or as arrays of NumPy in each of several processes."""
+        if jax.process_count() > 1:
+            return jax.tree.map(lambda array: multihost_utils.process_allgather(array, tiled=True), tree)
         return tree if self._mesh is None else jax.device_put(jax.device_get(tree))  # else the type keeps the mesh
 
     def _on_mesh(self, spec: P) -> Sharding:
@@ -89,10 +120,20 @@ class Placement:
         """Return the context in which programs are traced, so that each device computes its own share."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
-    def compiled(self, function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Any:
-        """Return a function, compiled for arguments that lie where they do, and for the devices of the mesh."""
+    def lowered(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any
+    ) -> Any:
+        """Return a function, lowered for arguments that lie where they do, and for the devices of the mesh.
+
+        Args:
+            function: what to compile.
+            arguments: arrays, or their shapes.
+            platform: the devices', where they are not this machine's.
+            options: of `jax.jit`.
+        """
         with self.in_use():
-            return jax.jit(function, **options).lower(*arguments).compile()
+            traced = jax.jit(function, **options).trace(*arguments)
+            return traced.lower(lowering_platforms=None if platform is None else (platform,))
 
 
 def _symbol(path: Any) -> str:

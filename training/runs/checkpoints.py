@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from training.runs.interrupts import Interrupted
 from training.runs.named_arrays import flatten, unflatten
@@ -198,10 +199,13 @@ class Checkpoints:
 
     def _set_aside(self, step: int) -> Path:
         aside = self._directory.parent / f"{self._directory.name}-{DAMAGED}"
-        aside.mkdir(exist_ok=True)
         number = 1 + max((int(p.name.rpartition("-")[2]) for p in aside.glob(f"{step}-*")), default=0)
         target = aside / f"{step}-{number}"
-        (self._directory / str(step)).rename(target)
+        multihost_utils.sync_global_devices(f"read {target}")  # all of several processes have
+        if jax.process_index() == 0:
+            aside.mkdir(exist_ok=True)
+            (self._directory / str(step)).rename(target)
+        multihost_utils.sync_global_devices(f"set {target} aside")
         self._manager.reload()
         return target
 

@@ -20,6 +20,20 @@ class Writer(Protocol):
         """Write what is left."""
 
 
+class NoLog:
+    """Takes the place of the record in a process that writes none."""
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Forget the line."""
+
+    def size(self) -> int:
+        """Return 0."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class MetricsLog:
     """Appends lines to metrics.jsonl. Floats are printed so that they read back exactly.
 

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+\w*|c64|c128)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 INSTRUCTION = re.compile(r"  (ROOT )?%(\S+) = (.+?) ([a-z][a-z\d\-]*)\(([^)]*)\)(.*)", re.DOTALL)
 FREE = re.compile(
@@ -27,6 +29,7 @@ class Report(NamedTuple):
     copies: dict[str, list[float]]  # copies and transposes, fused ones too
     custom_calls: dict[str, list[float]]  # kernels of Pallas and of libraries
     collectives: dict[str, list[float]]  # bytes of the array that one makes (all-gather) or takes (the others)
+    groups: dict[str, list[float]]  # the same by kind, devices that take part, and the span of their numbers
     memory: dict[str, int]  # bytes of "argument", "temp" and "output"
 
 
@@ -178,8 +181,8 @@ class Module:
         changed = body[i.operands[UPDATES[i.op]]].shape if i.op in UPDATES else shape
         return min(self.size(shape), self.size(changed, anywhere=True))
 
-    def collectives(self, step: Step) -> list[tuple[Any, str, float]]:
-        """(identity, kind, bytes) of the collectives in a step; a TPU spreads one, of one identity, over fusions."""
+    def collectives(self, step: Step) -> list[tuple[Any, str, float, str]]:
+        """(identity, kind, bytes, group) of a step's collectives; a TPU spreads one, of one identity, over fusions."""
         found, i = [], step.instruction
         body = self.called(i) if i.op == "fusion" else {}
         for c in body.values() or [i]:
@@ -190,13 +193,13 @@ class Module:
                 made = self.size(c.shape, anywhere=True, padded=False) - (taken if c.op == "all-gather-start" else 0)
                 name = "reduce-scatter" if "-scatter" in i.find(r"calls=%?([\w.\-]+)") else kind  # all-reduce and slice
                 identity = (c.find(r"channel_id=(\d+)") or c.name, step.loops)
-                found.append((identity, name, made if kind == "all-gather" else taken))
+                found.append((identity, name, made if kind == "all-gather" else taken, _group(c)))
         return found
 
 
 def read(text: str) -> Report:
     """The report of a module's text."""
-    module, frames, report, seen = Module(text), _frames(text), Report({}, {}, {}, {}, {}), set()
+    module, frames, report, seen = Module(text), _frames(text), Report({}, {}, {}, {}, {}, {}), set()
 
     def add(table, name, *costs):
         table[name] = [a + b for a, b in zip(table.get(name, [0, 0, 0]), costs, strict=True)]
@@ -212,10 +215,11 @@ def read(text: str) -> Report:
             add(report.custom_calls, kernel[1] if kernel else i.target, *costs)
         if i.op in ("copy", "transpose") or (i.op == "fusion" and re.search("copy|transpose", i.name)):
             add(report.copies, i.op, *costs)
-        for identity, kind, size in module.collectives(step):
+        for identity, kind, size, group in module.collectives(step):
             if identity not in seen:
                 seen.add(identity)
                 add(report.collectives, kind, step.times, step.times * size, costs[2])
+                add(report.groups, f"{kind} {group}", step.times, step.times * size, costs[2])
     return report
 
 
@@ -224,6 +228,27 @@ def of(compiled: Any) -> Report:
     memory = compiled.memory_analysis()
     sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "temp", "output")}
     return read(compiled.as_text())._replace(memory=sizes)
+
+
+def _group(i: Instruction) -> str:
+    """How many devices take part in a collective, and the span of their numbers: "8 8" of neighbors, "4 25" of others.
+
+    The compilers write groups as {{0,1},{2,3}}, as [groups,devices]<=[axes]T(order), or as mesh['x'=4,'y'=2] {'y'}.
+    """
+    if pairs := i.find(r"source_target_pairs=\{(\{.*?\})\}"):
+        steps = [abs(int(a) - int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)]
+        return f"2 {max(steps) + 1}"
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", i.rest):
+        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        numbers = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+        group = numbers[tuple(slice(None) if f"'{name}'" in mesh[2] else 0 for name in sizes)].ravel()
+    elif iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", i.rest):
+        shape, axes, order = ([int(n) for n in (part or "").split(",") if n] for part in iota.groups())
+        numbers = np.arange(math.prod(axes)).reshape(axes).transpose(order or None)
+        group = numbers.reshape(shape)[0]
+    else:
+        group = np.array([int(n) for n in (i.find(r"replica_groups=\{\{([\d,]+)\}") or "0").split(",")])
+    return f"{group.size} {group.max() - group.min() + 1}"
 
 
 def _arrays(shape: str) -> list[str]:

@@ -1,0 +1,95 @@
+"""What the compilers make of an update on many accelerators: who has what, and what is moved."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from algorithms import GPT2, DTransformerConfig, count_params, init_d_transformer
+from scripts.benchmarks.accelerators import ENVIRONMENT
+from scripts.benchmarks.accelerators.programs import read
+from tests.scripts.test_accelerators import COMPILERS
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SIZES = {"N_V": 1000, "l_max": 256, "L": 3, "H": 4, "d_e": 320, "d_mlp": 1152}
+COMMAND = f"""
+import json, re
+from scripts.benchmarks.accelerators import programs
+from scripts.benchmarks.accelerators.scaling import Case, compiled_step
+case = Case("gpt2", CHIPS, MESH, 16)
+compiled, n = compiled_step(case, case.settings({SIZES}))
+module = programs.Module(compiled.as_text())
+gathered = [i.shape for body in module.computations.values() for i in body.values() if i.op.startswith("all-gather")]
+report = programs.of(compiled)
+print(json.dumps([gathered, report.memory["argument"], programs.total(report.collectives)[1], report.groups]))
+"""
+# mesh → GB of collectives, on H100s and on v5e
+RECORDED = {
+    "data=8": {"h100:8": 0.03155, "v5e:2x4": 0.03356},
+    "data=4,model=2": {"h100:8": 0.03467, "v5e:2x4": 0.03343},
+}
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("mesh", RECORDED)
+@pytest.mark.parametrize("chips", ["h100:8", "v5e:2x4"])
+def test_parameters_and_optimizer_state_are_divided_and_no_more_is_moved_than_was(chips, mesh):
+    compiler = COMPILERS["h100" if chips == "h100:8" else chips]
+    if importlib.util.find_spec(compiler) is None:
+        pytest.skip(f"{compiler} is not installed: pip install -e .[{'cuda' if chips == 'h100:8' else 'tpu'}]")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    program = COMMAND.replace("CHIPS", repr(chips)).replace("MESH", repr(mesh))
+    environment = inherited | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    gathered, arguments, moved, _ = json.loads(done.stdout)
+    config = DTransformerConfig(**SIZES, variant=GPT2)
+    state = 3 * 4 * count_params(init_d_transformer, config)  # of Adam, in float32
+    assert arguments < 1.1 * state / 8
+    if "model" in mesh:
+        heads = SIZES["H"], SIZES["d_e"] // SIZES["H"], SIZES["d_e"]
+        whole = [heads, (SIZES["d_mlp"], SIZES["d_e"]), (SIZES["d_e"], SIZES["d_e"]), (1024, SIZES["d_e"])]
+        found = {tuple(sorted(dims(shape))) for shapes in gathered for shape in shapes.split("[")[1:]}
+        assert found.isdisjoint(tuple(sorted(shape)) for shape in whole)
+    assert moved / 1e9 == pytest.approx(RECORDED[mesh][chips], rel=0.1)
+
+
+def dims(shape):
+    """The sizes of an array's axes but those of 1, from what follows its first bracket."""
+    return [int(n) for n in shape.partition("]")[0].split(",") if n and n != "1"]
+
+
+def test_gpt_3_has_175_billion_parameters():
+    """Of layers (12 d² + 13 d: queries, keys, values, outputs, the MLP; biases and norms), embeddings and a norm."""
+    d, L, N_V, l_max = 12288, 96, 50257, 2048
+    config = DTransformerConfig(N_V=N_V, l_max=l_max, L=L, H=96, d_e=d, d_mlp=4 * d, variant=GPT2)
+    expected = L * (12 * d**2 + 13 * d) + (N_V + l_max) * d + 2 * d
+    assert count_params(init_d_transformer, config) == expected
+    assert round(expected / 1e9) == 175
+
+
+HLO = """HloModule m
+
+ENTRY %main (x: f32[8,4]) -> f32[8,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %a = f32[8,4]{1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %b = f32[8,4]{1,0} all-reduce(%a), channel_id=2, replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
+  %c = f32[8,4]{1,0} all-reduce(%b), channel_id=3, replica_groups=mesh['x'=2,'y'=2,'z'=2] {'x','y'}, to_apply=%add
+  ROOT %d = f32[8,4]{1,0} collective-permute(%c), channel_id=4, source_target_pairs={{0,2},{2,4},{4,6},{6,0}}
+}
+"""
+
+
+def test_which_devices_take_part_in_a_collective():
+    groups = read(HLO).groups
+    assert {name: costs[:2] for name, costs in groups.items()} == {
+        "all-reduce 4 4": [1, 128],
+        "all-reduce 2 5": [1, 128],
+        "all-reduce 4 7": [1, 128],
+        "collective-permute 2 7": [1, 128],
+    }

@@ -1,0 +1,233 @@
+"""Several processes train what one trains; when one of them ends, so do the others, with a sentence."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from training.mesh.processes import SILENCE, Processes, ProcessesError
+from training.runs.directory import RunDirectory, load_run
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
+SIZES = {"l_max": 16, "L": 1, "H": 4, "d_e": 16, "d_mlp": 16, "batch-size": 8, "dropout": 0.1}
+FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e9}
+FLAGS |= {"mesh": "data=4,model=2", "steps": 50, "eval-every": 25, "checkpoint-every": 5, "vocabulary-multiple": 2}
+PATIENCE = 300  # seconds until a test gives up
+SOON = SILENCE + 30  # seconds in which the others have to end; on a machine with other work
+
+
+class Command:
+    """The command line of one run, begun in any number of processes."""
+
+    def __init__(self, directory):
+        self.files, self.text = RunDirectory(directory / "run"), directory / "text.txt"
+        self.text.write_text(TEXT)
+        self._directory, self._started = directory, []
+
+    def start(self, index=0, count=1, port=0, **flags):
+        cache = self._directory / f"cache{index}"
+        values = {"run": self.files.path, "data": self.text, "cache": cache, **FLAGS, **flags}
+        if count > 1:
+            values |= {"coordinator": f"127.0.0.1:{port}", "num-processes": count, "process-id": index}
+        words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
+        environment = inherited | {
+            "JAX_NUM_CPU_DEVICES": str(8 // count),
+            "NPROC": "16",
+            "JAX_COMPILATION_CACHE_DIR": str(self._directory.parent / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard", *words]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._started.append(process)
+        return process
+
+    def start_all(self, count, of_last=None, **flags):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        last = {**flags, **(of_last or {})}
+        return [self.start(i, count, port, **(last if i == count - 1 else flags)) for i in range(count)]
+
+    def complete(self, count, **flags):
+        for process in self.start_all(count, **flags):
+            _, err = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, err
+
+    def losses(self):
+        return {line["step"]: line["loss"] for line in read_metrics(self.files.metrics)}
+
+    def saved(self):
+        return sorted(int(path.name) for path in self.files.checkpoints.glob("*") if path.name.isdigit())
+
+    def end_all(self):
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+
+
+@pytest.fixture
+def command(tmp_path):
+    command = Command(tmp_path)
+    yield command
+    command.end_all()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    command = Command(tmp_path_factory.mktemp("undisturbed"))
+    command.complete(1, mesh="", **{"vocabulary-multiple": 2})
+    return command
+
+
+def wait_until(condition, processes):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def worker_of(process):
+    """The process that computes; the command only watches it."""
+    return int(pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+def assert_ended(process, status, *parts):
+    """With this status, and one sentence that has these parts."""
+    out, err = process.communicate(timeout=SOON)
+    assert process.returncode == status, err
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert out == ""
+    for part in parts:
+        assert part in lines[0]
+
+
+def assert_same_outcome(command, undisturbed):
+    losses, expected = command.losses(), undisturbed.losses()
+    assert losses.keys() == expected.keys()
+    np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=2e-5)
+    theta, wanted = (flatten(load_run(c.files.path).theta) for c in (command, undisturbed))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(theta[name], array, rtol=1e-2, atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_train_what_one_device_trains(command, undisturbed, count):
+    command.complete(count, mesh="data=2,context=2,model=2" if count == 2 else "replica=2,data=4")
+    assert_same_outcome(command, undisturbed)
+    results = [json.loads(c.files.results.read_text()) for c in (command, undisturbed)]
+    assert results[0] == pytest.approx(results[1], rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "number", "sentence"),
+    [
+        (1, signal.SIGKILL, "is gone"),
+        (1, signal.SIGSTOP, f"process 1 has not answered for {SILENCE:.0f} seconds"),
+        (0, signal.SIGKILL, "process"),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undisturbed, victim, number, sentence, count):
+    processes = command.start_all(2)
+    wait_until(lambda: len(command.losses()) > 12, processes)
+    os.kill(worker_of(processes[victim]) if number == signal.SIGSTOP else processes[victim].pid, number)
+    other = processes[1 - victim]
+    assert_ended(other, 1, sentence, "the last checkpoint is of step", "start all processes again")
+    command.end_all()
+    assert command.saved()[-1] >= 10
+    command.complete(count, mesh="data=8" if count == 1 else FLAGS["mesh"])
+    assert_same_outcome(command, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_saves_and_ends_all_after_the_same_step(command, undisturbed):
+    processes = command.start_all(2)
+    wait_until(lambda: len(command.losses()) > 12, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    out, err = processes[0].communicate(timeout=SOON)
+    assert (processes[0].returncode, out) == (143, ""), err
+    assert err == "interrupted; rerun the command to resume from the last checkpoint\n"
+    assert processes[1].communicate(timeout=SOON) == ("", "")
+    assert processes[1].returncode == 143
+    assert max(command.losses()) == command.saved()[-1] < 50
+    command.complete(4, mesh="data=8")
+    assert_same_outcome(command, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_last", "sentence"),
+    [
+        ({"seed": 1}, "process 1 has seed 1, and process 0 0: start all of them with the same command"),
+        ({"data": "other"}, "process 1 has data ["),
+        ({"run": "elsewhere"}, "is not where process 0 has it: give a directory that all of them share"),
+        ({"mesh": "data=3,model=2"}, "process 1 has mesh data=3,model=2, and process 0 data=4,model=2"),
+    ],
+)
+def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, sentence):
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT.replace("says", "said"))
+    last = {name: {"other": other, "elsewhere": tmp_path / "elsewhere"}.get(v, v) for name, v in of_last.items()}
+    for process in command.start_all(2, of_last=last):
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode in (1, 2), err
+        assert len(err.splitlines()) == 1
+        assert sentence in err
+    assert not command.files.config.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("localhost", 2, 0), r"the coordinator is 'localhost', expected HOST:PORT, or auto"),
+        (("localhost:1", None, 0), r"num_processes and process_id are needed, too"),
+        (("localhost:1", 2, 2), r"process_id is 2, expected 0 to 1, one less than num_processes"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_before_anything_is_waited_for(arguments, message):
+    with pytest.raises(ProcessesError, match=message):
+        Processes().join(*arguments, on_loss=pytest.fail)
+
+
+class Store:
+    """The coordinator's store, of processes that have all told what they have."""
+
+    def __init__(self, **facts):
+        self._facts = facts
+
+    def key_value_set(self, name, value):
+        self._facts[name] = value
+
+    def blocking_key_value_get(self, name, _):
+        return self._facts[name]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_first_difference_is_said_in_every_process(index):
+    processes, facts = Processes(), [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}]
+    processes.index, processes.count = index, 3
+    processes._client = Store(**{f"facts/{i}": json.dumps(f) for i, f in enumerate(facts)})
+    with pytest.raises(ProcessesError, match=r"process 1 has b y, and process 0 x: start all of them with the same"):
+        processes.agree("facts", facts[index])
+    Processes().agree("facts", facts[0])

@@ -1,0 +1,87 @@
+"""One of several processes that train together, watched by another one on the same machine.
+
+JAX's runtime aborts a process that loses its coordinator, and no handler sees it; so the work is done in a child, and
+the parent says in a sentence how that ended, and with which status. Signals are passed on, as SIGTERM, which JAX's
+runtime lets all processes know of. A child whose parent is gone ends, too.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from training.commands.terminal import say
+
+STREAMS = "FORMAL_ALGORITHMS_STREAMS"
+"""Of the child's environment: the descriptors of the real output and the real error output."""
+CONNECTED = "<connected to the coordinator>"
+WORKER = "import os, sys; from training.commands import train_main; os._exit(train_main(sys.argv[1:]))"
+
+
+def is_supervised() -> bool:
+    """Whether this process is such a child."""
+    return STREAMS in os.environ
+
+
+def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> int:
+    """Run the command line in a child, and return the exit status.
+
+    Args:
+        argv: of `scripts/train.py`.
+        who: the process, in words.
+        advice: says what to do where it ends because another one has.
+    """
+    with tempfile.NamedTemporaryFile("w+", prefix="jax-", suffix=".log", errors="replace", delete=False) as log:
+        streams = os.dup(1), os.dup(2)
+        environment = os.environ | {STREAMS: f"{streams[0]} {streams[1]}", "PYTHONPATH": os.pathsep.join(sys.path)}
+        options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "pass_fds": streams, "env": environment}
+        child = subprocess.Popen([sys.executable, "-c", WORKER, *argv], **options)
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            child.kill() if signals else child.send_signal(signal.SIGTERM)
+            signals.append(number)
+
+        signals: list[int] = []
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            status = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if status >= 0:
+            Path(log.name).unlink()
+            return status
+        connected = CONNECTED in Path(log.name).read_text(errors="replace")
+    why = (
+        "lost the coordinator, process 0, or was killed"
+        if connected
+        else "found no coordinator, or not all of the others, or its port is taken"
+    )
+    say(f"train.py: {who} {why}; {advice()} (what JAX said is in {log.name})")
+    return 1
+
+
+def enter() -> None:
+    """Let Python write where the parent does, leave the rest to the log, and end when the parent is gone."""
+    for name, stream in zip(("stdout", "stderr"), os.environ[STREAMS].split(), strict=True):
+        setattr(sys, name, os.fdopen(int(stream), "w", buffering=1))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to the parent as well
+
+    def wait_for_parent():
+        with contextlib.suppress(OSError):
+            os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
+
+
+def note_connection() -> None:
+    """Leave a note for the parent that the others were found."""
+    os.write(2, CONNECTED.encode())
