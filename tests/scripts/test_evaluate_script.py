@@ -1,5 +1,6 @@
 """scripts/evaluate.py: the figures of a run and of what it is compared with, against other libraries and by hand."""
 
+import errno
 import gzip
 import itertools
 import json
@@ -12,7 +13,7 @@ import sacrebleu
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
 from tests.run_cases import BYTES, make_run
-from training.commands import evaluate_main, train_main
+from training.commands import evaluate, evaluate_main, train_main
 from training.data.records import Pair
 from training.evaluation import report
 from training.evaluation.bleu import bleu
@@ -111,6 +112,32 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
     reference = [[pair.target for pair in pairs]]
     assert figures["BLEU"] == pytest.approx(sacrebleu.corpus_bleu([*answers.values()], reference).score)
     assert found.samples[4] == "line 4 → this is not the line at all   (not this is the line 4 of all)"
+
+
+def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypatch, tmp_path, capsys):
+    lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
+    out, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\nline 71\tthis is the line 71\n")
+    kept = directory / "evaluation-validation.json"
+    kept.unlink()
+
+    def refuse(path, write):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(evaluate, "write_atomically", refuse)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate_main(["../run", "--cache", "../cache"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.partition("\n")[2] == out.partition("\n")[2]
+    assert printed.err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("limit", ["-3", "0", "many"])
+def test_a_limit_is_at_least_one(limit, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        evaluate_main(["run", "--limit", limit])
+    assert f"argument --limit: expected an integer of at least 1, got '{limit}'" in capsys.readouterr().err
 
 
 def test_single_words_have_no_bleu():

@@ -6,10 +6,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.run_cases import LETTERS, make_run
+from tests.run_cases import BYTES, LETTERS, make_run
 from training.runs.directory import RunDirectory, RunError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -79,6 +80,39 @@ def test_who_has_read_enough_is_not_told_of_a_pipe(tmp_path):
     with script.stderr:
         assert script.stderr.read() == ""
     assert script.wait(120) == 141
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_that_nobody_reads_is_no_error(script):
+    process = begin(ROOT / "scripts" / script, "--help")
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == ""
+    assert process.wait(120) in (0, 141)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("generate.py", ["--l_gen", 100_000, "--prompt", "abc", "--tau", "inf"]),
+        ("evaluate.py", []),
+        ("compress.py", ["report", "TEXT"]),
+        ("convert.py", ["OUT", "--to", "gpt2"]),
+    ],
+)
+def test_ctrl_c_at_work_is_quiet(tmp_path, script, arguments):
+    """Whatever the command was just doing; it may have been done with it."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    run = make_run(tmp_path / "run", "d", BYTES, data=[str(tmp_path / "text.txt")])
+    names = {"TEXT": tmp_path / "text.txt", "OUT": tmp_path / "out"}
+    process = begin(ROOT / "scripts" / script, run, *(names.get(word, word) for word in arguments))
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    status, _, err = ended(process)
+    assert status in (0, 130)
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow
