@@ -64,12 +64,12 @@ def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():
 
 
 def test_what_has_ended_stays_so_in_the_next_windows():
-    free = generated(40)
-    eos = int(free[0, 2])
-    ended = generated(40, eos=eos)
-    for r in range(3):
-        where = np.flatnonzero(free[r] == eos)
-        n = where[0] if len(where) else 40
+    free = generated(31)
+    firsts = np.array([[[*row, v].index(v) for row in free.tolist()] for v in range(N_V)])
+    eos = int((firsts.max(axis=1) - firsts.min(axis=1)).argmax())  # one sequence ends long before another
+    assert firsts[eos].max() - firsts[eos].min() > L_MAX
+    ended = generated(31, eos=eos)
+    for r, n in enumerate(firsts[eos]):
         np.testing.assert_array_equal(ended[r, :n], free[r, :n])
         assert (ended[r, n:] == eos).all()
 
@@ -139,12 +139,12 @@ def test_no_ngram_comes_twice_whatever_the_window():
 
 
 def test_a_sequence_that_nothing_can_follow_ends():
-    eos = N_V - 1
-    tokens = generated(40, no_repeat_ngram_size=1, eos=eos, prompts=PROMPTS[2:], lengths=LENGTHS[2:])[0].tolist()
-    end = tokens.index(eos)
-    seen = [*PROMPTS[2, :4].tolist(), *tokens[: end + 1]]
-    assert len(set(seen)) >= N_V - 3
-    assert set(tokens[end:]) == {eos}
+    """The prompt has all tokens but one, or all of them, the end included."""
+    eos, everything = N_V - 1, np.arange(N_V)[::-1]
+    prompts = np.stack([np.where(everything == 5, 4, everything), everything])
+    options = {"prompts": prompts, "lengths": np.full(2, N_V), "no_repeat_ngram_size": 1, "eos": eos}
+    assert generated(4, **options).tolist() == [[5, eos, eos, eos], [eos] * 4]
+    assert generated(4, **options, tau=0.0).tolist() == [[5, eos, eos, eos], [eos] * 4]
 
 
 @pytest.mark.parametrize(
