@@ -80,6 +80,7 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
   %a = f32[8,4]{1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
   %b = f32[8,4]{1,0} all-reduce(%a), channel_id=2, replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
   %c = f32[8,4]{1,0} all-reduce(%b), channel_id=3, replica_groups=mesh['x'=2,'y'=2,'z'=2] {'x','y'}, to_apply=%add
+  %e = f32[8,4]{1,0} all-reduce(%c), channel_id=5, replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}
   ROOT %d = f32[8,4]{1,0} collective-permute(%c), channel_id=4, source_target_pairs={{0,2},{2,4},{4,6},{6,0}}
 }
 """
@@ -88,8 +89,8 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
 def test_which_devices_take_part_in_a_collective():
     groups = read(HLO).groups
     assert {name: costs[:2] for name, costs in groups.items()} == {
-        "all-reduce 4 4": [1, 128],
         "all-reduce 2 5": [1, 128],
         "all-reduce 4 7": [1, 128],
+        "all-reduce 4 4": [2, 256],
         "collective-permute 2 7": [1, 128],
     }

@@ -233,15 +233,21 @@ def of(compiled: Any) -> Report:
 def _group(i: Instruction) -> str:
     """How many devices take part in a collective, and the span of their numbers: "8 8" of neighbors, "4 25" of others.
 
-    The compilers write groups as {{0,1},{2,3}}, as [groups,devices]<=[axes]T(order), or as mesh['x'=4,'y'=2] {'y'}.
+    The compilers write groups as {{0,1},{2,3}}, as [groups,devices]<=[axes]T(order), or as mesh['x'=4,'y'=2] {'y'},
+    where device_ids=([axes]T(order)) may say which devices the mesh has in which order.
     """
     if pairs := i.find(r"source_target_pairs=\{(\{.*?\})\}"):
         steps = [abs(int(a) - int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)]
         return f"2 {max(steps) + 1}"
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", i.rest):
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*\))\))? \{([^}]*)\}", i.rest):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        numbers = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
-        group = numbers[tuple(slice(None) if f"'{name}'" in mesh[2] else 0 for name in sizes)].ravel()
+        order = re.search(r"\[([\d,]+)\]T\(([\d,]+)\)", mesh[2] or "")
+        numbers = np.arange(math.prod(sizes.values()))
+        if order:
+            axes, turned = ([int(n) for n in part.split(",")] for part in order.groups())
+            numbers = numbers.reshape(axes).transpose(turned)
+        numbers = numbers.reshape(*sizes.values())
+        group = numbers[tuple(slice(None) if f"'{name}'" in mesh[3] else 0 for name in sizes)].ravel()
     elif iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", i.rest):
         shape, axes, order = ([int(n) for n in (part or "").split(",") if n] for part in iota.groups())
         numbers = np.arange(math.prod(axes)).reshape(axes).transpose(order or None)
