@@ -1,6 +1,7 @@
 """The commands as processes: signals, pipes, a full disk, and another process in the same directory."""
 
 import fcntl
+import json
 import os
 import pathlib
 import signal
@@ -8,9 +9,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from tests.run_cases import BYTES, LETTERS, make_run
+from training.mesh.cpu import cores
 from training.runs.directory import RunDirectory, RunError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -45,6 +48,25 @@ def test_ctrl_c_while_the_libraries_load_is_quiet(script):
     assert status in (0, 130)  # it was over before
     assert "Traceback" not in err
     assert status == 130 or out.startswith("usage: ")
+
+
+def losses(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line and "part" not in line]
+
+
+@pytest.mark.skipif(cores() < 2, reason="the machine has one core")
+def test_cores_are_devices_where_the_mesh_asks_for_them(tmp_path):
+    """With the numbers of one device."""
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    asked = ("d", "--data", tmp_path / "text.txt", *FLAGS, "--no-tensorboard")
+    for run, mesh in (("two", "data=2"), ("one", "")):
+        flags = (*asked, "--run", tmp_path / run, "--mesh", mesh)
+        status, _, err = ended(begin(ROOT / "scripts/train.py", *flags, env=environment))
+        assert status == 0, err
+    assert len(losses(tmp_path / "one")) == 6
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-6)
 
 
 def test_a_run_has_one_process_at_a_time(tmp_path):

@@ -38,10 +38,12 @@ from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
 from training.interchange.starting import Start, start_from
 from training.loop.trainer import Trainer
+from training.mesh.cpu import as_devices, keep_memory
 from training.mesh.padding import padded_size
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
 from training.mesh.shape import check_sizes as check_mesh
+from training.mesh.shape import n_places
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
@@ -292,9 +294,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Interrupts() as interrupts:
         try:
             settings = read_settings(arguments)
+            keep_memory()
             if arguments.coordinator:
                 enter()
                 _join(arguments, processes)
+            else:
+                as_devices(n_places(settings.mesh))
             train(arguments, settings, interrupts, processes)
         except (ValueError, RuntimeError, OSError) as error:
             if processes.count > 1 and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):

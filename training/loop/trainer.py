@@ -254,7 +254,7 @@ class Trainer:
         return (
             self._placement.lowered(step, of_step, out_shardings=(self._where, None), donate_argnums=0).compile(),
             self._placement.lowered(totals, (self._evaluated_params(), next(self._held_out()))).compile(),
-            peak * self._placement.n_devices,
+            peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1),  # whose devices share cores
         )
 
     def _batch(self, step: int) -> Any:

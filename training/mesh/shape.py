@@ -47,6 +47,19 @@ def parse(text: str) -> dict[str, int]:
     return {axis: sizes[axis] for axis in AXES if axis in sizes}
 
 
+def n_places(text: str) -> int:
+    """Return how many devices a mesh is for.
+
+    Raises:
+        MeshError: it is none.
+
+    Example:
+        >>> n_places("model=2,data=4")
+        8
+    """
+    return math.prod(parse(text).values())
+
+
 def written(sizes: dict[str, int]) -> str:
     """Return a mesh as it is written on the command line."""
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
