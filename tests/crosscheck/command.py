@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_results(results, console)
         _write(results, options, console)
     except ValueError as error:
-        parser.error(str(error))
+        parser().error(str(error))
     return 0 if results.ok else 1
 
 
