@@ -15,6 +15,7 @@ from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
 
+pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
