@@ -56,7 +56,7 @@ def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], 
 
     For a sum over several axes XLA's CPU backend copies a factor; over these axes merged into one it does not.
     """
-    if platform_of(A) == "cpu" and devices_sharing(A) == 1:
+    if len(axes[0]) > 1 and platform_of(A) == "cpu" and devices_sharing(A) == 1:
         A, B, axes = _merged(A, axes[0]), _merged(B, axes[1]), (axes[0][:1], axes[1][:1])
     at_once = functools.partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype)
     return _accumulated(at_once, A, B, dtype)

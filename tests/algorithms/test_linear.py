@@ -46,3 +46,13 @@ def test_groups_of_rows_are_for_processors_only():
     }
     assert "tensor<2x256x256xf32>" in of_platform["cpu"]
     assert "tensor<2x256x256xf32>" not in of_platform["cuda"] + of_platform["tpu"]
+
+
+def test_the_gradients_of_a_single_column_without_an_axis_are_those_of_the_printed_line():
+    W, x, b = cases.normal(3, 5), cases.normal(5, seed=1), cases.normal(3, seed=2)
+
+    def gradients(implementation):
+        return jax.grad(lambda *a: (linear(*a, implementation) ** 2).sum(), argnums=(0, 1, 2))(W, x, b)
+
+    for actual, expected in zip(gradients("auto"), gradients("paper"), strict=True):
+        cases.assert_close(actual, expected, 1e-13)
