@@ -1,11 +1,14 @@
 """The command of scripts/benchmarks/accelerators/scaling.py, what training steps cost on accelerators: see --help."""
 
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from scripts.benchmarks.accelerators import compile_in_own_process
+from scripts.benchmarks.accelerators import ENVIRONMENT
+from training.commands import run
 
 if __name__ == "__main__":
-    sys.exit(compile_in_own_process("scaling", sys.argv[1:]))
+    os.environ.update(ENVIRONMENT)  # before JAX is imported
+    sys.exit(run("scripts.benchmarks.accelerators.scaling"))

@@ -39,6 +39,8 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as error:
+        if error.name is None:  # our own sentence
+            return _said(name, str(error), 2)
         if error.name not in EXTRAS:
             raise
         extra = EXTRAS[error.name]

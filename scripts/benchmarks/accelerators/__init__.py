@@ -19,19 +19,6 @@ ENVIRONMENT = {
 
 def run(_: int = 0) -> str:
     """Compile for each platform whose compiler is installed, in a process of its own, and return the tables."""
-    return subprocess.run(
-        _command("steps"), check=True, stdout=subprocess.PIPE, text=True, env=_environment()
-    ).stdout.rstrip()
-
-
-def compile_in_own_process(program: str, arguments: list[str]) -> int:
-    """Run a program of this package, which compiles for accelerators, and return its exit status."""
-    return subprocess.run([*_command(program), *arguments], check=False, env=_environment()).returncode
-
-
-def _command(program: str) -> list[str]:
-    return [sys.executable, "-m", f"{__name__}.{program}"]
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", f"{__name__}.steps"]
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.rstrip()

@@ -15,7 +15,6 @@ The program is `scripts/train.py`'s update. Per step and device, of which the me
 import argparse
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -240,14 +239,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     case = Case(arguments.model, arguments.chips, arguments.mesh, arguments.batch_size, arguments.remat)
     began = time.monotonic()
-    try:
-        found = cost(case)
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"scaling.py: {error}", file=sys.stderr)
-        return 2
+    found = cost(case)
     print(row(case, found) if arguments.row else described(case, found, time.monotonic() - began), flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
