@@ -252,6 +252,28 @@ def test_attention(rule, name):
     assert (np.asarray(actual["V"])[:, unattended] == 0).all()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def gradient_of_the_gradient(how, mask, inputs):
+    """By each input, of a fixed random weighting of the gradients."""
+
+    def weighted(inputs):
+        gradients = attention_and_gradients(how, mask, inputs)[1]
+        return sum((normal(100, *gradient.shape) * gradient).sum() for gradient in gradients.values())
+
+    return jax.grad(weighted)(inputs)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", [pytest.param(m, marks=() if m == "conjunction" else pytest.mark.slow) for m in MASKS])
+def test_a_gradient_of_the_gradient(rule, name):
+    mask, l_z, l_x = MASKS[name]
+    inputs = tile(l_z, l_x)
+    assert_same(
+        gradient_of_the_gradient(rule, mask, inputs),
+        gradient_of_the_gradient("paper", as_array(mask, l_z, l_x), inputs),
+    )
+
+
 @pytest.mark.parametrize("name", ["unidirectional", "holes"])
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_against_differences(rule, name):

@@ -5,7 +5,8 @@ backward pass computes each block of the softmax again from it. Blocks that a st
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,11 @@ from jaxtyping import Bool, Float, Integer, UInt32
 
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.notation import accumulation_dtype
+from algorithms.notation import accumulation_dtype, are_numbers
 from algorithms.ops.attention.per_head import for_each_tile
 from algorithms.ops.dropout import keep_mask
 
+T = TypeVar("T")
 BLOCK = 512
 """Rows and columns of the largest block of scores."""
 
@@ -84,10 +86,22 @@ class _Blocks:
         columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
         return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
 
-    def context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
+    def over_context(self, i: int | Array, add: Callable[[int | Array, T], T], state: T) -> T:
+        """``state`` after ``add(j, state)`` for each context block j that the primary block i has to visit.
+
+        The loop has a fixed number of steps, of which some do nothing, so that it has derivatives of every order.
+        """
+        first, end = self._context_of(i)
+
+        def visit(j, state):
+            return jax.lax.cond((first <= j) & (j < end), add, lambda j, state: state, j, state)
+
+        return jax.lax.fori_loop(0, self.n_z, add if are_numbers(first, end) else visit, state)
+
+    def _context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
         """The context blocks, from the first to behind the last, that the primary block i has to visit."""
         first, end, mask = 0, self.n_z, self.mask
-        if isinstance(mask, StructuralMask):
+        if isinstance(mask, StructuralMask) and self.n_z > 1:
             position = 0 if mask.first is None else mask.first
             if mask.unidirectional:
                 end = jnp.minimum(end, (position + (i + 1) * self.b_x - 1) // self.b_z + 1)
@@ -158,7 +172,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             jnp.zeros_like(Q, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(V.shape[0], blocks.b_x)),
         )
-        m, s, V_tilde = jax.lax.fori_loop(*blocks.context_of(i), add_context, start)
+        m, s, V_tilde = blocks.over_context(i, add_context, start)
         V_tilde = V_tilde / jnp.where(s == 0, 1, s)
         log_sum_exp = jnp.where(s == 0, jnp.inf, m + jnp.log(s))
         at = i * blocks.b_x
@@ -221,7 +235,7 @@ def _backward_of_tile(matrices, mask, seed, dropout):
 
         dQ, dK, dV = sums
         dQ_i = jnp.zeros_like(Q_i, dtype)
-        dQ_i, dK, dV = jax.lax.fori_loop(*blocks.context_of(i), of_context, (dQ_i, dK, dV))
+        dQ_i, dK, dV = blocks.over_context(i, of_context, (dQ_i, dK, dV))
         return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
 
     sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K.T, V.T))
