@@ -1,5 +1,6 @@
 """Several processes train what one trains; when one of them ends, so do the others, with a sentence."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ SIZES = {"l_max": 16, "L": 1, "H": 4, "d_e": 16, "d_mlp": 16, "batch-size": 8, "
 FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e9}
 FLAGS |= {"mesh": "data=4,model=2", "steps": 50, "eval-every": 25, "checkpoint-every": 5, "vocabulary-multiple": 2}
 PATIENCE = 300  # seconds until a test gives up
+ARRIVAL = 300  # seconds that JAX waits for all of them
 SOON = SILENCE + 30  # seconds in which the others have to end; on a machine with other work
 
 
@@ -34,10 +36,12 @@ class Command:
         self.text.write_text(TEXT)
         self._directory, self._started = directory, []
 
-    def start(self, index=0, count=1, port=0, **flags):
+    def start(self, index=0, count=1, port=0, variables=None, **flags):
         cache = self._directory / f"cache{index}"
         values = {"run": self.files.path, "data": self.text, "cache": cache, **FLAGS, **flags}
-        if count > 1:
+        if variables:
+            values["coordinator"] = "auto"
+        elif count > 1:
             values |= {"coordinator": f"127.0.0.1:{port}", "num-processes": count, "process-id": index}
         words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
@@ -46,6 +50,7 @@ class Command:
             "NPROC": "16",
             "JAX_COMPILATION_CACHE_DIR": str(self._directory.parent / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            **(variables or {}),
         }
         command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard", *words]
         process = subprocess.Popen(
@@ -55,9 +60,7 @@ class Command:
         return process
 
     def start_all(self, count, of_last=None, **flags):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         last = {**flags, **(of_last or {})}
         return [self.start(i, count, port, **(last if i == count - 1 else flags)) for i in range(count)]
 
@@ -79,6 +82,15 @@ class Command:
             process.wait()
             process.stdout.close()
             process.stderr.close()
+
+
+def free_port(among=(0,)):
+    """The first that no process has; 0 stands for any."""
+    for port in among:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return free.getsockname()[1]
+    raise AssertionError(f"none is free among {among}")
 
 
 @pytest.fixture
@@ -136,6 +148,39 @@ def test_processes_train_what_one_device_trains(command, undisturbed, count):
     assert_same_outcome(command, undisturbed)
     results = [json.loads(c.files.results.read_text()) for c in (command, undisturbed)]
     assert results[0] == pytest.approx(results[1], rel=2e-5)
+
+
+@pytest.mark.slow
+def test_what_slurm_says_is_found(command, undisturbed):
+    first = 65535 - 2**12 + 1  # JAX takes the port from the number of the job
+    job = {
+        "SLURM_JOB_ID": free_port(range(first, 65535)) - first,
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": 2,
+    }
+    for process in [
+        command.start(count=2, variables={k: str(v) for k, v in (job | task).items()})
+        for task in ({"SLURM_PROCID": i, "SLURM_LOCALID": i} for i in range(2))
+    ]:
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+    assert_same_outcome(command, undisturbed)
+
+
+@pytest.mark.slow
+def test_nothing_says_which_processes_there_are(command):
+    process = command.start(variables={"JAX_PLATFORMS": "cpu"})
+    assert_ended(process, 2, "nothing here says which processes there are", "give coordinator HOST:PORT, num_processes")
+
+
+@pytest.mark.slow
+def test_a_process_that_never_comes(command):
+    process = command.start(0, 2, free_port())
+    out, err = process.communicate(timeout=ARRIVAL + PATIENCE)
+    assert (process.returncode, out, len(err.splitlines())) == (1, "", 1), err
+    assert "process 0 of 2 found no coordinator, or not all of the others, or its port is taken" in err
+    assert "start all processes again" in err
+    assert not command.files.config.exists()
 
 
 @pytest.mark.slow
