@@ -86,17 +86,15 @@ class _Blocks:
         columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
         return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
 
-    def over_context(self, i: int | Array, add: Callable[[int | Array, T], T], state: T) -> T:
-        """``state`` after ``add(j, state)`` for each context block j that the primary block i has to visit.
+    def if_visited(self, j: int | Array, i: int | Array, of_block: Callable[[T], T], state: T) -> T:
+        """``of_block(state)``, or ``state`` where the primary block i does not have to visit the context block j.
 
-        The loop has a fixed number of steps, of which some do nothing, so that it has derivatives of every order.
+        So a loop over all j has a fixed number of steps, and derivatives of every order.
         """
         first, end = self._context_of(i)
-
-        def visit(j, state):
-            return jax.lax.cond((first <= j) & (j < end), add, lambda j, state: state, j, state)
-
-        return jax.lax.fori_loop(0, self.n_z, add if are_numbers(first, end) else visit, state)
+        if are_numbers(first, end):
+            return of_block(state)
+        return jax.lax.cond((first <= j) & (j < end), of_block, lambda state: state, state)
 
     def _context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
         """The context blocks, from the first to behind the last, that the primary block i has to visit."""
@@ -152,7 +150,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
     def of_primary(i, out):
         Q_i = dynamic_slice_in_dim(Q, i * blocks.b_x, blocks.b_x, 1)
 
-        def add_context(j, state):
+        def of_block(j, state):
             m, s, V_tilde = state
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
@@ -167,12 +165,15 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             V_tilde = V_tilde * rescale + jnp.matmul(V_j, kept, preferred_element_type=dtype)
             return larger, s, V_tilde
 
+        def add_context(j, state):
+            return blocks.if_visited(j, i, functools.partial(of_block, j), state)
+
         start = (
             jnp.full_like(Q, -jnp.inf, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(V.shape[0], blocks.b_x)),
         )
-        m, s, V_tilde = blocks.over_context(i, add_context, start)
+        m, s, V_tilde = jax.lax.fori_loop(0, blocks.n_z, add_context, start)
         V_tilde = V_tilde / jnp.where(s == 0, 1, s)
         log_sum_exp = jnp.where(s == 0, jnp.inf, m + jnp.log(s))
         at = i * blocks.b_x
@@ -216,26 +217,26 @@ def _backward_of_tile(matrices, mask, seed, dropout):
             dynamic_slice_in_dim(a, i * blocks.b_x, blocks.b_x, 1) for a in (Q, E, log_sum_exp, delta)
         )
 
-        def of_context(j, sums):
-            dQ_i, dK, dV = sums
-            at = j * blocks.b_z
-            K_j, V_j = (dynamic_slice_in_dim(a, at, blocks.b_z, 1) for a in (K, V))
+        def of_block(j, sums):
+            dQ_i, dK_j, dV_j = sums
+            K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
             S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
             A = jnp.exp(S - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
-            dV_j = product((A * D).astype(E.dtype), E_i.T)
+            dV_j = dV_j + product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
-            dQ_i = dQ_i + product(K_j, dS.astype(K.dtype))
-            dK_j = product(dS.astype(Q.dtype), Q_i.T)
-            dK, dV = (
-                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 0) + a_j, at, 0)
-                for a, a_j in ((dK, dK_j), (dV, dV_j))
-            )
-            return dQ_i, dK, dV
+            return dQ_i + product(K_j, dS.astype(K.dtype)), dK_j + product(dS.astype(Q.dtype), Q_i.T), dV_j
+
+        def add_context(j, sums):
+            dQ_i, dK, dV = sums
+            at = j * blocks.b_z
+            parts = dQ_i, *(dynamic_slice_in_dim(a, at, blocks.b_z, 0) for a in (dK, dV))
+            dQ_i, dK_j, dV_j = blocks.if_visited(j, i, functools.partial(of_block, j), parts)
+            return dQ_i, dynamic_update_slice_in_dim(dK, dK_j, at, 0), dynamic_update_slice_in_dim(dV, dV_j, at, 0)
 
         dQ, dK, dV = sums
         dQ_i = jnp.zeros_like(Q_i, dtype)
-        dQ_i, dK, dV = blocks.over_context(i, of_context, (dQ_i, dK, dV))
+        dQ_i, dK, dV = jax.lax.fori_loop(0, blocks.n_z, add_context, (dQ_i, dK, dV))
         return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
 
     sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K.T, V.T))
