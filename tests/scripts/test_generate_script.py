@@ -17,7 +17,8 @@ from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import BYTES, LABELS, LETTERS, make_run
 from training import commands
 from training.commands.terminal import show
-from training.data.tokenizers import CharacterTokenizer, build_tokenizer
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import CharacterTokenizer, LibraryTokenizer, build_tokenizer
 from training.generation import Generator
 from training.generation.pieces import certain, pieces_of
 from training.runs.directory import load_run
@@ -234,14 +235,18 @@ def test_line_n_in_is_line_n_out(answered, runs, capsys, monkeypatch):
     assert "'?'" in printed.err
 
 
-def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(script, capsys, tmp_path):
+@pytest.mark.parametrize("origin", ["trained here", "published"])
+def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(capsys, tmp_path, origin):
+    """A published tokenizer has its special tokens anywhere, perhaps no mask, and fewer tokens than its model."""
     tokenizer = build_tokenizer("bpe", ["the cat sat on the mat, the rat sat on the cat. " * 9], N_V=280)
+    if origin == "published":
+        tokenizer = LibraryTokenizer(tokenizer.inner, special=SpecialTokens(N_V=290, bos=0, eos=0))
     run = make_run(tmp_path / "bpe", "d", tokenizer)
     model = load_run(run)
     variant = as_used(model)
-    read = [tokenizer.bos_token, *tokenizer.encode("the")]
+    read = tokenizer.framed(tokenizer.encode("the"), ends=False)
     P = np.asarray(d_transformer(jnp.asarray(read), model.theta, variant=variant))[:, -1]
-    spaced = [v for v in range(tokenizer.mask_token) if tokenizer.decode([v]).startswith(" ")]
+    spaced = [v for v in range(tokenizer.N_V) if tokenizer.decode([v]).startswith(" ")]
     assert len(spaced) > 3
     best = max(spaced, key=lambda v: P[v])
     assert best != P.argmax()  # else this would show nothing

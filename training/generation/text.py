@@ -206,9 +206,8 @@ class Continuer(Answerer):
 
     @functools.cached_property
     def _spaced(self) -> np.ndarray:
-        """Which tokens begin with a space."""
-        ordinary = range(self.tokenizer.mask_token)
-        return np.array([self.tokenizer.decode([v]).startswith(" ") for v in ordinary] + 3 * [False])
+        """Which tokens begin with a space; special ones decode to nothing, wherever they are."""
+        return np.array([self.tokenizer.decode([v]).startswith(" ") for v in range(self.config.N_V)])
 
     def _begun(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
         """Return the continuations, how many tokens they may have, and how many characters each repeats."""
