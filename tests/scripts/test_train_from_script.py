@@ -61,6 +61,19 @@ def test_a_decoder_goes_on(train, models, tmp_path, kind):
     assert (state["d_e"], state["start_from"]) == (12, str(models / kind))
 
 
+def test_a_mesh_is_for_the_sizes_of_the_model(train, tmp_path):
+    """The defaults of the task, which it does not divide, are those of another model."""
+    make_run(tmp_path / "wide", "d", build_tokenizer("bpe", [TEXT], N_V=290), d_e=16, H=8, d_mlp=24, dropout=0.0)
+    flags = ("--mesh", "model=8", "--vocabulary-multiple", 8)
+    status, _, error = train("d", tmp_path / "wide", TEXT, *flags)
+    assert status == 0, error
+    assert load_run(tmp_path / "run").config.H == 8
+    make_run(tmp_path / "narrow", "d", build_tokenizer("bpe", [TEXT], N_V=290), d_e=12, H=3, dropout=0.0)
+    status, _, error = train("d", tmp_path / "narrow", TEXT, *flags, run="refused")
+    assert (status, error) == (2, "train.py: H is 3, which model=8 does not divide: give H 8, or model=3\n")
+    assert not (tmp_path / "refused").exists()
+
+
 def test_a_classifier_goes_on_from_an_encoder_and_resumes(train, models, tmp_path):
     status, _, error = train("classify", models / "bert", LABELED, "--learning-rate", "1e-12")
     assert status == 0, error

@@ -183,7 +183,8 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
-    check_mesh(settings)
+    if not settings.start_from:  # else the sizes are still to be read
+        check_mesh(settings)
     files = RunDirectory(arguments.run)
     with files.locked() if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
