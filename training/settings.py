@@ -46,7 +46,7 @@ class Setting:
         help: a sentence.
         common: whether every task has it.
         choices: its values, if there are few.
-        continues: whether a run may be resumed with another value, since it changes no number.
+        continues: whether a run may be resumed with another value: it changes no number, or only its rounding.
         depends: the settings that its default depends on.
     """
 
@@ -115,7 +115,9 @@ class Settings:
     steps: int = _setting(600, "updates of the parameters")
     batch_size: int = _setting(16, "sequences in an update")
     accumulation_steps: int = _setting(
-        1, "parts that a batch is computed in, one after another, to save memory; more where it is short"
+        1,
+        "parts that a batch is computed in, one after another, to save memory; more where it is short",
+        continues=True,
     )
     seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
     optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS), depends=("start_from",))

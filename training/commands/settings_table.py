@@ -13,7 +13,7 @@ HEADING = """# Settings
 
 Every flag of `train.py`, which is also its name in `config.json` and in a file for `--config` (there with underscores).
 This page is made by `python -m training.commands.settings_table`; a test keeps it so. A run may be resumed with another
-value of what is marked ↻, since it changes no number of the training.
+value of what is marked ↻, since it changes no number of the training, or only how numbers are rounded.
 """
 
 

@@ -125,6 +125,14 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
         files.check_continues(description._replace(settings=settings_for("e")))
 
 
+def test_the_command_that_began_resumes_what_took_more_parts(tmp_path):
+    """It may name a number of parts, as presets do, and not the one that scarce memory made of it."""
+    files, description, _ = begin(tmp_path / "run", accumulation_steps=1)
+    files.note(description._replace(settings=dataclasses.replace(description.settings, accumulation_steps=2)))
+    files.resume(description)
+    assert files.description() == description
+
+
 def test_what_changes_no_number_may_be_changed_on_the_way(tmp_path):
     files, description, _ = begin(tmp_path / "run", steps=20)
     more = description._replace(settings=dataclasses.replace(description.settings, eval_every=7, log_every=2))
