@@ -12,12 +12,16 @@ from training.settings import Settings, SettingsError
 __all__ = ["in_more_parts", "is_exhausted", "limit", "needed"]
 
 
-def limit() -> int:
-    """Return the bytes that a computation may take: of the first device, or of this machine where it does not say."""
+def limit(devices: int) -> int:
+    """Return the bytes that a computation may take on each device, as the first one says, or of this machine's.
+
+    Args:
+        devices: how many of this process take part; those of a CPU share its memory.
+    """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // devices
 
 
 def needed(compiled: Any) -> int:

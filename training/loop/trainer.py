@@ -212,7 +212,7 @@ class Trainer:
                     raise
                 self._split_batch()
                 continue
-            if memory.needed(self._step) <= memory.limit():
+            if memory.needed(self._step) <= memory.limit(self._placement.n_local_devices):
                 break
             self._split_batch()
         settings = self._settings

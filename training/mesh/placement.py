@@ -52,6 +52,11 @@ class Placement:
         return 1 if self._mesh is None else self._mesh.size
 
     @property
+    def n_local_devices(self) -> int:
+        """How many of them are this process's."""
+        return 1 if self._mesh is None else self._mesh.local_mesh.size
+
+    @property
     def devices(self) -> str:
         """The devices, in words."""
         kind = jax.devices()[0].device_kind

@@ -52,7 +52,7 @@ def test_what_the_compiler_counts_decides(tmp_path, monkeypatch):
     trainer._files.begin(trainer._description, trainer._data.tokenizer)
     monkeypatch.setattr(trainer, "_compiled", lambda: (trainer._settings.accumulation_steps, None, 1e9))
     monkeypatch.setattr(memory, "needed", lambda parts: 100 // parts)
-    monkeypatch.setattr(memory, "limit", lambda: 30)
+    monkeypatch.setattr(memory, "limit", lambda devices: 30)
     trainer._compile()
     parts = [f"memory is short: each batch is computed in {b} parts instead of {a}" for a, b in ((1, 2), (2, 4))]
     assert [warning.split(" (")[0] for warning in witness.warnings] == parts
@@ -88,6 +88,19 @@ def of_three(settings):
     return settings_for("d", **SETTINGS, accumulation_steps=3)
 
 
+def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "limit", lambda devices, of=memory.limit: asked.append(devices) or of(devices))
+    for mesh, n in (("", 1), ("data=4,model=2", 8)):
+        sizes = {"batch_size": 8, "l_max": 8, "H": 2, "d_mlp": 16, "vocabulary_multiple": 2}
+        trainer, _ = make_trainer(tmp_path / f"{n}", settings_for("d", **SETTINGS | sizes, mesh=mesh))
+        monkeypatch.setattr(trainer, "_compiled", lambda: (None, None, 1e9))
+        trainer._compile()
+        assert asked.pop() == n
+    if not jax.local_devices()[0].memory_stats():  # an accelerator says what each has
+        assert memory.limit(8) == memory.limit(1) // 8
+
+
 def test_another_error_is_none_of_memory():
     assert memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: Failed to allocate: Out of memory"))
     assert not memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: something else"))
@@ -95,7 +108,7 @@ def test_another_error_is_none_of_memory():
 
 
 def test_parts_of_one_sequence_are_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "limit", lambda: 0)
+    monkeypatch.setattr(memory, "limit", lambda devices: 0)
     monkeypatch.setattr(memory, "needed", lambda compiled: 1)
     trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **SETTINGS, accumulation_steps=12))
     monkeypatch.setattr(trainer, "_compiled", lambda: (None, None, 1e9))
@@ -122,5 +135,5 @@ def test_a_compiled_update_says_what_it_takes(tmp_path):
     for parts in (1, 8):
         _, trainer = train(tmp_path / str(parts), **sizes, accumulation_steps=parts)
         takes.append(memory.needed(trainer._step))
-    assert 0 < takes[1] < takes[0] / 2 < memory.limit()
+    assert 0 < takes[1] < takes[0] / 2 < memory.limit(1)
     assert memory.needed(object()) == 0
