@@ -226,6 +226,16 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         print(f"The run is in {files.path}.", flush=True)
 
 
+def _check_processes(arguments: argparse.Namespace) -> None:
+    """Check that whoever counts processes says where they meet.
+
+    Raises:
+        ProcessesError: each of them would train alone.
+    """
+    if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
+        raise ProcessesError("num_processes and process_id need a coordinator: give HOST:PORT, the same to all of them")
+
+
 def _join(arguments: argparse.Namespace, processes: Processes) -> None:
     """Connect to the other processes; when one of them is gone later on, this one ends with a sentence."""
 
@@ -290,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = with_task(spelled(sys.argv[1:] if argv is None else argv, SETTINGS))
     arguments = parser().parse_args(words)
     processes = Processes()
+    _check_processes(arguments)
     if arguments.coordinator and not is_supervised():
         return supervise(words, who=_who(arguments), advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from training import commands
 from training.mesh.processes import SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
@@ -253,6 +254,14 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
 def test_numbers_that_are_none_are_refused_before_anything_is_waited_for(arguments, message):
     with pytest.raises(ProcessesError, match=message):
         Processes().join(*arguments, on_loss=pytest.fail)
+
+
+@pytest.mark.parametrize("flag", ["--num-processes", "--process-id"])
+def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, capsys, flag):
+    assert commands.run("training.commands.train", ["d", "--run", str(tmp_path / "run"), flag, "1"]) == 2
+    sentence = "num_processes and process_id need a coordinator: give HOST:PORT, the same to all of them"
+    assert capsys.readouterr().err == f"train.py: {sentence}\n"
+    assert not (tmp_path / "run").exists()
 
 
 class Store:
