@@ -300,8 +300,11 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
         temporary = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory.parent))
         try:
             write(temporary)
-            if not directory.is_dir():  # else another process was faster, with the same contents
+            try:
                 temporary.rename(directory)
+            except OSError:
+                if not directory.is_dir():  # else another process was faster, with the same contents
+                    raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:

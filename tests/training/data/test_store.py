@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -163,6 +164,20 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"^cannot write the token cache .*: No space left on device; name another"):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())
+
+
+def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch):
+    """Also where another one is done just before this one gives its folder the name."""
+    rename = pathlib.Path.rename
+
+    def overtaken(path, target):
+        monkeypatch.setattr(pathlib.Path, "rename", rename)
+        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        return rename(path, target)
+
+    monkeypatch.setattr(pathlib.Path, "rename", overtaken)
+    assert tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path).train.n_tokens == 48
+    assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
 def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
