@@ -76,7 +76,7 @@ class Case(NamedTuple):
     Attributes:
         model: one of `MODELS`.
         chips: a TPU topology such as v5p:8x8x4, or h100:N.
-        mesh: how they divide the work.
+        mesh: how they divide the work; "": all of them along data.
         batch_size: sequences in an update.
         remat: what a layer computes again.
     """
@@ -227,7 +227,7 @@ def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     main.add_argument("--model", choices=MODELS, default="gpt2")
     main.add_argument("--chips", default="h100:8", metavar="NAME:SHAPE", help="v5e:2x4, v5p:8x8x4, v6e:2x4 or h100:8")
-    main.add_argument("--mesh", default="", help="such as data=4,model=2; without it, one device")
+    main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all of them)")
     main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences in an update (default: 64)")
     main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer computes again")
     main.add_argument("--row", action="store_true", help="print a line of the tables in docs/scaling.md")
