@@ -5,7 +5,6 @@ import gzip
 import importlib
 import json
 import lzma
-import shutil
 import sys
 
 import pytest
@@ -138,4 +137,3 @@ def test_a_directory_of_datasets_is_its_rows(tmp_path):
     with pytest.raises(DataError, match=r"holds the parts test, train: name one of them, such as .*several/test"):
         read_corpus([tmp_path / "several"], "labeled")
     assert sum(map(len, parts(tmp_path / "several" / "train", "labeled")[:2])) == 60
-    shutil.rmtree(tmp_path / "one")

@@ -59,7 +59,7 @@ def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():
         alone = {"prompts": PROMPTS[r : r + 1], "lengths": LENGTHS[r : r + 1]}
         keys = jax.random.fold_in(KEY, r)[None]
         np.testing.assert_array_equal(generated(31, **alone, key=keys)[0], tokens[r])
-        columns = GENERATOR.stream(PROMPTS, lengths=LENGTHS, l_gen=31, key=KEY, sliding=True)
+    columns = GENERATOR.stream(PROMPTS, lengths=LENGTHS, l_gen=31, key=KEY, sliding=True)
     np.testing.assert_array_equal(np.stack(list(columns), axis=1), tokens)
 
 
