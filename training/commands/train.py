@@ -32,7 +32,7 @@ from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
 from training.data.corpora import SOURCES
-from training.data.loading import load_run_data
+from training.data.loading import RunData, load_run_data
 from training.data.mixtures import weighted
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
@@ -189,20 +189,9 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     with files.locked() if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
-        cache = Path(arguments.cache) if arguments.cache else None
-        start = start_from(settings, vars(arguments).keys()) if settings.start_from and not began else None
-        settings = start.settings if start else settings
-        tokenizer = load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None
-        with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
-            options: dict[str, Any] = {"tokenizer": tokenizer, "cache_dir": cache, "progress": reading.tokenized}
-            data = interrupts.run(lambda: load_run_data(settings, **options))
-        config = _config(settings, data.tokenizer.N_V, files, start)
-        check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
-        initial = start.params(data.labels) if start else None
-        description = Description(settings, config, data.labels, data.fingerprints)
-        if began:
-            files.check_continues(description)
-        processes.agree("run", {"began": began, **data.fingerprints, "model": config_to_json(config)})
+        description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
+        settings, model = description.settings, config_to_json(description.config)
+        processes.agree("run", {"began": began, **data.fingerprints, "model": model})
         quiet = arguments.quiet
         display = Display(settings, files.path, quiet=quiet) if processes.is_main else Silence(settings, files.path)
         options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
@@ -224,6 +213,28 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _prepared(
+    arguments: argparse.Namespace, settings: Settings, files: RunDirectory, interrupts: Interrupts, processes: Processes
+) -> tuple[Description, RunData, Any]:
+    """Return the run as it begins or resumes, its data, and the parameters to start with, None for random ones."""
+    began = files.exists()
+    start = start_from(settings, vars(arguments).keys()) if settings.start_from and not began else None
+    settings = start.settings if start else settings
+    with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
+        options: dict[str, Any] = {
+            "tokenizer": load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None,
+            "cache_dir": Path(arguments.cache) if arguments.cache else None,
+            "progress": reading.tokenized,
+        }
+        data = interrupts.run(lambda: load_run_data(settings, **options))
+    config = _config(settings, data.tokenizer.N_V, files, start)
+    check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
+    description = Description(settings, config, data.labels, data.fingerprints)
+    if began:
+        files.check_continues(description)
+    return description, data, start.params(data.labels) if start else None
 
 
 def _check_processes(arguments: argparse.Namespace) -> None:
