@@ -103,7 +103,7 @@ class Settings:
     d_e: int = _setting(128, "dimensions of the residual stream")
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(
-        1, "embeddings get columns up to a multiple of this, for the mesh to divide; these are no tokens"
+        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is no token"
     )
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
@@ -159,7 +159,7 @@ class Settings:
     )
     remat: str = _setting(
         "nothing",
-        "what of a layer the backward pass computes again, to save memory; attention's kernel then runs twice, or not",
+        "what the backward pass recomputes of each layer, to save memory; with all, attention's kernel runs twice",
         choices=tuple(REMAT),
     )
     # running
