@@ -378,6 +378,7 @@ def test_what_may_become_a_stop_waits():
     assert certain("abc", ("x",)) == "abc"
     assert "".join(pieces_of(BYTES.encode("one two three"), BYTES, (" three",))) == "one two"
     assert "".join(pieces_of(BYTES.encode("one two thr"), BYTES, (" three",))) == "one two thr"
+    assert "".join(pieces_of(BYTES.encode("aa café"), BYTES, ("a é", "fé"))) == "aa ca"  # é is two tokens
 
 
 @pytest.mark.slow

@@ -90,7 +90,8 @@ def before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def certain(text: str, stops: Sequence[str]) -> str:
     """Return the text without what may still become a stop, or another character when more bytes come."""
-    end = len(text.rstrip(REPLACEMENT))
+    text = text.rstrip(REPLACEMENT)
+    end = len(text)
     for stop in stops:
         for k in range(min(len(stop) - 1, len(text)), 0, -1):
             if text.endswith(stop[:k]):
