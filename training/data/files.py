@@ -185,15 +185,19 @@ class FileRecords:
 
     def __iter__(self) -> Iterator[Any]:
         for path in self.paths:
-            if is_table(path):
-                yield from self._from_table(path)
-            elif inner_suffix(path) in (".jsonl", ".json"):
-                yield from self._from_json(path)
-            elif self.kind == "text":
-                for line, text in sections(_read_lines(path, min(self.section, BLOCK)), self.section):
-                    yield Document(text, f"{path}:{line}")
-            else:
-                yield from self._from_tsv(path)
+            with readable(path):
+                yield from self._of(path)
+
+    def _of(self, path: Path) -> Iterator[Any]:
+        if is_table(path):
+            yield from self._from_table(path)
+        elif inner_suffix(path) in (".jsonl", ".json"):
+            yield from self._from_json(path)
+        elif self.kind == "text":
+            for line, text in sections(_read_lines(path, min(self.section, BLOCK)), self.section):
+                yield Document(text, f"{path}:{line}")
+        else:
+            yield from self._from_tsv(path)
 
     def _from_table(self, path: Path) -> Iterator[Any]:
         names = FIELDS[self.kind]

@@ -25,7 +25,7 @@ def _zstd(path: Path) -> Any:
 
 COMPRESSED: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd}
 """What opens a compressed file, by the end of its name."""
-DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 def _needed(module: str, path: Path) -> Any:
@@ -68,13 +68,17 @@ def readable(path: Path) -> Iterator[None]:
     except DAMAGED as error:
         raise DataError(f"{path} is damaged: {error}") from None
     except OSError as error:
-        if error.strerror is None:  # a decompressor's
-            raise DataError(f"{path} is damaged: {error}") from None
+        if error.strerror is None:  # a decompressor's, or Arrow's
+            raise DataError(f"{path} is damaged: {_first_line(error)}") from None
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:  # those of Zstandard and of Arrow, which need not be there
         if type(error).__name__ not in ("ZstdError", "ArrowInvalid", "ArrowException"):
             raise
-        raise DataError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{path} is damaged: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def is_table(path: Path) -> bool:

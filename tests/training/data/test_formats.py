@@ -122,6 +122,25 @@ def test_wrong_tables_are_refused_in_a_sentence(tmp_path, table):
         read_corpus([tmp_path / "folder"], "text")
 
 
+@pytest.mark.parametrize(("first", "last"), [(4, 12), (24, 60)])
+def test_damaged_rows_are_said(tmp_path, table, first, last):
+    """The header of a page, or what it has, which is compressed."""
+    path = table(tmp_path / "a.parquet", {"text": [f"text {n}" for n in range(30)]})
+    data = bytearray(path.read_bytes())
+    data[first:last] = bytes(byte ^ 255 for byte in data[first:last])
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"^\S*a\.parquet is damaged: [^\n]+$"):
+        list(read_corpus([path], "text").train)
+
+
+def test_a_file_that_is_gone_since_it_was_checked_is_said(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    corpus = read_corpus([tmp_path / "a.txt"], "text")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"^cannot read \S*a\.txt: No such file or directory$"):
+        list(corpus.train)
+
+
 def test_a_directory_of_datasets_is_its_rows(tmp_path):
     datasets = pytest.importorskip("datasets")
     texts = [f"message {n} of {n * n}" for n in range(60)]
