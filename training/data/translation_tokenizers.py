@@ -73,6 +73,8 @@ class SentencePieceTokenizer(_Translation):
         super().__init__(source, target, special)
         Processor = _needed("sentencepiece").SentencePieceProcessor
         self.models = source_model, target_model
+        if not all(self.models):
+            raise DataError("a SentencePiece model is damaged: it is empty")
         try:
             self._reads, self._writes = (Processor(model_proto=model) for model in self.models)
         except RuntimeError as error:

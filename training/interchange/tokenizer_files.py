@@ -41,7 +41,7 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     Raises:
         InterchangeError: it is damaged, or has more tokens than the model.
     """
-    of_translation = translation_files.read(path, fields, special_tokens(path, fields, model, None))
+    of_translation = translation_files.read(path, fields, model, special_tokens(path, fields, model, None))
     if of_translation:
         return of_translation
     names = ("tokenizer.json", "vocab.txt")

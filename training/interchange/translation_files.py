@@ -8,19 +8,22 @@ from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import UNKNOWN
 from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
-from training.interchange.description import Fields, read_json
+from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 
 NOT_TEXT = ("<s>", "<pad>", UNKNOWN)
 END = "</s>"
 
 
-def read(path: Path, fields: Fields, special: SpecialTokens) -> MosesTokenizer | SentencePieceTokenizer | None:
+def read(
+    path: Path, fields: Fields, model: Model, special: SpecialTokens
+) -> MosesTokenizer | SentencePieceTokenizer | None:
     """Return the tokenizer of a checkpoint; None if it has none of these kinds.
 
     Args:
         path: the checkpoint.
         fields: of its config.json.
+        model: what it is.
         special: the tokens that config.json names.
 
     Raises:
@@ -34,7 +37,7 @@ def read(path: Path, fields: Fields, special: SpecialTokens) -> MosesTokenizer |
     if kind not in files or not all((path / name).is_file() for name in files[kind]):
         return None
     try:
-        return _sentencepiece(path, special) if kind == "marian" else _moses(path, fields, special)
+        return _sentencepiece(path, model, special) if kind == "marian" else _moses(path, fields, model, special)
     except DataError as error:
         raise InterchangeError(f"{path}: {error}") from None
 
@@ -45,24 +48,47 @@ def _framed(special: SpecialTokens, source: dict[str, int], target: dict[str, in
     return special._replace(after=(source[END],) if END in source else (), others=others)
 
 
-def _sentencepiece(path: Path, special: SpecialTokens) -> SentencePieceTokenizer:
-    source = read_json(path / "vocab.json")
+def _of_source(model: Model) -> int:
+    return model.config.N_V if model.config.N_V_z is None else model.config.N_V_z
+
+
+def _vocabulary(path: Path, N_V: int) -> dict[str, int]:
+    found = read_json(path)
+    for piece, token in found.items():
+        if type(token) is not int or not 0 <= token < N_V:
+            raise InterchangeError(f"{path}: {piece!r} has the token ID {token!r}, expected an integer below {N_V}")
+    return found
+
+
+def _merges(path: Path) -> list[list[str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InterchangeError(f"{path} is no text in UTF-8: {error.reason}") from None
+    found = [line.split()[:2] for line in lines if line.strip()]
+    if single := next((merge[0] for merge in found if len(merge) < 2), None):
+        raise InterchangeError(f"{path}: {single!r} stands alone in a line, expected two pieces that are merged")
+    return found
+
+
+def _sentencepiece(path: Path, model: Model, special: SpecialTokens) -> SentencePieceTokenizer:
+    source = _vocabulary(path / "vocab.json", _of_source(model))
     own = path / "target_vocab.json"
-    target = read_json(own) if own.is_file() else source
+    target = _vocabulary(own, model.config.N_V) if own.is_file() else source
     reads, writes = ((path / f"{side}.spm").read_bytes() for side in ("source", "target"))
     return SentencePieceTokenizer(reads, writes, source=source, target=target, special=_framed(special, source, target))
 
 
-def _moses(path: Path, fields: Fields, special: SpecialTokens) -> MosesTokenizer:
-    source, target = (read_json(path / f"vocab-{side}.json") for side in ("src", "tgt"))
+def _moses(path: Path, fields: Fields, model: Model, special: SpecialTokens) -> MosesTokenizer:
+    source = _vocabulary(path / "vocab-src.json", _of_source(model))
+    target = _vocabulary(path / "vocab-tgt.json", model.config.N_V)
     beside = path / "tokenizer_config.json"
     settings = read_json(beside) if beside.is_file() else {}
     languages = settings.get("langs") or fields.get("langs")
-    if not (isinstance(languages, list) and len(languages) == 2):
+    if not (isinstance(languages, list) and len(languages) == 2 and all(isinstance(code, str) for code in languages)):
         raise InterchangeError(f"{fields.path}: langs is {languages!r}, expected the codes of two languages")
-    lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [line.split()[:2] for line in lines if line.strip()]
     lower, framed = bool(settings.get("do_lower_case", False)), _framed(special, source, target)
+    merges = _merges(path / "merges.txt")
     return MosesTokenizer(languages, merges, source=source, target=target, special=framed, lower=lower)
 
 

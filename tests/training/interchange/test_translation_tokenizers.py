@@ -171,6 +171,26 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, kind):
         load_pretrained(tmp_path / "theirs")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "message"),
+    [
+        ("marian", "vocab.json", '{"<unk>": "1"}', r"vocab\.json: '<unk>' has the token ID '1', expected an integer"),
+        ("marian-two", "vocab.json", '{"<unk>": 90}', r"'<unk>' has the token ID 90, expected an integer below \d\d$"),
+        ("fsmt", "vocab-tgt.json", '{"a": -1}', r"vocab-tgt\.json: 'a' has the token ID -1, expected an integer"),
+        ("fsmt", "merges.txt", "t h\nalone\n", r"merges\.txt: 'alone' stands alone in a line, expected two pieces"),
+        ("fsmt", "merges.txt", b"\xff", r"merges\.txt is no text in UTF-8: invalid start byte"),
+        ("fsmt", "tokenizer_config.json", '{"langs": ["en", 3]}', r"langs is \['en', 3\], expected the codes of two"),
+        ("marian", "source.spm", b"", "a SentencePiece model is damaged: it is empty"),
+    ],
+)
+def test_what_no_tokenizer_has_is_refused(tmp_path, kind, name, content, message):
+    made(kind, tmp_path / "theirs")
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "theirs" / name).write_bytes(content)
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(tmp_path / "theirs")
+
+
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     made("marian", tmp_path / "theirs")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
