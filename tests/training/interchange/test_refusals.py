@@ -137,7 +137,9 @@ def test_stored_sinusoids_must_be_those_of_the_variant(tmp_path):
     halves = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     by_turns = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(6, 6)
     learned_later = np.concatenate([halves[:3], halves[4:]])
-    for table, message in ((by_turns[:5], "position 0 on"), (learned_later, "position 3 on")):
+    broken = np.where(np.arange(6)[:, None] == 2, np.nan, halves)
+    cases = (by_turns[:5], "position 0 on"), (learned_later, "position 3 on"), (broken[:5], "position 2 on")
+    for table, message in cases:
         stored = {"model.encoder.embed_positions.weight": np.ascontiguousarray(table, np.float32)}
         safetensors.numpy.save_file(tensors | stored, tmp_path / "in" / "model.safetensors")
         expected = f"embed_positions.weight differs from the sinusoidal_halves positions of the model from {message}"
