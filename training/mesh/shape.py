@@ -40,7 +40,7 @@ def parse(text: str) -> dict[str, int]:
         axis, _, size = (word.strip() for word in part.partition("="))
         if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
             raise MeshError(
-                f"the mesh {text!r} is none: give {', '.join(AXES)}, each at most once and with a number of devices, "
+                f"{text!r} is not a mesh: give {', '.join(AXES)}, each at most once and with a number of devices, "
                 "such as data=4,model=2"
             )
         sizes[axis] = int(size)
@@ -79,7 +79,8 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
         return sum(abs(math.log(a / b)) for a, b in zip(other, sizes.values(), strict=True))
 
     nearest = dict(zip(sizes, min(_factorizations(n, len(sizes)), key=distance), strict=True))
-    raise MeshError(f"the mesh {written(sizes)} is for {places} devices, but there are {n}: give {written(nearest)}")
+    there = "there is one" if n == 1 else f"there are {n}"
+    raise MeshError(f"the mesh {written(sizes)} is for {places} devices, but {there}: give {written(nearest)}")
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:

@@ -12,7 +12,7 @@ from algorithms import DTransformerConfig, init_d_transformer
 from tests.training_cases import settings_for
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement
-from training.mesh.shape import MeshError, check_sizes, parse
+from training.mesh.shape import MeshError, check_devices, check_sizes, parse
 from training.mesh.table import TABLE, spec_of
 from training.runs.named_arrays import flatten
 from training.runs.sums import sums
@@ -59,7 +59,7 @@ def test_what_does_not_divide_is_whole():
 
 @pytest.mark.parametrize("text", ["data", "data=0", "data=2,data=4", "rows=2", "data=two", "data=-1", "data=2;model=4"])
 def test_what_is_no_mesh_is_refused(text):
-    with pytest.raises(MeshError, match=rf"the mesh {text!r} is none: give replica, data, context, model"):
+    with pytest.raises(MeshError, match=rf"{text!r} is not a mesh: give replica, data, context, model"):
         parse(text)
 
 
@@ -89,6 +89,13 @@ def test_a_mesh_that_does_not_fit_is_refused(mesh, values, message):
 
     with pytest.raises(MeshError, match=message):
         check()
+
+
+def test_a_mesh_of_several_devices_needs_more_than_one():
+    with pytest.raises(
+        MeshError, match="the mesh data=2,model=2 is for 4 devices, but there is one: give data=1,model=1"
+    ):
+        check_devices({"data": 2, "model": 2}, 1)
 
 
 def test_padding_is_behind_the_tokens_and_comes_off():
