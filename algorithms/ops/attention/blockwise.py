@@ -92,14 +92,14 @@ class _Blocks:
         So a loop over all j has a fixed number of steps, and derivatives of every order.
         """
         first, end = self._context_of(i)
-        if are_numbers(first, end):
+        if self.n_z == 1 or are_numbers(first, end):
             return of_block(state)
         return jax.lax.cond((first <= j) & (j < end), of_block, lambda state: state, state)
 
     def _context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
         """The context blocks, from the first to behind the last, that the primary block i has to visit."""
         first, end, mask = 0, self.n_z, self.mask
-        if isinstance(mask, StructuralMask) and self.n_z > 1:
+        if isinstance(mask, StructuralMask):
             position = 0 if mask.first is None else mask.first
             if mask.unidirectional:
                 end = jnp.minimum(end, (position + (i + 1) * self.b_x - 1) // self.b_z + 1)

@@ -115,7 +115,7 @@ def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float)
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q))
     elif name == "blockwise" and not are_numbers(*Q.shape, *K.shape):
-        reason = f"it needs sizes that are numbers, got {Q.shape} and {K.shape}"
+        reason = f"it needs numbers for sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
 
