@@ -317,6 +317,7 @@ class Trainer:
     def _begin_in_more_parts(self) -> None:
         """Begin again where the first update took too much memory, which it may have spoilt."""
         self._split_batch()
+        del self._state  # else its memory would be taken twice
         self._restore_or_begin()
         self._compile()
         self._rates.skip()

@@ -76,6 +76,13 @@ def test_an_update_that_does_not_fit_begins_again(tmp_path, in_three_parts, monk
             raise exhausted
         return fail, *original()[1:]
 
+    begun = trainer._restore_or_begin
+
+    def begins():
+        assert not hasattr(trainer, "_state")  # whose memory would be taken twice
+        begun()
+
+    monkeypatch.setattr(trainer, "_restore_or_begin", begins)
     monkeypatch.setattr(trainer, "_compiled", compiled)
     monkeypatch.setattr(memory, "in_more_parts", lambda s, of=memory.in_more_parts: of(s) and of_three(s))
     trainer.train()
