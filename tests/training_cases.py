@@ -73,15 +73,17 @@ class Witness:
     Attributes:
         losses: by step.
         warnings: messages.
+        facts: what was known when the training began; None before.
     """
 
     def __init__(self, interrupts: Interrupts, *, stop_after: int = -1, stop_at_evaluation: int = -1) -> None:
         self._interrupts, self._stop_after, self._stop_at_evaluation = interrupts, stop_after, stop_at_evaluation
         self.losses: dict[int, float] = {}
         self.warnings: list[str] = []
+        self.facts: Any = None
 
     def began(self, facts: Any) -> None:
-        pass
+        self.facts = facts
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
         self.losses[step] = line["loss"]

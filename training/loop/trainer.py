@@ -276,7 +276,7 @@ class Trainer:
             seconds.append(self._clock() - start)
         return Facts(
             step=step,
-            parameters=sum(array.size for array in jax.tree.leaves(self._state.params)),
+            parameters=sum(array.size for array in jax.tree.leaves(jax.eval_shape(self._unpadded, self._state.params))),
             tokens=self._data.n_tokens,
             epochs=settings.steps * settings.batch_size / self._data.train.n_examples,
             device=self._placement.devices,
@@ -394,7 +394,9 @@ class Trainer:
 
     def _gathered(self) -> Any:
         """The parameters that are evaluated, as a single device has them."""
-        params = self._placement.gathered(self._evaluated_params())
+        return self._unpadded(self._placement.gathered(self._evaluated_params()))
+
+    def _unpadded(self, params: Any) -> Any:
         return unpadded(params, self._description.config.N_V, self._settings.vocabulary_multiple)
 
     def _save(self) -> None:

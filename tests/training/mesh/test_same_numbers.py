@@ -75,7 +75,7 @@ def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path):
     """Parameters and optimizer state; and so for whoever reads the run."""
     values = SETTINGS | {"steps": 4, "accumulation_steps": 2}
     with jax.enable_x64(False):
-        trainer, _ = make_trainer(tmp_path, settings_for("d", **values, mesh=MESHES[1]))
+        trainer, witness = make_trainer(tmp_path, settings_for("d", **values, mesh=MESHES[1]))
         trainer.train()
         expected = flatten(jax.device_get(trainer._state))
         assert trainer._state.params.W_e.sharding.shard_shape((16, 24)) == (8, 12)
@@ -93,4 +93,5 @@ def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path):
     (tmp_path / "parameters.safetensors").unlink()
     theta = load_run(tmp_path).theta
     assert theta.W_e.shape == (16, 17)
+    assert witness.facts.parameters == sum(array.size for array in jax.tree.leaves(theta))  # without the padding
     np.testing.assert_array_equal(theta.W_e, expected["params.W_e"][:, :17])
