@@ -252,8 +252,8 @@ class Trainer:
         peak = settings.peak or matmul_peak(self._clock, settings.dtype)
         of_step = self._state, self._batch(0), np.int32(0), self._key
         return (
-            self._placement.lowered(step, of_step, out_shardings=(self._where, None), donate_argnums=0).compile(),
-            self._placement.lowered(totals, (self._evaluated_params(), next(self._held_out()))).compile(),
+            self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0),
+            self._placement.compiled(totals, (self._evaluated_params(), next(self._held_out()))),
             peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1),  # whose devices share cores
         )
 

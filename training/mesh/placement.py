@@ -17,6 +17,9 @@ from jax.sharding import PartitionSpec as P
 from training.mesh.shape import OF_BATCH, check_devices, parse, written
 from training.mesh.table import spec_of
 
+COMPILER_OPTIONS = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}}
+"""By platform: XLA for TPUs would cut products with gathered weights into loops that take twice the cycles."""
+
 
 class Placement:
     """The devices of a training and what lies where on them.
@@ -125,10 +128,10 @@ class Placement:
         """Return the context in which programs are traced, so that each device computes its own share."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
-    def lowered(
+    def compiled(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any
     ) -> Any:
-        """Return a function, lowered for arguments that lie where they do, and for the devices of the mesh.
+        """Return a function, compiled for arguments that lie where they do, and for the devices of the mesh.
 
         Args:
             function: what to compile.
@@ -138,7 +141,9 @@ class Placement:
         """
         with self.in_use():
             traced = jax.jit(function, **options).trace(*arguments)
-            return traced.lower(lowering_platforms=None if platform is None else (platform,))
+            lowered = traced.lower(lowering_platforms=None if platform is None else (platform,))
+        kind = "" if self._mesh is None else self._mesh.devices.flat[0].platform
+        return lowered.compile(compiler_options=COMPILER_OPTIONS.get(kind))
 
 
 def _symbol(path: Any) -> str:

@@ -171,7 +171,7 @@ def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
     number = jax.ShapeDtypeStruct((), jnp.int32)
     platform = "cuda" if name == "h100" else "tpu"
     options = {"out_shardings": (where, None), "donate_argnums": 0}
-    return placement.lowered(step, (state, batch, number, key), platform, **options).compile(), devices.size
+    return placement.compiled(step, (state, batch, number, key), platform, **options), devices.size
 
 
 def _seconds(report: programs.Report, chip: Chip) -> float:
