@@ -114,7 +114,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "(i + 1) * self.b_x - 1) // self.b_z",
         4,
         None,
-        BLOCKWISE,
+        BACKWARD,
     ),
     "δ dropped": Mutation(
         "ops/attention/blockwise.py", "product(V_j.T, E_i) * D - delta_i", "product(V_j.T, E_i) * D", 4, None, BACKWARD
