@@ -3,6 +3,8 @@
 import dataclasses
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -29,6 +31,14 @@ def test_no_two_mutations_are_the_same_and_every_algorithm_has_one_that_is_locat
     located = [m for m in mutations.MUTATIONS.values() if m.line is not None]
     assert len(located) >= 62
     assert {m.algorithm for m in located} == set(range(1, 16))
+
+
+@pytest.mark.slow
+def test_the_quick_tests_have_all_that_mutations_name():
+    named = sorted({test for mutation in mutations.MUTATIONS.values() for test in mutation.tests})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *named]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    assert [test for test in named if not any(line.startswith(test) for line in collected)] == []
 
 
 @pytest.mark.slow
