@@ -92,9 +92,5 @@ CLASSIFY = Task(
         "dropout": 0.1,
         "steps": 300,
         "batch_size": 32,
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "final_fraction": 0.02,
-        "learning_rate": 1e-3,
     },
 )

@@ -33,11 +33,7 @@ E = Task(
         "variant": "BERT",
         "L": 2,
         "init": "glorot",
-        "steps": 2000,
+        "steps": 1000,
         "batch_size": 64,
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "final_fraction": 0.02,
-        "learning_rate": 2e-3,
     },
 )

@@ -35,11 +35,7 @@ ED = Task(
         "data": ("pronunciation",),
         "tokenizer": "characters",
         "l_max": 48,
-        "steps": 2500,
+        "steps": 1250,
         "batch_size": 64,
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "final_fraction": 0.02,
-        "learning_rate": 3e-3,
     },
 )
