@@ -24,7 +24,8 @@ MODULES = {
     name: f"training.commands.{name}" for name in ("train", "generate", "evaluate", "compress", "convert", "serve")
 }
 MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "tests.crosscheck.command"}
-COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py +([^`#<|\n)]+)", re.M)
+MODULES |= {"scaling": "scripts.benchmarks.accelerators.scaling"}
+COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py( [^`#<|\n)]*)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 
 

@@ -1,0 +1,176 @@
+"""Every command line in the README, the docs and the commands' own help does its work, at small sizes."""
+
+import gzip
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from algorithms import DTransformerConfig
+from scripts.benchmarks import attention, decode, training_step
+from tests.crosscheck.mutations import LOCATED
+from tests.project.test_documented_commands import FOUND, MODULES, ROOT
+from tests.run_cases import BYTES, make_run
+from training import commands
+from training.commands.arguments import flag
+from training.interchange import convert
+from training.tasks import TASKS
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+PARAGRAPHS = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(90))
+FILES = {
+    **dict.fromkeys(("README.md", "book.txt", "a.txt", "b.txt", "my.txt", "books.txt", "d.txt", "e.txt"), PARAGRAPHS),
+    "ed.txt": "".join(f"the number {n}\tel {n}\n" for n in range(90)),
+    "classify.txt": "".join(f"{('ham', 'spam')[n % 2]}\tthe number {n} is what it is\n" for n in range(90)),
+}
+RUNS = {**dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2"), "d"), "runs/words": "ed"}
+RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
+INPUT = "to be\n\n/reset\nor not\n"
+
+SIZES = {"L": 1, "L_enc": 1, "L_dec": 1, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "optimizer": "adamw"}
+SHORT = ["--steps=3", "--batch-size=8", "--eval-batches=1", "--peak=1e9", "--quiet"]
+INSTEAD = {
+    "replica=2,data=4,model=2": "replica=2,data=2,model=2",  # the tests have eight devices
+    "hf:openai-community/gpt2": "gpt2-directory",  # test_convert_script.py asks a hub
+    "sotu": "d.txt",  # test_corpora.py reads it, as the next ones
+    "spa-eng": "ed.txt",
+    "pronunciation": "ed.txt",
+}
+SMALL = {"benchmark": ["--rounds=2"], "crosscheck": ["--algorithm=6"], "--mutations": [next(iter(LOCATED))]}
+MODEL = {"N_V": 64, "l_max": 128, "L": 1, "H": 2, "d_e": 16, "d_mlp": 32}
+BENCHMARKS = {
+    (attention, "SIZES"): ((2, 32, 8),),
+    (attention, "SMALL_SIZES"): ((2, 8, 8),),
+    (training_step, "SIZES"): MODEL,
+    (decode, "SMALL"): DTransformerConfig(**MODEL | {"l_max": 1280}),
+    (decode, "GPT2_124M"): DTransformerConfig(**MODEL),
+}
+
+ELSEWHERE = ("serve", "scaling")
+HERE = [(name, words) for name, words in FOUND if name not in ELSEWHERE and "--coordinator" not in words]
+"""Not those of serve.py and of several processes, which are what test_serve_script.py and
+tests/training/mesh/test_processes.py run; scaling.py stands below."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A directory with the files and runs that the documentation names."""
+    root = tmp_path_factory.mktemp("inputs")
+    for name, text in FILES.items():
+        (root / name).write_text(text, "utf-8")
+    with gzip.open(root / "web.jsonl.gz", "wt") as lines:
+        lines.writelines(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS.split("\n\n") if text)
+    for name, task in RUNS.items():
+        data = [str(root / f"{task}.txt")]
+        make_run(root / name, task, BYTES, data=data, **({"variant": "BERT"} if name == "runs/minilm" else {}))
+    convert(root / "RUN", root / "gpt2-directory")
+    assert commands.compress_main([*map(str, (root / "RUN", "compress", root / "book.txt", root / "book.fat"))]) == 0
+    return root
+
+
+@pytest.fixture
+def place(inputs, tmp_path, monkeypatch):
+    """A copy of it, from where the commands are run."""
+    here = shutil.copytree(inputs, tmp_path / "here")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(INPUT))
+    for (module, name), value in BENCHMARKS.items():
+        monkeypatch.setattr(module, name, value)
+    return here
+
+
+def small(name, words):
+    """What is run of a documented command: with short trainings of small models, on files that are here."""
+    words = [INSTEAD.get(word, word) for word in words]
+    if name != "train":
+        return [*words, *(word for key in (*words[-1:], name) for word in SMALL.get(key, ()))]
+    if words[0] == "--run":
+        return [*words, "--steps=4", "--quiet"]
+    task, *rest = words
+    of_task = {size: value for size, value in SIZES.items() if size in TASKS[task].all_settings()}
+    given = [] if "--from" in rest else [f"{flag(size)}={value}" for size, value in of_task.items()]
+    return [task, "--data", f"{task}.txt", "--l_max=16", *given, *rest, *SHORT]
+
+
+def target(name, words):
+    """What a command writes, if anything."""
+    if name == "train":
+        return pathlib.Path(words[words.index("--run") + 1], "parameters.safetensors")
+    if name == "convert":
+        return pathlib.Path(words[1], "config.json")
+    if "--html" in words:
+        return pathlib.Path(words[-1], "index.html")
+    return pathlib.Path(words[-1]) if name == "compress" and words[1] != "report" else None
+
+
+SAYS = {"benchmark": "Measured on cpu", "crosscheck": " line", "evaluate": "this model", "generate": "\n"}
+SAYS |= {"train": "held-out data: loss"}
+
+
+@pytest.mark.parametrize(("name", "words"), HERE)
+def test_a_documented_command_runs(name, words, place, capfd):
+    words = shlex.split(words)
+    written = target(name, words)
+    if name in ("train", "convert"):
+        shutil.rmtree(written.parent, ignore_errors=True)
+    if words[:1] == ["--run"]:  # it goes on
+        assert commands.train_main(small("train", ["d", *words[:2], "--schedule", "wsd"])) == 0
+    if written is not None:
+        written.unlink(missing_ok=True)
+    capfd.readouterr()
+    status = commands.run(MODULES[name], small(name, words))
+    out, err = capfd.readouterr()
+    assert status == 0, err
+    assert SAYS.get(name, "") in out
+    assert written is None or written.is_file()
+
+
+SCALING = [
+    (words, *(("jax_cuda12_plugin", "cuda12") if "h100" in words else ("libtpu", "tpu")))
+    for name, words in FOUND
+    if name == "scaling"
+]
+SMALL_MODELS = f"""
+import os, runpy, sys
+from scripts.benchmarks.accelerators import ENVIRONMENT
+os.environ.update(ENVIRONMENT)
+from scripts.benchmarks.accelerators import scaling
+scaling.MODELS |= dict.fromkeys(scaling.MODELS, {MODEL | {"H": 8, "d_e": 256, "d_mlp": 512}})
+sys.argv[0] = {str(ROOT / "scripts" / "scaling.py")!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def done_by(*words):
+    """Run Python in a process of its own, since the compilers' environment has to be there before JAX."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = inherited | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(("words", "compiler", "extra"), SCALING)
+def test_a_missing_compiler_is_said(words, compiler, extra):
+    if importlib.util.find_spec(compiler) is not None:
+        pytest.skip(f"{compiler} is installed")
+    done = done_by(ROOT / "scripts" / "scaling.py", *shlex.split(words))
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"{compiler.replace('_', '-')} is not installed; pip install 'jax[{extra}]' brings the compiler"
+    assert done.stderr == f"scaling.py: {said}\n"
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize(("words", "compiler", "extra"), SCALING)
+def test_a_documented_step_is_predicted(words, compiler, extra):
+    if importlib.util.find_spec(compiler) is None:
+        pytest.skip(f"{compiler} is not installed: pip install 'jax[{extra}]'")
+    done = done_by("-c", SMALL_MODELS, *shlex.split(words))
+    assert done.returncode == 0, done.stderr
+    assert ": a step of " in done.stdout
