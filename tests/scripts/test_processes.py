@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.run_cases import BYTES, LETTERS, make_run
+from tests.run_cases import BYTES, make_run
 from training.mesh.cpu import cores
 from training.runs.directory import RunDirectory, RunError
 
@@ -94,14 +94,49 @@ def test_a_second_process_is_refused_at_once_and_writes_nothing(tmp_path):
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
-@pytest.mark.slow
-def test_who_has_read_enough_is_not_told_of_a_pipe(tmp_path):
-    run = make_run(tmp_path / "run", "d", LETTERS)
-    script = begin(ROOT / "scripts" / "generate.py", run, "--n", 3, "--prompt", "abc", "--l_gen", 5)
-    script.stdout.close()
-    with script.stderr:
-        assert script.stderr.read() == ""
-    assert script.wait(120) == 141
+WORK = {
+    "generate.py": ["RUN", "--l_gen", 5, *40 * ["--prompt", "abc"]],  # of which 32 are answered and printed at once
+    "evaluate.py": ["RUN"],
+    "compress.py": ["RUN", "report", "TEXT"],
+    "convert.py": ["RUN", "OUT", "--to", "gpt2"],
+    "train.py": ["d", "--data", "TEXT", "--run", "OUT", *(flag for flag in FLAGS if flag != "--quiet")],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "lines", "statuses"),
+    [
+        ("generate.py", 0, {141}),
+        ("generate.py", 1, {141}),
+        ("evaluate.py", 0, {141}),
+        ("evaluate.py", 1, {0, 141}),  # all may have been printed before the reader leaves
+        ("compress.py", 1, {0, 141}),
+        ("convert.py", 0, {141}),
+        ("train.py", 1, {141}),
+    ],
+)
+def test_who_has_read_enough_is_not_told_of_a_pipe(tmp_path, script, lines, statuses):
+    """Where a training says how it goes, it ends there, as others do; it can go on."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    run = make_run(tmp_path / "run", "d", BYTES, data=[str(tmp_path / "text.txt")])
+    names = {"RUN": run, "TEXT": tmp_path / "text.txt", "OUT": tmp_path / "out"}
+    words = [str(names.get(word, word)) for word in WORK[script]]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if script == "train.py" else subprocess.PIPE}
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, ROOT / "scripts" / script, *words]
+    process = subprocess.Popen(command, env=environment, text=True, **streams)
+    read = [process.stdout.readline() for _ in range(lines)]
+    process.stdout.close()
+    if process.stderr:
+        with process.stderr:
+            assert process.stderr.read() == ""
+    assert process.wait(120) in statuses
+    assert all(line.endswith("\n") and "Traceback" not in line for line in read)
+    if script == "convert.py":
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+    if script == "train.py":
+        assert not (tmp_path / "out" / "parameters.safetensors").exists()
+        assert ended(begin(ROOT / "scripts" / script, *words, env=environment))[0] == 0
 
 
 @pytest.mark.slow
