@@ -122,7 +122,7 @@ def test_a_documented_command_runs(name, words, place, capfd):
     if name in ("train", "convert"):
         shutil.rmtree(written.parent, ignore_errors=True)
     if words[:1] == ["--run"]:  # it goes on
-        assert commands.train_main(small("train", ["d", *words[:2], "--schedule", "wsd"])) == 0
+        assert commands.train_main(small("train", ["d", *words[:2], "--schedule", "constant"])) == 0
     if written is not None:
         written.unlink(missing_ok=True)
     capfd.readouterr()
