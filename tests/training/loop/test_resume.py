@@ -18,6 +18,7 @@ from training.runs.named_arrays import flatten
 pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
+MIXTURE = ("text.txt=0.7", "more.txt=0.3")
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 FLAGS = {
     "--tokenizer": "bytes",
@@ -40,12 +41,14 @@ PATIENCE = 600  # seconds until a test gives up
 class Command:
     """The command line of one run, which may be begun any number of times."""
 
-    def __init__(self, directory, **flags):
+    def __init__(self, directory, *data):
+        directory.mkdir()
         self.files = RunDirectory(directory / "run")
-        text = directory / "text.txt"
-        text.write_text(TEXT)
-        values = {"--run": self.files.path, "--data": text, "--cache": directory.parent / "cache", **FLAGS, **flags}
+        (directory / "text.txt").write_text(TEXT)
+        (directory / "more.txt").write_text(TEXT.replace("paragraph", "sentence").upper())
+        values = {"--run": self.files.path, "--cache": directory.parent / "cache", **FLAGS}
         self._arguments = [str(part) for item in values.items() for part in item]
+        self._arguments += ["--data", *(str(directory / name) for name in data or ("text.txt",))]
         self._environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -93,9 +96,7 @@ def end(process, number):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("resume") / "undisturbed"
-    directory.mkdir()
-    command = Command(directory)
+    command = Command(tmp_path_factory.mktemp("resume") / "undisturbed")
     command.complete()
     assert [line["step"] for line in command.record()] == list(range(1, 61))
     return command
@@ -105,7 +106,6 @@ def undisturbed(tmp_path_factory):
 def command(undisturbed, tmp_path_factory):
     """The same run in another directory, with the same data and the same compiled functions at hand."""
     directory = undisturbed.files.path.parents[1] / tmp_path_factory.mktemp("run").name
-    directory.mkdir()
     command = Command(directory)
     (directory / "text.txt").unlink()
     (directory / "text.txt").symlink_to(undisturbed.files.path.parent / "text.txt")
@@ -119,13 +119,27 @@ def assert_same_outcome(command, undisturbed):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_a_killed_run_goes_on_exactly(command, undisturbed):
+def kill_and_complete(command):
     process = command.begin()
     wait_until(lambda: len(read_metrics(command.files.metrics)) > 20, process)
     assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
     assert not command.files.parameters.exists()
     assert "resuming after step" in command.complete()
+
+
+def test_a_killed_run_goes_on_exactly(command, undisturbed):
+    kill_and_complete(command)
     assert_same_outcome(command, undisturbed)
+
+
+def test_a_killed_run_of_a_mixture_goes_on_exactly(undisturbed):
+    folder = undisturbed.files.path.parents[1]
+    mixture, killed = (Command(folder / name, *MIXTURE) for name in ("mixture", "killed"))
+    mixture.complete()
+    kill_and_complete(killed)
+    assert_same_outcome(killed, mixture)
+    losses = [[line["loss"] for line in command.record()] for command in (mixture, undisturbed)]
+    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(
