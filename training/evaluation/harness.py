@@ -1,12 +1,6 @@
 """A trained decoder as a model of lm-evaluation-harness, whose tasks it can be evaluated on.
 
-    from lm_eval import simple_evaluate
-    from training.evaluation.harness import HarnessModel
-    from training.runs.directory import load_run
-
-    simple_evaluate(HarnessModel(load_run("runs/docs")), tasks=["lambada_openai"])
-
-The package is the extra ``lm-eval``; tasks that it brings are downloaded from the Hugging Face hub.
+The package is the extra ``lm-eval``; docs/generation.md shows how to evaluate a run with it.
 """
 
 import importlib

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="the extra lm-eval is not instal
 harness = importlib.import_module("training.evaluation.harness")
 instance = importlib.import_module("lm_eval.api.instance")
 
+DOCUMENTATION = pathlib.Path(__file__).resolve().parents[3] / "docs" / "generation.md"
 CONTEXTS = ["a bad", "face", "b. ", ""]
 ENDS = [" cab", "d", "dig", "hide"]
 
@@ -87,13 +90,13 @@ def test_texts_end_before_what_ends_them(run):
         model.generate_until(asked("generate_until", ("abc", {"num_beams": 2})))
 
 
-@pytest.mark.slow
-def test_a_task_of_our_own(run, tmp_path):
+@pytest.mark.end_to_end
+def test_the_documented_way_on_a_task_of_our_own(tmp_path, monkeypatch):
     """Which of four ends follows each context: the accuracy is that of the likelihoods by hand."""
+    run = load_run(make_run(tmp_path / "runs" / "gpt2", "d"))
     documents = [{"context": c, "ends": ENDS, "label": i} for i, c in enumerate(CONTEXTS[:3])]
     (tmp_path / "ends.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    tasks = importlib.import_module("lm_eval.tasks")
-    config = {
+    task = {
         "task": "ends",
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(tmp_path / "ends.jsonl")}, "cache_dir": str(tmp_path / "cache")},
@@ -105,11 +108,13 @@ def test_a_task_of_our_own(run, tmp_path):
         "target_delimiter": "",
         "metric_list": [{"metric": "acc"}],
     }
-    manager = tasks.TaskManager(include_defaults=False)
-    options = {"tasks": [config], "task_manager": manager, "bootstrap_iters": 0}
-    results = lm_eval.simple_evaluate(harness.HarnessModel(run), **options)
+    (code,) = re.findall(r"```python\n(from lm_eval .*?)```", DOCUMENTATION.read_text("utf-8"), re.DOTALL)
+    assert '"lambada_openai"' in code
+    monkeypatch.chdir(tmp_path)
+    names = {"task": task}
+    exec(code.replace('"lambada_openai"', "task"), names)
     correct = [np.argmax([by_hand(run, c, end)[0] for end in ENDS]) == i for i, c in enumerate(CONTEXTS[:3])]
-    assert results["results"]["ends"]["acc,none"] == np.mean(correct)
+    assert names["results"]["results"]["ends"]["acc,none"] == np.mean(correct)
 
 
 def test_only_a_decoder_is_taken(tmp_path):
