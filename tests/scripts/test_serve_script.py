@@ -212,6 +212,63 @@ def test_a_batch_has_what_is_drawn_alike(model):
     assert begun == [(4, 0.0), (1, 0.0), (1, 0.5)]
 
 
+DRAWN = {"tau": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "eos": LETTERS.eos_token}
+ASKED = {  # prompt, most tokens, seed, how it is drawn, and after how many tokens of the first it arrives
+    "long": ("abc", 55, 1, DRAWN, None),
+    "late": ("fade . cab add a b c d e f g h", 6, 5, DRAWN, 4),
+    "more": ("j ", 7, 6, DRAWN, 4),
+    "other": ("abc", 5, 0, DRAWN | {"tau": 0.8}, 30),
+    "behind": ("abc", 5, 0, DRAWN, 30),
+}
+
+
+def events_of(model, names):
+    """The steps of jobs with the names of these, in the order in which they come, and the rows of every batch."""
+    begun, events, arriving = [], [], queue.SimpleQueue()
+    generator, reader = Generator(model.theta, model.config), Continuer(model, Options())
+    original = generator.begin
+    generator.begin = lambda x, **options: begun.append(len(x)) or original(x, **options)
+    of_model = engine.Engine(generator, model.tokenizer, rows=4, queue=20)
+
+    def job(name):
+        prompt, l_gen, seed, sampling, _ = ASKED[name]
+        common = {"number": 0, "stop": (), "likeliest": 0, "seed": seed, "sampling": sampling, "l_gen": l_gen}
+        return engine.Job(prompt=reader.prompt(prompt), emit=lambda step: emit(name, step), **common)
+
+    def emit(name, step):
+        events.append((name, step))
+        if name == names[0]:
+            n = sum(of == name for of, _ in events)
+            of_model.submit([job(late) for late in names[1:] if ASKED[late][-1] == n])
+        arriving.put(step)
+
+    of_model.submit([job(names[0])])
+    of_model.start()
+    finished = 0
+    while finished < len(names):
+        finished += arriving.get(timeout=60).finish is not None
+    of_model.close()
+    return events, begun
+
+
+def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model):
+    events, begun = events_of(model, [*ASKED])
+    for name in ASKED:
+        of_name = [step for of, step in events if of == name]
+        alone = [step for _, step in events_of(model, [name])[0]]
+        assert [step.token for step in of_name] == [step.token for step in alone]
+        assert "".join(step.text for step in of_name) == "".join(step.text for step in alone)
+        np.testing.assert_allclose([step.log_p for step in of_name], [step.log_p for step in alone], rtol=1e-4)
+    order = [name for name, _ in events]
+    last = len(order) - 1 - order[::-1].index("long")
+    assert order.count("long") > 30
+    assert order[:8] == [*4 * ["long"], "long", "late", "more", "long"]
+    assert max(i for i, name in enumerate(order) if name in ("late", "more")) < last - 15
+    assert order.index("other") > last  # it is drawn in another way
+    assert order.index("behind") > order.index("other")  # and that one would overtake it
+    assert begun == [1, 1, 1]
+
+
 def test_who_waits_when_it_closes_is_told(model):
     done = queue.SimpleQueue()
     of_model = engine.Engine(Generator(model.theta, model.config), model.tokenizer, rows=4, queue=20)

@@ -5,8 +5,8 @@ r"""Serve a trained decoder over HTTP, as clients of OpenAI's API for completion
         -d '{"model": "docs", "prompt": "The ", "max_tokens": 50}'
 
 Only this machine is answered unless --host says otherwise, and there are no passwords: whoever reaches the port may
-use the model. What arrives together is generated side by side. Exit status: 2 wrong usage or input; 130 or 143 after
-Ctrl-C or SIGTERM, when what is being answered is done, or after some seconds.
+use the model. What is drawn alike is generated side by side, whenever it arrives. Exit status: 2 wrong usage or input;
+130 or 143 after Ctrl-C or SIGTERM, when what is being answered is done, or after some seconds.
 """
 
 import argparse

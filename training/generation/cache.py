@@ -80,6 +80,18 @@ class KeyValues(NamedTuple):
 
         return KeyValues(grow(self.K), grow(self.V))
 
+    def beside(self, other: "KeyValues", B: int) -> "KeyValues":
+        """Return the cache of B sequences and of others behind them, with the slots of the first."""
+
+        def beside(cache, of_others):
+            H, C = cache.shape[0] // B, cache.shape[1]
+            missing = max(0, C - of_others.shape[1])
+            of_others = jnp.pad(of_others[:, :C], ((0, 0), (0, missing), (0, 0)))
+            parts = [a.reshape(H, -1, *a.shape[1:]) for a in (cache, of_others)]
+            return jnp.concatenate(parts, axis=1).reshape(-1, *cache.shape[1:])
+
+        return KeyValues(beside(self.K, other.K), beside(self.V, other.V))
+
     def of_sequences(self, chosen: Int[Array, "n"], B: int) -> "KeyValues":
         """Return the cache of the chosen ones of B sequences, in that order."""
 

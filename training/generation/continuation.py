@@ -1,14 +1,15 @@
 """Prompts on their way: what was generated of each, and the state from which all of them go on."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Bool, Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
-from training.generation import decoding
+from training.generation import decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Likeliest, State, Weights
 from training.generation.repetition import History
@@ -48,6 +49,7 @@ class Continuation:
         tokens: the generated tokens, ``[B, n]``.
         log_p: their log-probabilities under the model, whatever they were drawn from; 0 behind the end.
         likeliest: the likeliest tokens in their place, and the log-probabilities of those, ``[B, n, N]`` each.
+        starts: where the first token of each request stands in these: 0 but where it has joined the others later.
         ended: whether all of them have ended.
     """
 
@@ -75,17 +77,14 @@ class Continuation:
         """
         B = len(prompts)
         self._model, self._keys, self._options, self._N = model, keys, options, likeliest
-        self._prompts, self._lengths = prompts, lengths
+        self._prompts = [x[:l] for x, l in zip(prompts, lengths, strict=True)]
         self.tokens = np.zeros((B, 0), np.int32)
         self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
+        self.starts = np.zeros(B, np.int64)
         self.ended = False
-        self._state = self._read()
-        if options["repetition_penalty"] is not None or options["no_repeat_ngram_size"]:
-            T = bucket(prompts.shape[1] + l_gen)
-            tokens = np.where(np.arange(prompts.shape[1]) < lengths[:, None], prompts, 0)
-            padded = np.pad(tokens, ((0, 0), (0, T - prompts.shape[1])))
-            self._state = self._state._replace(history=History(jnp.asarray(padded), jnp.asarray(lengths)))
+        self._state = self._read(self._texts())
+        self._remember(l_gen)
 
     def extend(self, n: int) -> None:
         """Generate until there are n tokens in all, or until all sequences have ended."""
@@ -95,19 +94,77 @@ class Continuation:
                 self._begin_windows()
             first = int(self._state.slot)
             last = first + min(n - done, self._room)
-            options = self._options if done == 0 else {**self._options, "begins": None}
+            options = self._options if done in self.starts else {**self._options, "begins": None}
             self._state = decoding.decoded(self._model.weights, None, self._state, self._keys, last, options)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
-    def _read(self) -> State:
+    def join(
+        self,
+        prompts: Int[np.ndarray, "b l"],
+        *,
+        lengths: Int[np.ndarray, "b"],
+        keys: Key[Array, "b"],
+        rows: Sequence[int],
+        l_gen: int,
+        begins: Bool[np.ndarray, "b N_V"] | None = None,
+    ) -> None:
+        """Go on with some of the requests, and with new ones beside them; of what nobody goes on with nothing is kept.
+
+        Where there is room for them, only the new prompts are read.
+
+        Args:
+            prompts: of the new requests, padded on the right.
+            lengths: of each.
+            keys: one for each.
+            rows: which requests go on, of the B that there are and the new ones behind them.
+            l_gen: how many tokens to generate at most from now on.
+            begins: the tokens that each new continuation may begin with.
+        """
+        x, lengths = inputs.checked("prompts", prompts, lengths, self._model.config, sliding=True)
+        chosen, (b, n) = np.asarray(rows), (len(x), self.tokens.shape[1])
+        new = [of_x[:l] for of_x, l in zip(x, lengths, strict=True)]
+        if begins is not None:
+            begins = np.concatenate([np.ones((len(self.starts), begins.shape[1]), bool), begins])[chosen].T
+        self._options = {**self._options, "begins": None if begins is None else jnp.asarray(begins)}
+        self._prompts = [[*self._prompts, *new][r] for r in rows]
+        self._keys = jnp.concatenate([self._keys, keys])[chosen]
+        starts = np.concatenate([self.starts, np.full(b, n)])[chosen]
+        kept = slice(starts.min(), None)
+
+        def both(before):
+            return np.concatenate([before, np.zeros((b, *before.shape[1:]), before.dtype)])[chosen][:, kept]
+
+        self.starts, self.ended = starts - starts.min(), False
+        self.tokens, self.log_p = both(self.tokens), both(self.log_p)
+        self.likeliest = (both(self.likeliest[0]), both(self.likeliest[1]))
+        self._place(new, chosen)
+        self._remember(l_gen)
+
+    def _place(self, new: list[np.ndarray], rows: np.ndarray) -> None:
+        """Let new prompts go on from the slot of the others, or all of them from a new one."""
+        before, l_max = self._state, self._model.config.l_max
+        slot, longest = int(before.slot), max(len(x) - window_start(len(x), l_max) for x in new)
+        room = min(self._room, l_max - longest + 1, 2 * l_max - slot)
+        if room > 0 and longest <= slot + 1:
+            self._state = decoding.joined(before, self._read(new), jnp.asarray(rows))
+            self._room = room
+        else:
+            self._state = before._replace(ended=jnp.concatenate([before.ended, jnp.zeros(len(new), bool)])[rows])
+            self._begin_windows()
+
+    def _texts(self) -> list[np.ndarray]:
+        """Return the tokens of each request so far."""
+        of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
+        return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
+
+    def _read(self, texts: list[np.ndarray]) -> State:
         """Read the window of each text."""
-        rows = [np.concatenate([x[:l], y]) for x, l, y in zip(self._prompts, self._lengths, self.tokens, strict=True)]
         l_max = self._model.config.l_max
-        windows = [row[window_start(len(row), l_max) :] for row in rows]
+        windows = [text[window_start(len(text), l_max) :] for text in texts]
         lengths = np.array([len(window) for window in windows], np.int32)
         self._room = l_max - int(lengths.max()) + 1
-        x = np.zeros((len(rows), lengths.max()), np.int32)
+        x = np.zeros((len(windows), lengths.max()), np.int32)
         for of_x, window in zip(x, windows, strict=True):
             of_x[: len(window)] = window
         begun = self.tokens.shape[1] > 0
@@ -120,9 +177,19 @@ class Continuation:
 
     def _begin_windows(self) -> None:
         """Go on with the next windows."""
-        before = self._state
-        drawn = before.drawn + before.slot - before.first
-        self._state = self._read()._replace(drawn=drawn, ended=before.ended, history=before.history)
+        before, drawn = self._state, self.tokens.shape[1] - self.starts
+        drawn = jnp.asarray(drawn, jnp.int32)
+        self._state = self._read(self._texts())._replace(drawn=drawn, ended=before.ended, history=before.history)
+
+    def _remember(self, l_gen: int) -> None:
+        """Let all tokens decide what may come, where they do, with room for so many more."""
+        if self._options["repetition_penalty"] is None and not self._options["no_repeat_ngram_size"]:
+            return
+        texts = self._texts()
+        lengths = np.array([len(text) for text in texts], np.int32)
+        T = bucket(int(lengths.max()) + l_gen)
+        padded = np.stack([np.pad(text, (0, T - len(text))) for text in texts])
+        self._state = self._state._replace(history=History(jnp.asarray(padded), jnp.asarray(lengths)))
 
     def _take(self, first: int, end: int) -> None:
         """Take note of what is in the new slots."""

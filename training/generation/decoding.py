@@ -4,11 +4,13 @@ A `State` holds, slot by slot, the tokens of B sequences and their keys and valu
 padded on the right to ``first + 1`` slots; the last token of each prompt stands once more in slot ``first``, from where
 all sequences go on side by side, whatever the lengths of their prompts::
 
-    slot         0   1   2   3   first   first+1  …
-    sequence 0   a   b   c   ·     c     generated        lengths[0] = 3: slots 0 and 1, and from `first` on
-    sequence 1   d   ·   ·   ·     d     generated        lengths[1] = 1: from `first` on
+    slot         0   1   2   3   4   5   6   7   …
+    sequence 0   a   b   c   ·   c   generated            lengths[0] = 3, first[0] = 4: slots 0 and 1, and from 4 on
+    sequence 1   d   ·   ·   ·   d   generated            lengths[1] = 1, first[1] = 4: from 4 on
+    sequence 2   e   f   ·   ·   ·   ·   f   generated    lengths[2] = 2, first[2] = 6: slot 0, and from 6 on
 
-So a step writes one slot for all of them, and which slots a sequence may attend follows from its length.
+So a step writes one slot for all of them, and which slots a sequence may attend follows from its length and its first
+slot. Sequence 2 has joined the others when they had two tokens each.
 """
 
 import functools
@@ -50,6 +52,7 @@ __all__ = [
     "empty_state",
     "encode",
     "grow",
+    "joined",
     "prefill",
     "step",
     "unstacked",
@@ -106,9 +109,9 @@ class State(NamedTuple):
         log_p: the log-probability of the generated token in each slot, 0 of the others and behind the end.
         ended: which sequences have ended.
         slot: the last slot that has a token, which is to be read next.
-        first: the slot of the last token of the prompts.
+        first: the slot of the last token of each prompt.
         lengths: tokens of each prompt.
-        drawn: how many tokens were generated before those behind `first`.
+        drawn: how many tokens of each were generated before those behind `first`.
         history: all tokens so far, where they decide what may come; or None.
         likeliest: what else each slot could have had, where that is wanted; or None.
     """
@@ -118,9 +121,9 @@ class State(NamedTuple):
     log_p: Float[Array, "B C"]
     ended: Bool[Array, "B"]
     slot: Int[Array, ""]
-    first: Int[Array, ""]
+    first: Int[Array, "B"]
     lengths: Int[Array, "B"]
-    drawn: Int[Array, ""]
+    drawn: Int[Array, "B"]
     history: History | None = None
     likeliest: Likeliest | None = None
 
@@ -187,9 +190,9 @@ def prefill(
         log_p=jnp.zeros((B, C), X.dtype),
         ended=jnp.zeros(B, bool),
         slot=jnp.asarray(P, jnp.int32),
-        first=jnp.asarray(P, jnp.int32),
+        first=jnp.full(B, P, jnp.int32),
         lengths=lengths,
-        drawn=jnp.asarray(0, jnp.int32),
+        drawn=jnp.zeros(B, jnp.int32),
     )
 
 
@@ -225,9 +228,42 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
         log_p=jnp.zeros((B, C), dtype),
         ended=jnp.zeros(B, bool),
         slot=jnp.asarray(0, jnp.int32),
-        first=jnp.asarray(0, jnp.int32),
+        first=jnp.zeros(B, jnp.int32),
         lengths=jnp.ones(B, jnp.int32),
-        drawn=jnp.asarray(0, jnp.int32),
+        drawn=jnp.zeros(B, jnp.int32),
+    )
+
+
+@jax.jit
+def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
+    """Return some sequences of two states, where those of the second go on from the slot of the first.
+
+    Args:
+        state: B sequences.
+        other: b others, just read, with at most so many tokens before their last as `state` has slots before its own.
+        rows: which to take, of the B and the b behind them.
+    """
+    (B, C), (b, C_o) = state.tokens.shape, other.tokens.shape
+
+    def both(of_state, of_other):
+        return jnp.concatenate([of_state, of_other])[rows]
+
+    def resized(of_slots):
+        return jnp.pad(of_slots[:, :C], ((0, 0), (0, max(0, C - C_o))))
+
+    last = jax.lax.dynamic_slice_in_dim(other.tokens, other.slot, 1, axis=1)
+    tokens = jax.lax.dynamic_update_slice_in_dim(resized(other.tokens), last, state.slot, axis=1)
+    of_both = [a.beside(o, B).of_sequences(rows, B + b) for a, o in zip(state.caches, other.caches, strict=True)]
+    return State(
+        caches=tuple(of_both),
+        tokens=both(state.tokens, tokens),
+        log_p=both(state.log_p, resized(other.log_p)),
+        ended=both(state.ended, other.ended),
+        slot=state.slot,
+        first=both(state.first, jnp.full(b, state.slot)),
+        lengths=both(state.lengths, other.lengths),
+        drawn=both(state.drawn, other.drawn),
+        likeliest=jax.tree.map(lambda a: both(a, jnp.zeros((b, *a.shape[1:]), a.dtype)), state.likeliest),
     )
 
 
@@ -263,7 +299,7 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
     s = jnp.arange(state.tokens.shape[1])[None]
-    permitted = (s < state.lengths[:, None] - 1) | ((state.first <= s) & (s <= state.slot))
+    permitted = (s < state.lengths[:, None] - 1) | ((state.first[:, None] <= s) & (s <= state.slot))
     caches = []
 
     def attend(X, Z, W, mask, _):
@@ -332,7 +368,7 @@ def decode(
             if state.history is not None:
                 scores = discouraged(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
             if begins is not None:
-                scores = jnp.where(begins | (i > 0), scores, -jnp.inf)
+                scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
             Q, exhausted = softmax(scores).astype(P.dtype), jnp.all(jnp.isneginf(scores), axis=0)
         y = draw(Q, keys, i, tau=tau, top_k=top_k, top_p=top_p)
         y = jnp.where(state.ended | exhausted, eos, y)

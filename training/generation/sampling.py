@@ -9,7 +9,6 @@ from jaxtyping import Float, Int, Key
 
 from algorithms.inference import sample
 from algorithms.notation import accumulation_dtype
-from algorithms.ops.dropout import fold_in
 from algorithms.ops.softmax import softmax
 
 __all__ = ["DRAWN_FAITHFULLY", "Sampling", "draw", "restricted"]
@@ -51,7 +50,7 @@ DRAWN_FAITHFULLY: Sampling = {
 def draw(
     P: Float[Array, "N_V B"],
     keys: Key[Array, "B"],
-    i: int | Int[Array, ""],
+    i: Int[Array, "B"],
     *,
     tau: float | Float[Array, ""],
     top_k: int | None,
@@ -62,7 +61,7 @@ def draw(
     Args:
         P: the distributions.
         keys: one for each sequence.
-        i: the number of the token, which is drawn with ``fold_in(key, i)``.
+        i: the number of the token of each sequence, which is drawn with ``fold_in(key, i)``.
         tau: temperature τ, 0 for the likeliest token; the draw is from q ∝ p^{1/τ}.
         top_k: draw from the k likeliest tokens only; None for all.
         top_p: draw from the nucleus of q only; None for all.
@@ -72,7 +71,7 @@ def draw(
         return jnp.argmax(P, axis=0)
 
     def drawn(_):
-        of_token = fold_in(keys, i)
+        of_token = jax.vmap(jax.random.fold_in)(keys, i)
         if top_k is None and top_p is None:
             return sample(P, tau, of_token)
         return sample(restricted(P, tau=tau, top_k=top_k, top_p=top_p), 1.0, of_token)

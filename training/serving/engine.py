@@ -1,12 +1,18 @@
-"""Continuations for many at once: what waits and is drawn alike is generated side by side, in a thread of its own."""
+"""Continuations for many at once: what is drawn alike is generated side by side, in a thread of its own.
+
+What comes while others are on their way joins them before their next token, if it is drawn alike, there are rows left,
+and nobody waits who came before it.
+"""
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
@@ -78,8 +84,35 @@ class Job:
         return (*sorted(self.sampling.items()), self.likeliest)
 
 
+@dataclasses.dataclass(eq=False)
+class _Running:
+    """A job on its way: its text so far, and how many tokens that has."""
+
+    job: Job
+    text: Pieces
+    n: int = 0
+
+    @staticmethod
+    def of(job: Job, tokenizer: Tokenizer) -> "_Running":
+        return _Running(job, Pieces(tokenizer, job.stop, given=job.prompt.given))
+
+    def step(self, begun: Continuation, r: int) -> Step:
+        """Return the last token of row r as the next of this job."""
+        token, log_p = int(begun.tokens[r, -1]), float(begun.log_p[r, -1])
+        likeliest = list(zip(begun.likeliest[0][r, -1].tolist(), begun.likeliest[1][r, -1].tolist(), strict=True))
+        self.n += 1
+        if token == self.job.sampling.get("eos"):
+            return Step(self.text.rest(), token, log_p, likeliest, "stop")
+        new = self.text.add(token)
+        if self.text.stopped:
+            return Step(new, token, log_p, likeliest, "stop")
+        if self.n == self.job.l_gen:
+            return Step(new + self.text.rest(), token, log_p, likeliest, "length")
+        return Step(new, token, log_p, likeliest, None)
+
+
 class Engine:
-    """Generates what waits, in the order in which it came, and alike with the first as many as there are rows."""
+    """Generates what waits, in the order in which it came, and what is drawn alike side by side."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
         """Make an engine that has not started yet.
@@ -124,11 +157,14 @@ class Engine:
 
     def _run(self) -> None:
         while batch := self._next():
+            running = {r: _Running.of(job, self._tokenizer) for r, job in enumerate(batch)}
             try:
-                self._generate(batch)
+                self._generate(running)
+                message = "the server is stopping"
             except Exception as error:  # whatever is wrong with this batch, the next one may be well
-                for job in batch:
-                    job.emit(Failed(f"the continuation failed: {error}"))
+                message = f"the continuation failed: {error}"
+            for one in running.values():
+                one.job.emit(Failed(message))
         for job in self._waiting:
             job.emit(Failed("the server is stopping"))
 
@@ -148,45 +184,59 @@ class Engine:
             self._waiting = [job for job in self._waiting if id(job) not in chosen]
         return batch
 
-    def _generate(self, batch: list[Job]) -> None:
-        begun, l_gen = self._begin(batch), max(job.l_gen for job in batch)
-        texts = [Pieces(self._tokenizer, job.stop, given=job.prompt.given) for job in batch]
-        running = dict(enumerate(batch))
-        for i in range(l_gen):
-            begun.extend(i + 1)
-            for r, job in list(running.items()):
-                step = self._step(begun, r, i, texts[r], job)
-                if step.finish or job.abandoned.is_set():
+    def _joining(self, kind: tuple, n: int) -> list[Job]:
+        """Return at most n jobs of a kind that wait before all others."""
+        with self._changed:
+            self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
+            jobs = list(itertools.takewhile(lambda job: job.kind == kind, self._waiting[:n]))
+            self._waiting = self._waiting[len(jobs) :]
+        return jobs
+
+    def _generate(self, running: dict[int, _Running]) -> None:
+        """Generate until all have ended, or the engine closes; take out those that have ended, and add those that join.
+
+        Args:
+            running: what is in each row.
+        """
+        kind = running[0].job.kind
+        begun = self._begin([one.job for one in running.values()])
+        while running and not self._closing:
+            begun.extend(begun.tokens.shape[1] + 1)
+            for r, one in list(running.items()):
+                step = one.step(begun, r)
+                if step.finish or one.job.abandoned.is_set():
                     del running[r]
-                job.emit(step)
-            if self._closing or not running:
-                break
-        for job in running.values():
-            job.emit(Failed("the server is stopping"))
+                one.job.emit(step)
+            joining = self._joining(kind, self._rows - len(running)) if running else []
+            if joining:
+                self._join(begun, running, joining)
 
     def _begin(self, batch: list[Job]) -> Continuation:
-        """Read the prompts; what is compiled serves 1, 2, 4, … rows, so the first stands in for those that lack."""
-        rows = batch + [batch[0]] * ((1 << (len(batch) - 1).bit_length()) - len(batch))
-        x, lengths, begins = side_by_side([job.prompt for job in rows], self._generator.config.N_V)
+        """Read the prompts."""
+        job, (x, options) = batch[0], self._of_prompts(batch)
         return self._generator.begin(
-            x,
-            lengths=lengths,
-            l_gen=max(job.l_gen for job in batch),
-            key=jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in rows]),
-            sliding=True,
-            begins=begins,
-            likeliest=batch[0].likeliest,
-            **batch[0].sampling,
+            x, key=options.pop("keys"), sliding=True, likeliest=job.likeliest, **options, **job.sampling
         )
 
-    def _step(self, begun: Continuation, r: int, i: int, text: Pieces, job: Job) -> Step:
-        token, log_p = int(begun.tokens[r, i]), float(begun.log_p[r, i])
-        likeliest = list(zip(begun.likeliest[0][r, i].tolist(), begun.likeliest[1][r, i].tolist(), strict=True))
-        if token == job.sampling.get("eos"):
-            return Step(text.rest(), token, log_p, likeliest, "stop")
-        new = text.add(token)
-        if text.stopped:
-            return Step(new, token, log_p, likeliest, "stop")
-        if i + 1 == job.l_gen:
-            return Step(new + text.rest(), token, log_p, likeliest, "length")
-        return Step(new, token, log_p, likeliest, None)
+    def _join(self, begun: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
+        """Let jobs join those on their way; the rows of these change."""
+        before, new = list(running), [_Running.of(job, self._tokenizer) for job in joining]
+        ones = [*running.values(), *new]
+        running.clear()
+        running.update(enumerate(ones))
+        rows = [*before, *range(len(begun.starts), len(begun.starts) + len(new))]
+        x, options = self._of_prompts(joining)
+        options["l_gen"] = max(one.job.l_gen for one in ones)
+        begun.join(x, rows=rows + rows[:1] * (_served(len(rows)) - len(rows)), **options)
+
+    def _of_prompts(self, jobs: list[Job]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the prompts, and what else is known of each; the first stands in for those that are not there."""
+        jobs = jobs + jobs[:1] * (_served(len(jobs)) - len(jobs))
+        x, lengths, begins = side_by_side([job.prompt for job in jobs], self._generator.config.N_V)
+        keys = jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in jobs])
+        return x, {"lengths": lengths, "begins": begins, "keys": keys, "l_gen": max(job.l_gen for job in jobs)}
+
+
+def _served(n: int) -> int:
+    """Return for how many rows there is something compiled that serves n: 1, 2, 4, …"""
+    return 1 << (n - 1).bit_length()

@@ -237,7 +237,7 @@ def test_drawn_tokens_have_their_frequencies():
     n, tau = 20000, jnp.asarray(1.3)
     p = np.random.default_rng(3).dirichlet(np.ones(N_V))
     P = jnp.tile(p[:, None], (1, n))
-    y = draw(P, jax.random.split(KEY, n), 0, tau=tau, top_k=9, top_p=jnp.asarray(0.8))
+    y = draw(P, jax.random.split(KEY, n), jnp.zeros(n, int), tau=tau, top_k=9, top_p=jnp.asarray(0.8))
     q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
     counts = np.bincount(y, minlength=N_V)
     assert (counts[q == 0] == 0).all()
