@@ -300,6 +300,7 @@ def test_models_are_named(client):
         ({"n": 3, "prompt": ["a", "b", "c"]}, "are more than the 8 completions of a request"),
         ({"max_tokens": 61}, "max_tokens: expected an integer from 1 to 60, got 61"),
         ({"temperature": -1}, "temperature: expected a temperature >= 0"),
+        ({"temperature": 10**400}, "temperature: expected a number below 10\\^308"),
         ({"top_p": 0}, r"top_p: expected a probability in \(0, 1\], got 0"),
         ({"logprobs": 6}, "logprobs: expected an integer from 0 to 5"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop: expected a text or at most 4"),

@@ -82,13 +82,14 @@ class HarnessModel(LM):
             if unknown:
                 raise ValueError(f"the task asks for {unknown[0]}, but this knows {', '.join(sorted(KNOWN))}")
             until = how.get("until") or ()
+            until = [until] if isinstance(until, str) else until
             draws = how.get("do_sample", False)
             options = Options(
                 l_gen=how.get("max_gen_toks", MOST_TOKENS),
                 tau=how.get("temperature", 1.0) if draws else 0.0,
                 top_k=how.get("top_k") if draws else None,
                 top_p=how.get("top_p") if draws else None,
-                stop=tuple([until] if isinstance(until, str) else until) or None,
+                stop=tuple(filter(None, until)) or None,  # some tasks name "", which ends nothing
             )
             texts.append(Continuer(self._run, options).answers([context])[0][0]["text"])
         return texts

@@ -377,6 +377,11 @@ def decode(
     return jax.lax.while_loop(unfinished, generate, state)
 
 
+def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
+    """The logarithm, of 0 that of the smallest number: it is written as JSON, which has no −∞."""
+    return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
+
+
 def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos) -> State:
     """Return the state with one more token for each sequence."""
     slot, ended = state.slot + 1, state.ended
@@ -387,8 +392,8 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos) -
     likeliest = state.likeliest
     if likeliest is not None:
         best, which = jax.lax.top_k(P.T, likeliest.tokens.shape[2])
-        likeliest = Likeliest(write(likeliest.tokens, which), write(likeliest.log_p, jnp.log(best)))
-    log_p = jnp.log(jnp.take_along_axis(P, y[None], axis=0)[0])
+        likeliest = Likeliest(write(likeliest.tokens, which), write(likeliest.log_p, _log(best)))
+    log_p = _log(jnp.take_along_axis(P, y[None], axis=0)[0])
     return state._replace(
         tokens=write(state.tokens, y),
         log_p=write(state.log_p, jnp.where(ended, 0, log_p)),

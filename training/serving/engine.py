@@ -171,13 +171,14 @@ class Engine:
     def _next(self) -> list[Job]:
         """Wait for jobs, and return those to generate side by side; none where the engine closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, timeout=GATHERING)
-            self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
-            if self._closing:
-                return []
-            if not self._waiting:
-                return self._next()
+            found = False
+            while not found:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, timeout=GATHERING)
+                if self._closing:
+                    return []
+                self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
+                found = bool(self._waiting)
             kind = self._waiting[0].kind
             batch = [job for job in self._waiting if job.kind == kind][: self._rows]
             chosen = set(map(id, batch))

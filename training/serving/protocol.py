@@ -191,7 +191,10 @@ def _number(body: Mapping[str, Any], name: str, default: float) -> float:
     value = default if body.get(name) is None else body[name]
     if type(value) not in (int, float):
         raise RequestError(f"{name}: expected a number, got {value!r}", parameter=name)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise RequestError(f"{name}: expected a number below 10^308, got one of more digits", parameter=name) from None
 
 
 def _boolean(body: Mapping[str, Any], name: str) -> bool:

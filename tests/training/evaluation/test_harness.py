@@ -83,9 +83,11 @@ def test_a_long_text_is_rolled_through_windows(run):
 def test_texts_end_before_what_ends_them(run):
     model = harness.HarnessModel(run)
     free, stopped = model.generate_until(
-        asked("generate_until", ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["g"], "max_gen_toks": 12}))
+        asked("generate_until", ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["d"], "max_gen_toks": 12}))
     )
-    assert stopped == free.split("g")[0]
+    assert stopped == free.split("d")[0]
+    assert 0 < len(stopped) < len(free)
+    assert model.generate_until(asked("generate_until", ("abc", {"until": ["", "d"], "max_gen_toks": 12}))) == [stopped]
     with pytest.raises(ValueError, match="the task asks for num_beams, but this knows do_sample, max_gen_toks"):
         model.generate_until(asked("generate_until", ("abc", {"num_beams": 2})))
 

@@ -121,6 +121,13 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
     np.testing.assert_allclose(P[:, 0], d_transformer(jnp.asarray(prompt[0]), theta)[:, -1], rtol=0, atol=1e-14)
 
 
+def test_the_log_probability_of_what_is_impossible_is_a_number():
+    sure = Generator(THETA._replace(W_u=1e6 * THETA.W_u), CONFIG)
+    begun = sure.begin(PROMPTS, lengths=LENGTHS, l_gen=1, key=KEY, likeliest=2, tau=0.0)
+    begun.extend(1)
+    np.testing.assert_allclose(begun.likeliest[1][:, 0], [[0, np.log(np.finfo(np.float64).tiny)]] * 3, atol=1e-9)
+
+
 def test_scores_are_the_log_probabilities_of_the_generated_tokens():
     begun = GENERATOR.begin(PROMPTS, lengths=LENGTHS, l_gen=6, key=KEY, likeliest=3)
     begun.extend(4)
