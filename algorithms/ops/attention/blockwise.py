@@ -217,22 +217,25 @@ def _backward_of_tile(matrices, mask, seed, dropout):
             dynamic_slice_in_dim(a, i * blocks.b_x, blocks.b_x, 1) for a in (Q, E, log_sum_exp, delta)
         )
 
-        def of_block(j, sums):
-            dQ_i, dK_j, dV_j = sums
+        def of_block(j, _):
             K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
             S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
             A = jnp.exp(S - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
-            dV_j = dV_j + product((A * D).astype(E.dtype), E_i.T)
+            dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
-            return dQ_i + product(K_j, dS.astype(K.dtype)), dK_j + product(dS.astype(Q.dtype), Q_i.T), dV_j
+            return product(K_j, dS.astype(K.dtype)), product(dS.astype(Q.dtype), Q_i.T), dV_j
 
         def add_context(j, sums):
-            dQ_i, dK, dV = sums
+            dQ_i, *of_context = sums
+            nothing = jnp.zeros_like(dQ_i), *(jnp.zeros_like(a, shape=(blocks.b_z, a.shape[1])) for a in of_context)
+            dQ_ij, *of_j = blocks.if_visited(j, i, functools.partial(of_block, j), nothing)
             at = j * blocks.b_z
-            parts = dQ_i, *(dynamic_slice_in_dim(a, at, blocks.b_z, 0) for a in (dK, dV))
-            dQ_i, dK_j, dV_j = blocks.if_visited(j, i, functools.partial(of_block, j), parts)
-            return dQ_i, dynamic_update_slice_in_dim(dK, dK_j, at, 0), dynamic_update_slice_in_dim(dV, dV_j, at, 0)
+            dK, dV = (
+                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 0) + a_j, at, 0)
+                for a, a_j in zip(of_context, of_j, strict=True)
+            )
+            return dQ_i + dQ_ij, dK, dV
 
         dQ, dK, dV = sums
         dQ_i = jnp.zeros_like(Q_i, dtype)
