@@ -138,8 +138,10 @@ def assert_same_outcome(command, undisturbed):
     assert losses.keys() == expected.keys()
     np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=2e-5)
     theta, wanted = (flatten(load_run(c.files.path).theta) for c in (command, undisturbed))
+    assert theta.keys() == wanted.keys()
     for name, array in wanted.items():
-        np.testing.assert_allclose(theta[name], array, rtol=1e-2, atol=2e-4)
+        if not name.endswith("b_k"):  # it changes no softmax: Adam makes steps of what is rounded
+            np.testing.assert_allclose(theta[name], array, rtol=1e-2, atol=2e-4, err_msg=name)
 
 
 @pytest.mark.slow
