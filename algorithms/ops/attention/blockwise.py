@@ -5,8 +5,7 @@ backward pass computes each block of the softmax again from it. Blocks that a st
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,10 @@ from jaxtyping import Bool, Float, Integer, UInt32
 
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.notation import accumulation_dtype, are_numbers
+from algorithms.notation import accumulation_dtype
 from algorithms.ops.attention.per_head import for_each_tile
 from algorithms.ops.dropout import keep_mask
 
-T = TypeVar("T")
 BLOCK = 512
 """Rows and columns of the largest block of scores."""
 
@@ -86,17 +84,7 @@ class _Blocks:
         columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
         return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
 
-    def if_visited(self, j: int | Array, i: int | Array, of_block: Callable[[T], T], state: T) -> T:
-        """``of_block(state)``, or ``state`` where the primary block i does not have to visit the context block j.
-
-        So a loop over all j has a fixed number of steps, and derivatives of every order.
-        """
-        first, end = self._context_of(i)
-        if self.n_z == 1 or are_numbers(first, end):
-            return of_block(state)
-        return jax.lax.cond((first <= j) & (j < end), of_block, lambda state: state, state)
-
-    def _context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
+    def context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
         """The context blocks, from the first to behind the last, that the primary block i has to visit."""
         first, end, mask = 0, self.n_z, self.mask
         if isinstance(mask, StructuralMask):
@@ -150,7 +138,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
     def of_primary(i, out):
         Q_i = dynamic_slice_in_dim(Q, i * blocks.b_x, blocks.b_x, 1)
 
-        def of_block(j, state):
+        def add_context(j, state):
             m, s, V_tilde = state
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
@@ -165,15 +153,12 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             V_tilde = V_tilde * rescale + jnp.matmul(V_j, kept, preferred_element_type=dtype)
             return larger, s, V_tilde
 
-        def add_context(j, state):
-            return blocks.if_visited(j, i, functools.partial(of_block, j), state)
-
         start = (
             jnp.full_like(Q, -jnp.inf, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(V.shape[0], blocks.b_x)),
         )
-        m, s, V_tilde = jax.lax.fori_loop(0, blocks.n_z, add_context, start)
+        m, s, V_tilde = jax.lax.fori_loop(*blocks.context_of(i), add_context, start)
         V_tilde = V_tilde / jnp.where(s == 0, 1, s)
         log_sum_exp = jnp.where(s == 0, jnp.inf, m + jnp.log(s))
         at = i * blocks.b_x
@@ -217,29 +202,26 @@ def _backward_of_tile(matrices, mask, seed, dropout):
             dynamic_slice_in_dim(a, i * blocks.b_x, blocks.b_x, 1) for a in (Q, E, log_sum_exp, delta)
         )
 
-        def of_block(j, _):
-            K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
+        def of_context(j, sums):
+            dQ_i, dK, dV = sums
+            at = j * blocks.b_z
+            K_j, V_j = (dynamic_slice_in_dim(a, at, blocks.b_z, 1) for a in (K, V))
             S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
             A = jnp.exp(S - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
-            return product(K_j, dS.astype(K.dtype)), product(dS.astype(Q.dtype), Q_i.T), dV_j
-
-        def add_context(j, sums):
-            dQ_i, *of_context = sums
-            nothing = jnp.zeros_like(dQ_i), *(jnp.zeros_like(a, shape=(blocks.b_z, a.shape[1])) for a in of_context)
-            dQ_ij, *of_j = blocks.if_visited(j, i, functools.partial(of_block, j), nothing)
-            at = j * blocks.b_z
+            dQ_i = dQ_i + product(K_j, dS.astype(K.dtype))
+            dK_j = product(dS.astype(Q.dtype), Q_i.T)
             dK, dV = (
                 dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 0) + a_j, at, 0)
-                for a, a_j in zip(of_context, of_j, strict=True)
+                for a, a_j in ((dK, dK_j), (dV, dV_j))
             )
-            return dQ_i + dQ_ij, dK, dV
+            return dQ_i, dK, dV
 
         dQ, dK, dV = sums
         dQ_i = jnp.zeros_like(Q_i, dtype)
-        dQ_i, dK, dV = jax.lax.fori_loop(0, blocks.n_z, add_context, (dQ_i, dK, dV))
+        dQ_i, dK, dV = jax.lax.fori_loop(*blocks.context_of(i), of_context, (dQ_i, dK, dV))
         return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
 
     sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K.T, V.T))
