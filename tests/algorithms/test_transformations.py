@@ -354,8 +354,6 @@ TRANSFORMATIONS = {
 def test_a_hand_derived_rule_is_right_or_says_what_to_do(name, implementation, transformation):
     if transformation == "jacfwd of a compiled function":
         pytest.xfail("JAX raises its own error, where the compiled function around ours is lowered")
-    if transformation == "gradient of the gradient" and implementation == "blockwise" and name != "log_loss":
-        pytest.xfail("JAX raises its own error, where the outer gradient is transposed")
     transform = TRANSFORMATIONS[transformation]
     try:
         actual = transform(functools.partial(TWICE[name], how=implementation))(X3)

@@ -119,6 +119,14 @@ OF_COMPONENTS: dict[str, Mutation] = {
     "δ dropped": Mutation(
         "ops/attention/blockwise.py", "product(V_j.T, E_i) * D - delta_i", "product(V_j.T, E_i) * D", 4, None, BACKWARD
     ),
+    "too few blocks of a band visited": Mutation(
+        "ops/attention/blockwise.py",
+        "-(-(tokens - 1) // self.b_z) + 1",
+        "-(-(tokens - 1) // self.b_z)",
+        4,
+        None,
+        BACKWARD,
+    ),
     "last tile left out": Mutation(
         "ops/attention/per_head.py", "return put(whole * n, out, H * B % n)", "return out", 4, None, TILES
     ),

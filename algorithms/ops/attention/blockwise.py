@@ -5,7 +5,8 @@ backward pass computes each block of the softmax again from it. Blocks that a st
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,11 @@ from jaxtyping import Bool, Float, Integer, UInt32
 
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.notation import accumulation_dtype
+from algorithms.notation import accumulation_dtype, are_numbers
 from algorithms.ops.attention.per_head import for_each_tile
 from algorithms.ops.dropout import keep_mask
 
+T = TypeVar("T")
 BLOCK = 512
 """Rows and columns of the largest block of scores."""
 
@@ -84,10 +86,31 @@ class _Blocks:
         columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
         return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
 
-    def context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
+    def over_context(self, i: int | Array, step: Callable[[Array, bool | Array, T], T], state: T) -> T:
+        """``state`` after ``step(j, visited, state)`` for the context blocks j that the primary block i may attend to.
+
+        The mask rules out all of a block where visited is False. Loops with a fixed number of steps have derivatives of
+        every order.
+        """
+        first, end = self._context_of(i)
+
+        def visit(k, state):
+            return step(first + k, are_numbers(first, end) or first + k < end, state)
+
+        return _loop(self._most_visited(), visit, state)
+
+    def _most_visited(self) -> int:
+        """The largest number of context blocks that a primary block attends to."""
+        mask = self.mask
+        if isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is not None:
+            tokens = self.b_x + mask.width - 1
+            return min(self.n_z, -(-(tokens - 1) // self.b_z) + 1)
+        return self.n_z
+
+    def _context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
         """The context blocks, from the first to behind the last, that the primary block i has to visit."""
         first, end, mask = 0, self.n_z, self.mask
-        if isinstance(mask, StructuralMask):
+        if isinstance(mask, StructuralMask) and self.n_z > 1:
             position = 0 if mask.first is None else mask.first
             if mask.unidirectional:
                 end = jnp.minimum(end, (position + (i + 1) * self.b_x - 1) // self.b_z + 1)
@@ -121,6 +144,22 @@ def _cut(l: int) -> tuple[int, int]:
     return n, -(-l // n)
 
 
+def _loop(n: int, step: Callable[[Array, T], T], state: T) -> T:
+    """``state`` after ``step(i, state)`` for i = 0, …, n − 1.
+
+    JAX would compute what depends on i alone, as the masks of all blocks, before the loop, and keep it for derivatives.
+    """
+
+    def tied(i, state):
+        return step(*jax.lax.optimization_barrier((i, state)))
+
+    return jax.lax.fori_loop(0, n, tied, state)
+
+
+def _where(visited: bool | Array, of_block: Callable[[], T], otherwise: T) -> T:
+    return of_block() if visited is True else jax.lax.cond(visited, of_block, lambda: otherwise)
+
+
 def _forward_of_tile(matrices, mask, seed, dropout):
     """Online softmax, over the context blocks j of each primary block i::
 
@@ -138,7 +177,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
     def of_primary(i, out):
         Q_i = dynamic_slice_in_dim(Q, i * blocks.b_x, blocks.b_x, 1)
 
-        def add_context(j, state):
+        def of_context(j, state):
             m, s, V_tilde = state
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
@@ -153,14 +192,18 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             V_tilde = V_tilde * rescale + jnp.matmul(V_j, kept, preferred_element_type=dtype)
             return larger, s, V_tilde
 
+        def add_context(j, visited, state):
+            return _where(visited, lambda: of_context(j, state), state)
+
         start = (
             jnp.full_like(Q, -jnp.inf, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(1, blocks.b_x)),
             jnp.zeros_like(Q, dtype, shape=(V.shape[0], blocks.b_x)),
         )
-        m, s, V_tilde = jax.lax.fori_loop(*blocks.context_of(i), add_context, start)
-        V_tilde = V_tilde / jnp.where(s == 0, 1, s)
-        log_sum_exp = jnp.where(s == 0, jnp.inf, m + jnp.log(s))
+        m, s, V_tilde = blocks.over_context(i, add_context, start)
+        empty, s = s == 0, jnp.where(s == 0, 1, s)
+        V_tilde = V_tilde / s
+        log_sum_exp = jnp.where(empty, jnp.inf, m + jnp.log(s))
         at = i * blocks.b_x
         return (
             dynamic_update_slice_in_dim(out[0], V_tilde.astype(V.dtype), at, 1),
@@ -169,7 +212,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
 
     columns = blocks.n_x * blocks.b_x
     out = jnp.zeros_like(V, shape=(V.shape[0], columns)), jnp.zeros_like(Q, dtype, shape=(1, columns))
-    V_tilde, log_sum_exp = jax.lax.fori_loop(0, blocks.n_x, of_primary, out)
+    V_tilde, log_sum_exp = _loop(blocks.n_x, of_primary, out)
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
@@ -202,29 +245,32 @@ def _backward_of_tile(matrices, mask, seed, dropout):
             dynamic_slice_in_dim(a, i * blocks.b_x, blocks.b_x, 1) for a in (Q, E, log_sum_exp, delta)
         )
 
-        def of_context(j, sums):
-            dQ_i, dK, dV = sums
-            at = j * blocks.b_z
-            K_j, V_j = (dynamic_slice_in_dim(a, at, blocks.b_z, 1) for a in (K, V))
+        def of_context(j):
+            K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
             S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
             A = jnp.exp(S - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
-            dQ_i = dQ_i + product(K_j, dS.astype(K.dtype))
-            dK_j = product(dS.astype(Q.dtype), Q_i.T)
+            return product(K_j, dS.astype(K.dtype)), product(dS.astype(Q.dtype), Q_i.T), dV_j
+
+        def add_context(j, visited, sums):
+            dQ_i, dK, dV = sums
+            nothing = jnp.zeros_like(dQ_i), *(jnp.zeros_like(a, shape=(blocks.b_z, a.shape[1])) for a in (dK, dV))
+            dQ_ij, dK_j, dV_j = _where(visited, lambda: of_context(j), nothing)
+            at = j * blocks.b_z
             dK, dV = (
                 dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 0) + a_j, at, 0)
                 for a, a_j in ((dK, dK_j), (dV, dV_j))
             )
-            return dQ_i, dK, dV
+            return dQ_i + dQ_ij, dK, dV
 
         dQ, dK, dV = sums
         dQ_i = jnp.zeros_like(Q_i, dtype)
-        dQ_i, dK, dV = jax.lax.fori_loop(*blocks.context_of(i), of_context, (dQ_i, dK, dV))
+        dQ_i, dK, dV = blocks.over_context(i, add_context, (dQ_i, dK, dV))
         return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
 
     sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K.T, V.T))
-    dQ, dK, dV = jax.lax.fori_loop(0, blocks.n_x, of_primary, sums)
+    dQ, dK, dV = _loop(blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
     return dQ.astype(Q.dtype), dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
