@@ -14,6 +14,7 @@ from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state,
 from algorithms.notation import Implementation
 from algorithms.unembedding import unembedding_matrix
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
+from training.mesh.cpu import keep_memory
 
 __all__ = ["compilation", "loss_memory", "run", "training_step"]
 
@@ -22,7 +23,8 @@ BATCH = 8
 
 
 def run(rounds: int) -> str:
-    """Measure, and return the Markdown table."""
+    """Measure, in a process that keeps freed memory as that of ``train.py``, and return the Markdown table."""
+    keep_memory()
     candidates = {
         "printed lines, jax.grad (PAPER)": _ours(PAPER, "paper"),
         "hand-derived (PAPER: GELU by erf)": _ours(PAPER, "auto"),
