@@ -62,6 +62,13 @@ def test_heads_are_compared_one_by_one(components):
     assert sum(cell.visits for cell in components.lines[4, "4"].elsewhere[5]) == sequences * 2
 
 
+def test_json_has_every_line(components):
+    lines = as_json(components)["lines"]
+    assert len(lines) == len(components.lines)
+    assert all(line["verdict"] == "equal" and line["formula"] for line in lines)
+
+
+@pytest.mark.end_to_end
 def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     results = crosscheck([4, 10], L=2, B=2)
     assert results.ok, summary(results)
@@ -217,9 +224,3 @@ def test_wrong_usage(arguments, message, capsys):
         command.main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_json_has_every_line(components):
-    lines = as_json(components)["lines"]
-    assert len(lines) == len(components.lines)
-    assert all(line["verdict"] == "equal" and line["formula"] for line in lines)

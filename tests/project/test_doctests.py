@@ -8,6 +8,8 @@ import pathlib
 import jax
 import pytest
 
+pytestmark = pytest.mark.end_to_end
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXTRAS = {"training/evaluation/harness.py": "lm_eval"}
 """Files that cannot be imported without an extra, and its package."""

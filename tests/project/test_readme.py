@@ -46,6 +46,7 @@ def test_row(number):
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("code", "printed"), EXAMPLES)
 def test_an_example_runs_and_prints_what_the_readme_says(code, printed):
     out = []

@@ -36,12 +36,14 @@ def paragraphs_of(documents):
     return [normalized(p) for d in documents for p in paragraphs(d.text)]
 
 
+@pytest.mark.end_to_end
 def test_the_documentation_has_no_paragraph_twice(docs):
     counts = Counter(paragraphs_of(docs.train) + paragraphs_of(docs.validation))
     assert max(counts.values()) == 1
     assert list(docs.test) == []
 
 
+@pytest.mark.end_to_end
 def test_the_documentation_is_pythons(docs):
     everything = list(docs.train) + list(docs.validation)
     text = {d.where: d.text for d in everything}
@@ -53,6 +55,7 @@ def test_the_documentation_is_pythons(docs):
             assert paragraphs(document.text)[0] in json.decoder.JSONDecoder.__doc__
 
 
+@pytest.mark.end_to_end
 def test_a_tenth_of_the_documentation_is_held_out(docs):
     held, rest = len(joined_bytes(docs.validation)), len(joined_bytes(docs.train))
     assert 0.07 < held / (held + rest) < 0.14

@@ -59,6 +59,7 @@ def test_what_the_compiler_counts_decides(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "short" / "config.json").read_text())["settings"]["accumulation_steps"] == 4
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("where", [pytest.param("while compiling", marks=pytest.mark.slow), "in the first update"])
 def test_an_update_that_does_not_fit_begins_again(tmp_path, in_three_parts, monkeypatch, where):
     trainer, witness = make_trainer(tmp_path / "short", settings_for("d", **SETTINGS))

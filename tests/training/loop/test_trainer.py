@@ -130,6 +130,7 @@ def test_a_complete_run_is_not_trained_again(undisturbed):
     assert (directory / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.end_to_end
 def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeypatch):
     expected, settings, _, _ = undisturbed
     trainer, _ = make_trainer(tmp_path / "run", settings)

@@ -60,7 +60,7 @@ SLOW = [
 @pytest.mark.parametrize(
     ("task", "mesh", "values"),
     [
-        ("d", MESHES[1], {"steps": 4, "accumulation_steps": 2}),
+        pytest.param("d", MESHES[1], {"steps": 4, "accumulation_steps": 2}, marks=pytest.mark.end_to_end),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )
