@@ -1,5 +1,6 @@
 """scripts/serve.py, as OpenAI's own client sees it."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import http.client
@@ -28,6 +29,7 @@ from training.runs.directory import load_run
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
 app = importlib.import_module("training.serving.app")
+starlette_requests = importlib.import_module("starlette.requests")
 engine = importlib.import_module("training.serving.engine")
 protocol = importlib.import_module("training.serving.protocol")
 
@@ -267,6 +269,34 @@ def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model
     assert order.index("other") > last  # it is drawn in another way
     assert order.index("behind") > order.index("other")  # and that one would overtake it
     assert begun == [1, 1, 1]
+
+
+@pytest.mark.parametrize("leaves_at", ["http.response.start", "http.response.body"])
+def test_a_stream_without_a_reader_ends(model, leaves_at):
+    of_model = engine.Engine(Generator(model.theta, model.config), model.tokenizer, rows=4, queue=20)
+    submitted = []
+
+    def submit(jobs):
+        submitted.extend(jobs)
+        jobs[0].emit(engine.Step("a", token=0, log_p=0.0, likeliest=[], finish=None))
+
+    of_model.submit = submit
+    options = {"limits": LIMITS, "timeout": 60.0, "clock": time.time}
+    application = app.make_app("small", Continuer(model, Options()), of_model, **options)
+    body = json.dumps({"model": "small", "prompt": ["a", "b"], "stream": True}).encode()
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "POST"}
+    scope |= {"path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "headers": []}
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        if message["type"] == leaves_at:
+            raise OSError("the client has left")
+
+    with pytest.raises(starlette_requests.ClientDisconnect):
+        asyncio.run(application(scope, receive, send))
+    assert [job.abandoned.is_set() for job in submitted] == [True, True]
 
 
 def test_who_waits_when_it_closes_is_told(model):

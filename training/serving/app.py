@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from training.generation.text import Continuer
 from training.serving.engine import Engine, Failed, FullError, Job, Step
@@ -69,8 +70,7 @@ class _Server:
         identity, created = f"cmpl-{secrets.token_hex(12)}", int(self._clock())
         self._engine.submit(jobs)
         if asked.stream:
-            parts = self._parts(asked, jobs, steps, identity, created)
-            return StreamingResponse(parts, media_type="text/event-stream")
+            return _Stream(jobs, self._parts(asked, len(jobs), steps, identity, created))
         try:
             async with asyncio.timeout(self._timeout):
                 found = await _unless_gone(_all(steps, len(jobs)), request)
@@ -122,10 +122,10 @@ class _Server:
         ]
 
     async def _parts(
-        self, asked: Completion, jobs: list[Job], steps: asyncio.Queue, identity: str, created: int
+        self, asked: Completion, missing: int, steps: asyncio.Queue, identity: str, created: int
     ) -> AsyncIterator[str]:
         """Yield the events of a stream."""
-        missing, generated, offsets = len(jobs), 0, [0] * len(jobs)
+        generated, offsets = 0, [0] * missing
         try:
             async with asyncio.timeout(self._timeout):
                 while missing:
@@ -144,11 +144,24 @@ class _Server:
             yield _event(error(self._too_long(), status=504))
         except RequestError as failed:
             yield _event(error(str(failed), status=failed.status))
-        finally:
-            _abandon(jobs)
 
     def _too_long(self) -> str:
         return f"the completion took longer than {self._timeout:g} seconds: ask for fewer tokens, or later"
+
+
+class _Stream(StreamingResponse):
+    """Events of jobs, which end with it, also where the client has left before the first one."""
+
+    def __init__(self, jobs: list[Job], events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._jobs = jobs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _abandon(self._jobs)
 
 
 def _event(data: dict[str, Any]) -> str:
