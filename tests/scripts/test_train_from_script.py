@@ -105,3 +105,10 @@ def test_what_does_not_fit_is_said(train, models, tmp_path, task, start, more, m
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert message in error
     assert not (tmp_path / "run").exists()
+
+
+def test_sizes_of_a_file_of_settings_that_do_not_fit_are_said(train, models, tmp_path):
+    (tmp_path / "settings.json").write_text(json.dumps({"d_e": 16, "steps": 1}))
+    status, _, error = train("d", models / "gpt2", TEXT, "--config", tmp_path / "settings.json")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "has other sizes (d_e 12 instead of 16): leave them out" in error

@@ -140,12 +140,17 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
                 f"the run in {files.path} is of the task {began.task}, not {arguments.task}: name another directory"
             )
         values = settings_to_json(began)
+    return settings_from(_absolute(values | _asked(arguments)), task=arguments.task)
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the flags, the file and the preset name."""
+    values: dict[str, Any] = {}
     if getattr(arguments, "preset", None):
         values |= PRESETS[arguments.preset][1]
     if arguments.config:
         values |= _settings_file(Path(arguments.config))
-    values |= {name: value for name, value in vars(arguments).items() if name in SETTINGS}
-    return settings_from(_absolute(values), task=arguments.task)
+    return values | {name: value for name, value in vars(arguments).items() if name in SETTINGS}
 
 
 def _settings_file(path: Path) -> dict[str, Any]:
@@ -220,7 +225,7 @@ def _prepared(
 ) -> tuple[Description, RunData, Any]:
     """Return the run as it begins or resumes, its data, and the parameters to start with, None for random ones."""
     began = files.exists()
-    start = start_from(settings, vars(arguments).keys()) if settings.start_from and not began else None
+    start = start_from(settings, _asked(arguments)) if settings.start_from and not began else None
     settings = start.settings if start else settings
     with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {
