@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from training.runs.directory import write_atomically
+
 
 class Writer(Protocol):
     """Where scalars go besides metrics.jsonl."""
@@ -135,7 +137,7 @@ def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
     kept = directory / "wandb" / "id"
     kept.parent.mkdir(exist_ok=True)
     if not kept.exists():
-        kept.write_text(uuid.uuid4().hex[:12])
+        write_atomically(kept, lambda path: path.write_text(uuid.uuid4().hex[:12]))
     options = {"project": os.environ.get("WANDB_PROJECT", "formal-algorithms"), "config": settings}
     quiet = wandb.Settings(silent=True, console="off")
     try:
