@@ -30,5 +30,5 @@ D = Task(
     objective=Objective(columns=_columns, weights=_weights),
     flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
     settings=("L", "rows"),
-    defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 200},
+    defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
 )
