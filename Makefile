@@ -64,8 +64,8 @@ clean: ## remove the environment and everything generated, but not runs/
 
 # The stamps' names carry the extras, so a later `make` installs only what is new in pyproject.toml.
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
-	@echo "installing what '$*' needs into $(VENV); this takes a minute or two"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst -,$(COMMA),$*)]'
+	@echo "installing what '$*' needs into $(VENV); this takes half a minute to two minutes"
+	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[$(subst -,$(COMMA),$*)]'
 	@touch $@
 
 $(VENV)/.created:
