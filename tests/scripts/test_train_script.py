@@ -51,6 +51,14 @@ def assert_refused(result, *parts):
         assert part in err
 
 
+def test_there_must_be_a_run_to_go_on_with(train, tmp_path):
+    status, out, err = train("--run", tmp_path / "none", flags={}, run=None)
+    assert (status, out) == (2, "")
+    sentence = "to go on with; to begin one, say first what to train: d, e, ed, classify"
+    assert err == f"train.py: there is no run in {tmp_path / 'none'} {sentence}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_from_the_command_line(train, text, tmp_path):
     status, out, err = train("d", "--data", text)
     assert (status, err) == (0, "")

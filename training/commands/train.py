@@ -109,18 +109,22 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
 
 
 def with_task(argv: Sequence[str]) -> list[str]:
-    """Return the arguments; where they begin with a flag, ``--run DIR`` among them names the task, if a run is there.
+    """Return the arguments; where they begin with a flag, ``--run DIR`` among them names the task.
 
     Raises:
         RunError: no run is there.
     """
-    if not argv or not argv[0].startswith("--") or argv[0] == "--help":
+    if not argv or not argv[0].startswith("--") or "--help" in argv:
         return list(argv)
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--run")
     run = finder.parse_known_args(argv)[0].run
-    if run is None or not RunDirectory(run).config.is_file():
+    if run is None:
         return list(argv)
+    if not RunDirectory(run).config.is_file():
+        raise RunError(
+            f"there is no run in {run} to go on with; to begin one, say first what to train: {', '.join(TASKS)}"
+        )
     return [RunDirectory(run).description().settings.task, *argv]
 
 
