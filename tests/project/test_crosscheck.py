@@ -78,6 +78,7 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     assert sum(cell.visits for cell in results.lines[4, "5"].elsewhere[10]) == 2 * layers * sequences
 
 
+@pytest.mark.end_to_end
 def test_fused_lines_are_one_step():
     results = crosscheck([4], "blockwise")
     assert results.ok, summary(results)

@@ -186,6 +186,7 @@ def first_ended(begun, r, l_gen, eos):
 NO_REPETITION = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("how", [{}, pytest.param({**NO_REPETITION, "top_p": 0.9}, marks=pytest.mark.slow)])
 def test_who_joins_later_gets_what_it_gets_alone(how):
     """With prompts that fit before the others, that do not, and that are longer than l_max; until all have gone."""

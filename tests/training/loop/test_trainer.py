@@ -185,6 +185,7 @@ def test_the_average_forgets_by_its_decay(undisturbed):
         np.testing.assert_allclose(final[name], array, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.end_to_end
 def test_training_stops_early_and_keeps_the_best(tmp_path):
     settings = settings_for(
         "d",

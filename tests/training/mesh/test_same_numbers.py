@@ -71,6 +71,7 @@ def test_losses_and_evaluations_are_those_of_one_device(tmp_path, expected, task
     assert results == pytest.approx(results_of_one, rel=2e-5, abs=1e-5)
 
 
+@pytest.mark.end_to_end
 def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path):
     """Parameters and optimizer state; and so for whoever reads the run."""
     values = SETTINGS | {"steps": 4, "accumulation_steps": 2}
