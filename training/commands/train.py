@@ -114,7 +114,7 @@ def with_task(argv: Sequence[str]) -> list[str]:
     Raises:
         RunError: no run is there.
     """
-    if not argv or not argv[0].startswith("--") or "--help" in argv:
+    if not argv or not argv[0].startswith("--") or argv[0] == "--help":
         return list(argv)
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--run")
