@@ -4,16 +4,16 @@ Each of the paper's fifteen numbered algorithms is one pure, compiled JAX functi
 paper's notation: tokens are columns, and weights are ``[d_out, d_in]``. ``algorithms.notation`` has the legend.
 """
 
-from algorithms import attention as _attention
-from algorithms import d_transformer as _d_transformer
-from algorithms import e_transformer as _e_transformer
-from algorithms import ed_transformer as _ed_transformer
-from algorithms import embedding as _embedding
-from algorithms import inference as _inference
-from algorithms import layer_norm as _layer_norm
-from algorithms import training as _training
-from algorithms import unembedding as _unembedding
-from algorithms.embedding import sinusoidal_positional_embedding
+from algorithms import alg01_embedding as _embedding
+from algorithms import alg03_attention as _attention
+from algorithms import alg06_layer_norm as _layer_norm
+from algorithms import alg07_unembedding as _unembedding
+from algorithms import alg08_ed_transformer as _ed_transformer
+from algorithms import alg09_e_transformer as _e_transformer
+from algorithms import alg10_d_transformer as _d_transformer
+from algorithms import alg11_training as _training
+from algorithms import alg14_inference as _inference
+from algorithms.alg01_embedding import sinusoidal_positional_embedding
 from algorithms.machinery.compiled import REGISTRY, algorithm, compiled
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
 from algorithms.model.initialization import (

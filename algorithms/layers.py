@@ -9,16 +9,16 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.attention import mh_attention
-from algorithms.embedding import positional_embedding, sinusoid, token_embedding
-from algorithms.layer_norm import layer_norm, rms_norm
-from algorithms.machinery.division import between_steps, hidden_units, within_step
-from algorithms.machinery.hand_derived import varying_alike
+from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
+from algorithms.alg03_attention import mh_attention
+from algorithms.alg06_layer_norm import layer_norm, rms_norm
+from algorithms.machinery.hand_derived import match_varying_axes
+from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
 from algorithms.model.parameters import LayerNormParams
 from algorithms.model.variants import Variant
 from algorithms.notation import Implementation, Remat, accumulation_dtype, are_numbers
 from algorithms.ops.activation import activate
-from algorithms.ops.attention.choice import OF_ATTENTION
+from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
 
@@ -44,7 +44,7 @@ class Steps(NamedTuple):
     def token_embedding(self, x: Integer[Array, "*batch l"], theta: Any) -> Float[Array, "d_e *batch l"]:
         """``W_e[:, x[t]]`` of every token, as columns."""
         E = token_embedding(x, theta.W_e, implementation=self.implementation)
-        E = between_steps(E)
+        E = shard_residual_stream(E)
         return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.variant.scale_embedding else E
 
     def positional_embedding(
@@ -63,7 +63,9 @@ class Steps(NamedTuple):
     ) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, or the norm of the variant."""
         options: dict[str, Any] = {"epsilon": self.variant.epsilon, "implementation": self.implementation}
-        return between_steps(rms_norm(X, gamma, **options) if beta is None else layer_norm(X, gamma, beta, **options))
+        return shard_residual_stream(
+            rms_norm(X, gamma, **options) if beta is None else layer_norm(X, gamma, beta, **options)
+        )
 
     def normalized(self, X: Float[Array, "d *columns"], norm: LayerNormParams | None) -> Float[Array, "d *columns"]:
         """The same where there are γ and β, which the paper does not have at this place, and X itself where not."""
@@ -81,8 +83,8 @@ class Steps(NamedTuple):
         if self.attend is not None:
             return self.attend(X, Z, W, mask, key)
         options: dict[str, Any] = {"implementation": self.implementation, "dropout": self.variant.dropout, "key": key}
-        X, Z = (within_step(X),) * 2 if X is Z else (within_step(X), within_step(Z))
-        return between_steps(mh_attention(X, Z, W, mask, **options))
+        X, Z = (shard_layer_input(X),) * 2 if X is Z else (shard_layer_input(X), shard_layer_input(Z))
+        return shard_residual_stream(mh_attention(X, Z, W, mask, **options))
 
     def mlp(
         self,
@@ -94,8 +96,10 @@ class Steps(NamedTuple):
         key: Key[Array, "*batch"] | None,
     ) -> Float[Array, "d_e *batch l"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, where f is the nonlinearity."""
-        hidden = hidden_units(self.activate(linear(W_mlp1, within_step(X), b_mlp1, self.implementation)))
-        return between_steps(linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation))
+        hidden = shard_hidden_units(self.activate(linear(W_mlp1, shard_layer_input(X), b_mlp1, self.implementation)))
+        return shard_residual_stream(
+            linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation)
+        )
 
     def activate(self, X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
         """The nonlinearity of the architecture, or of the variant."""
@@ -129,7 +133,7 @@ def for_each_layer(
         return layer(X, theta_l, *arguments, keys), None
 
     L = jax.tree.leaves(stacked)[0].shape[0]
-    X = varying_alike((X, stacked, arguments, key))[0]
+    X = match_varying_axes((X, stacked, arguments, key))[0]
     X, _ = jax.lax.scan(_computed_again(turn, remat), X, (stacked, jnp.arange(L)))
     return X
 
@@ -137,12 +141,12 @@ def for_each_layer(
 def _computed_again(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     if not remat:
         return turn
-    kept = () if remat is True else OF_ATTENTION
+    kept = () if remat is True else ATTENTION_RESIDUALS
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
     return jax.checkpoint(turn, prevent_cse=False, policy=policy)
 
 
-def without_padding(
+def zero_padding(
     x: Integer[Array, "*batch l"], length: Integer[Array, "*#batch"] | int | None
 ) -> Integer[Array, "*batch l"]:
     """X with token 0 where t >= length, so that nothing which stands in the padding can reach anything."""

@@ -69,7 +69,7 @@ IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)
 * ``"blockwise"``: likewise, with an online softmax, keeping only the log-sum-exp: O(ℓ) memory;
 * ``"cudnn"``: cuDNN's kernel, on an NVIDIA GPU;
 * ``"pallas"``: the kernel shipped with JAX for TPUs;
-* ``"auto"``: the fastest exact one for the given input, by the table in ``algorithms.ops.attention.choice``.
+* ``"auto"``: the fastest exact one for the given input, by the table in ``algorithms.ops.attention.dispatch``.
 
 With each of them but ``"paper"``, all other backward passes are those derived by hand too.
 """

@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 
 from algorithms import log_loss
+from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.ops.linear import logits
-from algorithms.unembedding import unembedding_matrix
 from training.interchange import mapping
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json

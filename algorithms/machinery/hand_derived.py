@@ -33,12 +33,12 @@ def hand_derived(
 
     @functools.wraps(function)
     def differentiable(*arguments):
-        return rule(*varying_alike(arguments))
+        return rule(*match_varying_axes(arguments))
 
     return differentiable
 
 
-def varying_alike(tree: T) -> T:
+def match_varying_axes(tree: T) -> T:
     """The same arrays, all of them varying over the union of the manual mesh axes that one of them varies over."""
     axes = varies_over(tree)
 

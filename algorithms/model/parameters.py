@@ -33,8 +33,8 @@ class MHAttentionParams(NamedTuple):
 class LayerNormParams(NamedTuple):
     """γ and β of Algorithm 6. ``beta`` is None where the variant's norm is RMSnorm, which has none."""
 
-    gamma: Float[Array, "*stack d_norm"]
-    beta: Float[Array, "*stack d_norm"] | None
+    gamma: Float[Array, "*stack d_normalized"]
+    beta: Float[Array, "*stack d_normalized"] | None
 
 
 class MLPParams(NamedTuple):
@@ -47,7 +47,7 @@ class MLPParams(NamedTuple):
 
 
 ResidualAttention = Annotated[MHAttentionParams, "d_x=d_e d_z=d_e d_out=d_e"]
-ResidualNorm = Annotated[LayerNormParams, "d_norm=d_e"]
+ResidualNorm = Annotated[LayerNormParams, "d_normalized=d_e"]
 ResidualMLP = Annotated[MLPParams, "d_e=d_e"]
 
 
@@ -111,7 +111,7 @@ class ETransformerParams(NamedTuple):
     layers: Annotated[TransformerLayerParams, "L"]
     W_f: Annotated[Any, Float[Array, "d_f d_e"], None]
     b_f: Annotated[Any, Float[Array, "d_f"], None]
-    norm: Annotated[Any, Annotated[LayerNormParams, "d_norm=d_f"], None]
+    norm: Annotated[Any, Annotated[LayerNormParams, "d_normalized=d_f"], None]
     W_u: Float[Array, "N_V d_f"] | None
     embedding_norm: ResidualNorm | None = None
     b_u: Float[Array, "N_V"] | None = None

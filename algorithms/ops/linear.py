@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.division import devices_sharing
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.lowering import platform_of
+from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import devices_sharing
 from algorithms.notation import accumulation_dtype, as_columns
 
 LEAST = 2**16

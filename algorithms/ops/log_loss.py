@@ -9,9 +9,9 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.machinery.contract import Range
-from algorithms.machinery.division import Shares, devices_sharing
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.lowering import platform_of
+from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import Shares, devices_sharing
 from algorithms.notation import Implementation, accumulation_dtype, are_numbers, as_columns, as_ids
 from algorithms.ops.linear import logits, product_over
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
+from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.notation import Implementation
-from algorithms.unembedding import unembedding_matrix
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 from training.mesh.cpu import keep_memory
 

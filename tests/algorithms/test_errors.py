@@ -274,7 +274,7 @@ TABLE = [
     (
         lambda: d_transformer(x, d._replace(norm=d.norm._replace(gamma=X[:, 0]))),
         ValueError,
-        "theta.norm.gamma: expected floating-point numbers [d_norm] with d_norm = 3 from theta.W_e, got float64[7]",
+        "theta.norm.gamma: expected floating-point numbers [d_normalized] with d_normalized = 3 from theta.W_e, got",
     ),
     (
         lambda: d_transformer(x, jax.tree.map(lambda a: a[..., None], d)),
@@ -451,7 +451,7 @@ def test_a_wrong_input_is_told_inside_other_programs_too():
         jax.vmap(d_transformer, (0, None))(jnp.tile(xs, 2), d)
     with pytest.raises(ValueError, match=r"mask: expected booleans .* batch = \[\] from X, .* got bool\[2, 3, 3\]"):
         jax.vmap(attention, (0, None, None, None))(jnp.stack([X, X]), X, W_qkv, jnp.stack([MASK, MASK]))
-    with pytest.raises(ValueError, match=r"theta.norm.gamma: .* d_norm = 3 from theta.W_e, got float64\[2\]"):
+    with pytest.raises(ValueError, match=r"theta.norm.gamma: .* d_normalized = 3 from theta.W_e, got float64\[2\]"):
         jax.grad(lambda norm: d_transformer(x, d._replace(norm=norm)).sum())(jax.tree.map(lambda a: a[:2], d.norm))
 
 

@@ -16,7 +16,7 @@ from algorithms import (
     ed_inference,
     eos_token,
 )
-from algorithms.inference import sample
+from algorithms.alg14_inference import sample
 from tests import cases, oracle
 
 N_V, L_MAX = cases.N_V, cases.L_MAX

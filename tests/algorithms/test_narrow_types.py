@@ -35,7 +35,7 @@ from algorithms import (
     sinusoidal_positional_embedding,
     token_embedding,
 )
-from algorithms.training import mask_tokens
+from algorithms.alg11_training import mask_tokens
 from tests import cases
 
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others

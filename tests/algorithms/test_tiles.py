@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding
-from algorithms.attention import _as_printed
+from algorithms.alg03_attention import _as_printed
 from algorithms.masks import StructuralMask
 from algorithms.ops.attention import per_head
-from algorithms.ops.attention.choice import attend
+from algorithms.ops.attention.dispatch import attend
 from tests import cases
 
 H, B, D, L_X, L_Z = 3, 3, 4, 7, 9  # nine tiles: an odd number, so that one is left over

@@ -15,7 +15,7 @@ from algorithms import (
     ed_training,
     mask_token,
 )
-from algorithms.training import d_loss, e_loss, ed_loss, mask_tokens
+from algorithms.alg11_training import d_loss, e_loss, ed_loss, mask_tokens
 from tests import cases, oracle
 
 N_V = cases.TINY["N_V"]

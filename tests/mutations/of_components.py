@@ -33,10 +33,10 @@ D_TRAINING = (f"{T}/test_training_algorithms.py::test_d_training_is_the_oracles"
 OF_COMPONENTS: dict[str, Mutation] = {
     # Embeddings: Algorithms 1 and 2
     "token off by one": Mutation(
-        "embedding.py", "e = lookup(W_e, v,", "e = lookup(W_e, v - 1,", 1, "return", EMBEDDING
+        "alg01_embedding.py", "e = lookup(W_e, v,", "e = lookup(W_e, v - 1,", 1, "return", EMBEDDING
     ),
     "position off by one": Mutation(
-        "embedding.py", "e_p = lookup(W_p, l,", "e_p = lookup(W_p, l + 1,", 2, "return", EMBEDDING
+        "alg01_embedding.py", "e_p = lookup(W_p, l,", "e_p = lookup(W_p, l + 1,", 2, "return", EMBEDDING
     ),
     "IDs count from the end": Mutation(
         "ops/lookup.py", "(v >= 0) & (v < n), 1, jnp.nan", "v < n, 1, jnp.nan", 1, None, EMBEDDING
@@ -46,33 +46,35 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "notation.py", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", 1, None, NARROW
     ),
     "sinusoids of the paper from 0": Mutation(
-        "embedding.py", "first = 1 if base is None else 0", "first = 0", 2, None, EMBEDDING
+        "alg01_embedding.py", "first = 1 if base is None else 0", "first = 0", 2, None, EMBEDDING
     ),
     "sine and cosine exchanged": Mutation(
-        "embedding.py", "[xp.sin(angle), xp.cos(angle)]", "[xp.cos(angle), xp.sin(angle)]", 2, None, EMBEDDING
+        "alg01_embedding.py", "[xp.sin(angle), xp.cos(angle)]", "[xp.cos(angle), xp.sin(angle)]", 2, None, EMBEDDING
     ),
     # Attention: Algorithms 3, 4 and 5
     "bias of the query skipped": Mutation(
-        "attention.py", 'linear(W_q, e, b_q, "', 'linear(W_q, e, 0 * b_q, "', 3, "1", SINGLE_QUERY
+        "alg03_attention.py", 'linear(W_q, e, b_q, "', 'linear(W_q, e, 0 * b_q, "', 3, "1", SINGLE_QUERY
     ),
     "1/√d dropped, one query": Mutation(
-        "attention.py", " / jnp.sqrt(q.shape[0]).astype(q.dtype)", "", 3, "4", SINGLE_QUERY
+        "alg03_attention.py", " / jnp.sqrt(q.shape[0]).astype(q.dtype)", "", 3, "4", SINGLE_QUERY
     ),
     "bias of the values skipped": Mutation(
-        "attention.py", "linear(W_v, Z, b_v, imp", "linear(W_v, Z, 0 * b_v, imp", 4, "3", ATTENTION
+        "alg03_attention.py", "linear(W_v, Z, b_v, imp", "linear(W_v, Z, 0 * b_v, imp", 4, "3", ATTENTION
     ),
-    "scores not of keys": Mutation("attention.py", "jnp.matmul(K.T, Q,", "jnp.matmul(2 * K.T, Q,", 4, "4", ATTENTION),
+    "scores not of keys": Mutation(
+        "alg03_attention.py", "jnp.matmul(K.T, Q,", "jnp.matmul(2 * K.T, Q,", 4, "4", ATTENTION
+    ),
     "mask of the other polarity": Mutation(
-        "attention.py", "jnp.where(Mask, S, -", "jnp.where(~Mask, S, -", 4, "5", ATTENTION
+        "alg03_attention.py", "jnp.where(Mask, S, -", "jnp.where(~Mask, S, -", 4, "5", ATTENTION
     ),
     "masked scores 0, not −∞": Mutation(
-        "attention.py", "jnp.where(Mask, S, -jnp.inf)", "jnp.where(Mask, S, 0)", 4, "5", ATTENTION
+        "alg03_attention.py", "jnp.where(Mask, S, -jnp.inf)", "jnp.where(Mask, S, 0)", 4, "5", ATTENTION
     ),
     "1/√d dropped": Mutation(
-        "attention.py", "softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))", "softmax(S)", 4, "return", ATTENTION
+        "alg03_attention.py", "softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))", "softmax(S)", 4, "return", ATTENTION
     ),
     "attention weights ignored": Mutation(
-        "attention.py", "(V @ drop(A))", "(V @ jnp.full_like(A, 1 / A.shape[0]))", 4, "return", ATTENTION
+        "alg03_attention.py", "(V @ drop(A))", "(V @ jnp.full_like(A, 1 / A.shape[0]))", 4, "return", ATTENTION
     ),
     "columns of −∞ are 0/0": Mutation(
         "ops/softmax.py", "jnp.where(denominator == 0, 1, denominator)", "denominator", 4, "return", ATTENTION
@@ -128,10 +130,10 @@ OF_COMPONENTS: dict[str, Mutation] = {
         BACKWARD,
     ),
     "last tile left out": Mutation(
-        "ops/attention/per_head.py", "return put(whole * n, out, H * B % n)", "return out", 4, None, TILES
+        "ops/attention/tiles.py", "return put(whole * n, out, H * B % n)", "return out", 4, None, TILES
     ),
     "platform of the process, not of the program": Mutation(
-        "machinery/lowering.py",
+        "machinery/platform.py",
         "    for mesh in (jax.typeof(X)",
         "    return jax.default_backend()\n    for mesh in (jax.typeof(X)",
         4,
@@ -139,7 +141,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
         PLATFORM,
     ),
     "batch axes exchanged": Mutation(
-        "ops/attention/choice.py",
+        "ops/attention/dispatch.py",
         "sequence_axes(mask), for_seeds), out_axes=1)",
         "sequence_axes(mask), for_seeds), out_axes=-2)",
         4,
@@ -147,7 +149,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
         BATCHES,
     ),
     "each sequence has the mask of another": Mutation(
-        "ops/attention/choice.py",
+        "ops/attention/dispatch.py",
         "a.reshape(-1, *a.shape[n:]) if n else a",
         "a.reshape(-1, *a.shape[n:])[::-1] if n else a",
         4,
@@ -155,10 +157,10 @@ OF_COMPONENTS: dict[str, Mutation] = {
         MASKS_OF_EACH,
     ),
     "dropped weights not made up for": Mutation(
-        "ops/attention/choice.py", "A / (1 - dropout), 0)", "A, 0)", 4, None, ATTENTION_DROPOUT
+        "ops/attention/dispatch.py", "A / (1 - dropout), 0)", "A, 0)", 4, None, ATTENTION_DROPOUT
     ),
     "heads drop the same weights": Mutation(
-        "ops/attention/choice.py",
+        "ops/attention/dispatch.py",
         "(fold_in, key))(jnp.arange(H))",
         "(fold_in, key))(0 * jnp.arange(H))",
         5,
@@ -166,10 +168,10 @@ OF_COMPONENTS: dict[str, Mutation] = {
         ATTENTION_DROPOUT,
     ),
     "heads in the wrong order": Mutation(
-        "attention.py", "Y = jnp.concatenate(Y)", "Y = jnp.concatenate(Y[::-1])", 5, "3", HEADS
+        "alg03_attention.py", "Y = jnp.concatenate(Y)", "Y = jnp.concatenate(Y[::-1])", 5, "3", HEADS
     ),
     "bias of the output skipped": Mutation(
-        "attention.py", "linear(W.W_o, Y, W.b_o,", "linear(W.W_o, Y, 0 * W.b_o,", 5, "return", HEADS
+        "alg03_attention.py", "linear(W.W_o, Y, W.b_o,", "linear(W.W_o, Y, 0 * W.b_o,", 5, "return", HEADS
     ),
     # Masks
     "mask transposed": Mutation("masks.py", "permitted &= t_z <= t_x", "permitted &= t_x <= t_z", 4, "5", MASKS),
@@ -194,13 +196,18 @@ OF_COMPONENTS: dict[str, Mutation] = {
     ),
     # Layer norm, activations, affine maps and dropout: Algorithm 6, and what the layers are made of
     "mean not subtracted": Mutation(
-        "layer_norm.py", "e_hat = (e - m) / jnp.sqrt(v", "e_hat = e / jnp.sqrt(v", 6, "return", NORMS
+        "alg06_layer_norm.py", "e_hat = (e - m) / jnp.sqrt(v", "e_hat = e / jnp.sqrt(v", 6, "return", NORMS
     ),
     "ε misplaced": Mutation(
-        "layer_norm.py", "(e - m) / jnp.sqrt(v + epsilon)", "(e - m) / (jnp.sqrt(v) + epsilon)", 6, "return", NORMS
+        "alg06_layer_norm.py",
+        "(e - m) / jnp.sqrt(v + epsilon)",
+        "(e - m) / (jnp.sqrt(v) + epsilon)",
+        6,
+        "return",
+        NORMS,
     ),
     "variance unbiased": Mutation(
-        "layer_norm.py",
+        "alg06_layer_norm.py",
         "v = jnp.square(e - m).mean(axis=0, keepdims=True)",
         "v = e.var(axis=0, ddof=1, keepdims=True)",
         6,
@@ -208,13 +215,18 @@ OF_COMPONENTS: dict[str, Mutation] = {
         NORMS,
     ),
     "β skipped": Mutation(
-        "layer_norm.py", "as_columns(gamma, e) + as_columns(beta, e)", "as_columns(gamma, e)", 6, "return", NORMS
+        "alg06_layer_norm.py", "as_columns(gamma, e) + as_columns(beta, e)", "as_columns(gamma, e)", 6, "return", NORMS
     ),
     "layer norm over tokens": Mutation(
-        "layer_norm.py", "m = e.mean(axis=0, keepdims=True)", "m = e.mean(axis=-1, keepdims=True)", 8, "6", ED_ORACLE
+        "alg06_layer_norm.py",
+        "m = e.mean(axis=0, keepdims=True)",
+        "m = e.mean(axis=-1, keepdims=True)",
+        8,
+        "6",
+        ED_ORACLE,
     ),
     "mean of RMSnorm": Mutation(
-        "layer_norm.py",
+        "alg06_layer_norm.py",
         "e_hat = e / jnp.sqrt(v + epsilon) *",
         "e_hat = (e - e.mean()) / jnp.sqrt(v + epsilon) *",
         6,

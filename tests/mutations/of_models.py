@@ -28,10 +28,10 @@ INITIALIZATION = (f"{T}/test_initialization.py",)
 OF_MODELS: dict[str, Mutation] = {
     # Transformers: Algorithms 7 to 10
     "logits not of W_u": Mutation(
-        "unembedding.py", "softmax(logits(e, W_u, b_u))", "softmax(logits(e, -W_u, b_u))", 7, "1", UNEMBEDDING
+        "alg07_unembedding.py", "softmax(logits(e, W_u, b_u))", "softmax(logits(e, -W_u, b_u))", 7, "1", UNEMBEDDING
     ),
     "tied although W_u is given": Mutation(
-        "unembedding.py", "theta.W_e.T if theta.W_u is None else theta.W_u", "theta.W_e.T", 8, "return", D_ORACLE
+        "alg07_unembedding.py", "theta.W_e.T if theta.W_u is None else theta.W_u", "theta.W_e.T", 8, "return", D_ORACLE
     ),
     "positions from 1": Mutation("layers.py", "t = self.variant.first_position + (", "t = 1 + (", 8, "2", ED_ORACLE),
     "layers reversed": Mutation(
@@ -43,27 +43,34 @@ OF_MODELS: dict[str, Mutation] = {
         ED_ORACLE,
     ),
     "encoder unidirectional": Mutation(
-        "ed_transformer.py", "(Z, Z, W_enc, mask,", "(Z, Z, W_enc, UNIDIRECTIONAL,", 8, "5", ED_ORACLE
+        "alg08_ed_transformer.py", "(Z, Z, W_enc, mask,", "(Z, Z, W_enc, UNIDIRECTIONAL,", 8, "5", ED_ORACLE
     ),
     "decoder bidirectional": Mutation(
-        "ed_transformer.py", "(X, X, W_dec, UNIDIRECTIONAL,", "(X, X, W_dec, mask,", 8, "14", ED_ORACLE
+        "alg08_ed_transformer.py", "(X, X, W_dec, UNIDIRECTIONAL,", "(X, X, W_dec, mask,", 8, "14", ED_ORACLE
     ),
-    "cross weights shared": Mutation("ed_transformer.py", "(X, Z, W_ed,", "(X, Z, W_dec,", 8, "16", ED_ORACLE),
-    "cross-attention of X": Mutation("ed_transformer.py", "(X, Z, W_ed,", "(X, X, W_ed,", 8, "16", ED_ORACLE),
+    "cross weights shared": Mutation("alg08_ed_transformer.py", "(X, Z, W_ed,", "(X, Z, W_dec,", 8, "16", ED_ORACLE),
+    "cross-attention of X": Mutation("alg08_ed_transformer.py", "(X, Z, W_ed,", "(X, X, W_ed,", 8, "16", ED_ORACLE),
     "norm 4 for norm 5": Mutation(
-        "ed_transformer.py", "X = f.layer_norm(X, *norm5)", "X = f.layer_norm(X, *norm4)", 8, "19", ED_ORACLE
+        "alg08_ed_transformer.py", "X = f.layer_norm(X, *norm5)", "X = f.layer_norm(X, *norm4)", 8, "19", ED_ORACLE
     ),
-    "no residual": Mutation("e_transformer.py", "X = X + f.mlp(X,", "X = f.mlp(X,", 9, "7", E_ORACLE),
+    "no residual": Mutation("alg09_e_transformer.py", "X = X + f.mlp(X,", "X = f.mlp(X,", 9, "7", E_ORACLE),
     "bias of W_f skipped": Mutation(
-        "e_transformer.py", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", E_ORACLE
+        "alg09_e_transformer.py",
+        "linear(theta.W_f, X, theta.b_f",
+        "linear(theta.W_f, X, 0 * theta.b_f",
+        9,
+        "10",
+        E_ORACLE,
     ),
     "residual of the normalized X": Mutation(
-        "d_transformer.py", "X = X + f.mh_attention(", "X = X_tilde + f.mh_attention(", 10, "6", D_ORACLE
+        "alg10_d_transformer.py", "X = X + f.mh_attention(", "X = X_tilde + f.mh_attention(", 10, "6", D_ORACLE
     ),
-    "MLP of the residual stream": Mutation("d_transformer.py", "f.mlp(X_tilde,", "f.mlp(X,", 10, "8", D_ORACLE),
-    "no final norm": Mutation("d_transformer.py", "X = f.layer_norm(X, *theta.norm)", "X = +X", 10, "10", D_ORACLE),
+    "MLP of the residual stream": Mutation("alg10_d_transformer.py", "f.mlp(X_tilde,", "f.mlp(X,", 10, "8", D_ORACLE),
+    "no final norm": Mutation(
+        "alg10_d_transformer.py", "X = f.layer_norm(X, *theta.norm)", "X = +X", 10, "10", D_ORACLE
+    ),
     "first layer twice": Mutation(
-        "d_transformer.py",
+        "alg10_d_transformer.py",
         "for_each_layer(d_layer, X, theta.layers,",
         'for_each_layer(d_layer, X, __import__("jax").tree.map(lambda a: a.at[1].set(a[0]), theta.layers),',
         10,
@@ -79,16 +86,21 @@ OF_MODELS: dict[str, Mutation] = {
         PADDING,
     ),
     "padding of the sequence attended": Mutation(
-        "e_transformer.py", "mask = StructuralMask(length=length)", "mask = StructuralMask()", 12, "8", PADDING
+        "alg09_e_transformer.py", "mask = StructuralMask(length=length)", "mask = StructuralMask()", 12, "8", PADDING
     ),
     "output bias skipped": Mutation(
-        "e_transformer.py", "unembedding_matrix(theta), b_u=theta.b_u)", "unembedding_matrix(theta))", 9, None, VARIANTS
+        "alg09_e_transformer.py",
+        "unembedding_matrix(theta), b_u=theta.b_u)",
+        "unembedding_matrix(theta))",
+        9,
+        None,
+        VARIANTS,
     ),
     "embedding not scaled": Mutation(
         "layers.py", "if self.variant.scale_embedding else E", "if False else E", 8, None, VARIANTS
     ),
     "packed documents attend each other": Mutation(
-        "d_transformer.py", "UNIDIRECTIONAL & documents(segments)", "UNIDIRECTIONAL", 10, None, PACKED
+        "alg10_d_transformer.py", "UNIDIRECTIONAL & documents(segments)", "UNIDIRECTIONAL", 10, None, PACKED
     ),
     "one key for all layers": Mutation(
         "layers.py", "fold_in(key, draws * l + i)", "fold_in(key, i)", 10, None, LAYER_KEYS
@@ -103,7 +115,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     # Training: Algorithms 11 to 13
     "target off by one": Mutation(
-        "training.py",
+        "alg11_training.py",
         "z_length=l_z\n    )\n    weights = (t < l - 1).astype(X.dtype)\n    loss = log_loss(\n        X, unembedding_matrix(theta), jnp.roll(x, -1)",
         "z_length=l_z\n    )\n    weights = (t < l - 1).astype(X.dtype)\n    loss = log_loss(\n        X, unembedding_matrix(theta), x",
         11,
@@ -111,7 +123,7 @@ OF_MODELS: dict[str, Mutation] = {
         ED_TRAINING,
     ),
     "uphill": Mutation(
-        "training.py",
+        "alg11_training.py",
         "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta -",
         "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta +",
         11,
@@ -119,7 +131,7 @@ OF_MODELS: dict[str, Mutation] = {
         ED_TRAINING,
     ),
     "padding of the sequence poisons": Mutation(
-        "training.py",
+        "alg11_training.py",
         "x = jnp.where(t < l, as_ids(x), 0)\n    X = ed_hidden_state(",
         "x = as_ids(x)\n    X = ed_hidden_state(",
         11,
@@ -130,11 +142,11 @@ OF_MODELS: dict[str, Mutation] = {
         "ops/log_loss.py", "return (weights * token", "return (1 * token", 11, "5", LOSS
     ),
     "what is masked and what is not": Mutation(
-        "training.py", "x.shape), mask_token, as_ids(x))", "x.shape), as_ids(x), mask_token)", 12, "5", E_TRAINING
+        "alg11_training.py", "x.shape), mask_token, as_ids(x))", "x.shape), as_ids(x), mask_token)", 12, "5", E_TRAINING
     ),
     "mask_token is another": Mutation("notation.py", "return N_V - 3", "return N_V - 4", 12, "5", E_TRAINING),
     "the same masks for all sequences": Mutation(
-        "training.py",
+        "alg11_training.py",
         "jax.random.fold_in(jax.random.fold_in(key, i), n)",
         "jax.random.fold_in(key, i)",
         12,
@@ -142,7 +154,7 @@ OF_MODELS: dict[str, Mutation] = {
         E_TRAINING,
     ),
     "the same masks in all epochs": Mutation(
-        "training.py",
+        "alg11_training.py",
         "jax.random.fold_in(jax.random.fold_in(key, i), n)",
         "jax.random.fold_in(key, n)",
         12,
@@ -150,7 +162,7 @@ OF_MODELS: dict[str, Mutation] = {
         E_TRAINING,
     ),
     "padding masked": Mutation(
-        "training.py",
+        "alg11_training.py",
         "(x_tilde == mask_token(theta.W_e.shape[1])) & (t < l)",
         "(x_tilde == mask_token(theta.W_e.shape[1]))",
         12,
@@ -158,7 +170,7 @@ OF_MODELS: dict[str, Mutation] = {
         E_TRAINING,
     ),
     "target already masked": Mutation(
-        "training.py",
+        "alg11_training.py",
         "unembedding_matrix(theta), x, weights",
         "unembedding_matrix(theta), x_tilde, weights",
         12,
@@ -166,7 +178,7 @@ OF_MODELS: dict[str, Mutation] = {
         E_TRAINING,
     ),
     "padding in the loss": Mutation(
-        "training.py",
+        "alg11_training.py",
         "X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax\n    weights = (t < l - 1)",
         "X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax\n    weights = (t < l)",
         13,
@@ -215,9 +227,11 @@ OF_MODELS: dict[str, Mutation] = {
         LENGTHS,
     ),
     # Inference: Algorithms 14 and 15
-    "column off by one": Mutation("inference.py", "p = P[..., l + i - 1]", "p = P[..., l + i - 2]", 14, "4", INFERENCE),
+    "column off by one": Mutation(
+        "alg14_inference.py", "p = P[..., l + i - 1]", "p = P[..., l + i - 2]", 14, "4", INFERENCE
+    ),
     "temperature inverted": Mutation(
-        "inference.py",
+        "alg14_inference.py",
         "exponent = 1 / jnp.where(tau == 0, 1, tau)",
         "exponent = jnp.where(tau == 0, 1, tau)",
         14,
@@ -225,13 +239,18 @@ OF_MODELS: dict[str, Mutation] = {
         INFERENCE,
     ),
     "one key for all tokens": Mutation(
-        "inference.py", "sample(p, tau, fold_in(key, i))", "sample(p, tau, fold_in(key, 0))", 14, "5", INFERENCE
+        "alg14_inference.py", "sample(p, tau, fold_in(key, i))", "sample(p, tau, fold_in(key, 0))", 14, "5", INFERENCE
     ),
     "greedy ignored": Mutation(
-        "inference.py", "jnp.where(tau == 0, jnp.argmax(p),", "jnp.where(tau < 0, jnp.argmax(p),", 14, "5", INFERENCE
+        "alg14_inference.py",
+        "jnp.where(tau == 0, jnp.argmax(p),",
+        "jnp.where(tau < 0, jnp.argmax(p),",
+        14,
+        "5",
+        INFERENCE,
     ),
     "τ = ∞ not uniform": Mutation(
-        "inference.py",
+        "alg14_inference.py",
         "jnp.where(exponent == 0, 0, jnp.log(p)",
         "jnp.where(exponent < 0, 0, -jnp.log(p)",
         14,
@@ -239,16 +258,21 @@ OF_MODELS: dict[str, Mutation] = {
         INFERENCE,
     ),
     "drawn in the dtype of the parameters": Mutation(
-        "inference.py", "draw(p.astype(accumulation_dtype(p.dtype)), key)", "draw(p, key)", 14, None, HALF_PRECISION
+        "alg14_inference.py",
+        "draw(p.astype(accumulation_dtype(p.dtype)), key)",
+        "draw(p, key)",
+        14,
+        None,
+        HALF_PRECISION,
     ),
     "prompt in the result": Mutation(
-        "inference.py", "y = x[..., l:].astype", "y = x[..., l - 1 : -1].astype", 14, "return", INFERENCE
+        "alg14_inference.py", "y = x[..., l:].astype", "y = x[..., l - 1 : -1].astype", 14, "return", INFERENCE
     ),
     "no bos_token": Mutation(
-        "inference.py", ".at[..., 0].set(bos_token(N_V))", ".at[..., 0].set(0)", 15, "1", INFERENCE
+        "alg14_inference.py", ".at[..., 0].set(bos_token(N_V))", ".at[..., 0].set(0)", 15, "1", INFERENCE
     ),
     "padded with another token": Mutation(
-        "inference.py",
+        "alg14_inference.py",
         "jnp.full((*batch, l_max), eos_token(N_V), jnp.int32)",
         "jnp.full((*batch, l_max), 0, jnp.int32)",
         15,
@@ -256,11 +280,15 @@ OF_MODELS: dict[str, Mutation] = {
         INFERENCE,
     ),
     "eos_token is another": Mutation("notation.py", "return N_V - 1", "return N_V - 3", 15, "3", INFERENCE),
-    "stops early": Mutation("inference.py", "& (i < l_max)", "& (i < l_max - 1)", 15, "3", INFERENCE),
-    "column of the step before": Mutation("inference.py", "p = P[..., i - 1]", "p = P[..., i - 2]", 15, "5", INFERENCE),
-    "one key for all draws": Mutation("inference.py", "fold_in(key, i - 1)", "fold_in(key, 0)", 15, "6", INFERENCE),
+    "stops early": Mutation("alg14_inference.py", "& (i < l_max)", "& (i < l_max - 1)", 15, "3", INFERENCE),
+    "column of the step before": Mutation(
+        "alg14_inference.py", "p = P[..., i - 1]", "p = P[..., i - 2]", 15, "5", INFERENCE
+    ),
+    "one key for all draws": Mutation(
+        "alg14_inference.py", "fold_in(key, i - 1)", "fold_in(key, 0)", 15, "6", INFERENCE
+    ),
     "token written too late": Mutation(
-        "inference.py", "x_hat.at[..., i].set(y)", "x_hat.at[..., i + 1].set(y)", 15, "7", INFERENCE
+        "alg14_inference.py", "x_hat.at[..., i].set(y)", "x_hat.at[..., i + 1].set(y)", 15, "7", INFERENCE
     ),
     # Initial parameters
     "one key for all matrices": Mutation(

@@ -104,14 +104,14 @@ def test_a_mutation_is_located(name, cache):
 
 def test_a_line_without_counterpart_is_reported(cache):
     K = "K = linear(W_k, Z, b_k, implementation)"
-    without_tag = Mutation("attention.py", f"{K}  # line 2", K, 4, "2", ())
+    without_tag = Mutation("alg03_attention.py", f"{K}  # line 2", K, 4, "2", ())
     results = locate(without_tag, ROOT, 0, cache, (4,))
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok
 
 
 def test_an_error_is_reported_with_its_line(cache):
-    raising = Mutation("attention.py", '"o...t,t...->o..."', '"t...o,t...->o..."', 3, "return", ())
+    raising = Mutation("alg03_attention.py", '"o...t,t...->o..."', '"t...o,t...->o..."', 3, "return", ())
     results = locate(raising, ROOT, 0, cache)
     assert results.errors[3][0] == "return"
     assert results.first is not None
@@ -201,7 +201,7 @@ def test_command_line(tmp_path, capsys):
     assert command.main(["--algorithm", "6", "--sizes", "d_e=5", "--json", str(tmp_path / "result.json")]) == 0
     printed = capsys.readouterr().out
     assert "1 algorithms, 3 lines: 3 equal" in printed
-    assert "algorithms/layer_norm.py:" in printed
+    assert "algorithms/alg06_layer_norm.py:" in printed
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert result["ok"] is True
     assert [line["line"] for line in result["lines"]] == ["1", "2", "return"]

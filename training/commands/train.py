@@ -289,7 +289,7 @@ def _check_shared(files: RunDirectory, processes: Processes) -> None:
     token = files.path / f"{secrets.token_hex(8)}.unfinished"
     if processes.is_main:
         token.touch()
-    theirs = Path(processes.said_by_main("directory", str(token)))
+    theirs = Path(processes.broadcast_from_main("directory", str(token)))
     if not (files.path / theirs.name).exists():
         raise ProcessesError(f"{files.path} is not where process 0 has it: give a directory that all of them share")
     processes.wait_for_all("directory")

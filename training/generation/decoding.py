@@ -31,15 +31,15 @@ from algorithms import (
     Variant,
     ed_encoding,
 )
-from algorithms.attention import mh_attention
-from algorithms.d_transformer import d_layer
-from algorithms.ed_transformer import decoder_layer, decoder_layer_norm_first
-from algorithms.layers import Steps, without_padding
+from algorithms.alg03_attention import mh_attention
+from algorithms.alg07_unembedding import unembedding_matrix
+from algorithms.alg08_ed_transformer import decoder_layer, decoder_layer_norm_first
+from algorithms.alg10_d_transformer import d_layer
+from algorithms.layers import Steps, zero_padding
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import softmax
-from algorithms.unembedding import unembedding_matrix
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
-from training.generation.repetition import History, discouraged
+from training.generation.repetition import History, penalized
 from training.generation.sampling import draw
 
 __all__ = [
@@ -168,7 +168,7 @@ def prefill(
     """
     B, P = x.shape
     f = Steps(variant, "auto", "gelu")
-    x = without_padding(x, lengths)
+    x = zero_padding(x, lengths)
     X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)
 
     def layer(X, theta_l):
@@ -351,7 +351,7 @@ def decode(
         eos: the token that ends a sequence; −1 for none. What follows it is eos again, of log-probability 0.
         variant: what differs from the pseudocode.
         top_k: how many of the likeliest tokens to choose from, or None.
-        repetition_penalty: see `repetition.discouraged`, as the next one; None or 0 for none of it.
+        repetition_penalty: see `repetition.penalized`, as the next one; None or 0 for none of it.
         no_repeat_ngram_size: where it leaves a sequence nothing to go on with, eos ends it.
         begins: the tokens that each sequence may begin with, or None for all.
     """
@@ -366,7 +366,7 @@ def decode(
         Q, exhausted = P, False
         if state.history is not None or begins is not None:
             if state.history is not None:
-                scores = discouraged(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
+                scores = penalized(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
             if begins is not None:
                 scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
             Q, exhausted = softmax(scores).astype(P.dtype), jnp.all(jnp.isneginf(scores), axis=0)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-__all__ = ["History", "discouraged"]
+__all__ = ["History", "penalized"]
 
 
 class History(NamedTuple):
@@ -21,7 +21,7 @@ class History(NamedTuple):
         return History(self.tokens.at[rows, self.lengths].set(y), self.lengths + 1)
 
 
-def discouraged(
+def penalized(
     scores: Float[Array, "N_V B"], history: History, *, penalty: float | Float[Array, ""] | None, ngram: int
 ) -> Float[Array, "N_V B"]:
     """Return the scores of what may come next, which the softmax makes a distribution of.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms.inference import sample
+from algorithms.alg14_inference import sample
 from algorithms.notation import accumulation_dtype
 from algorithms.ops.softmax import softmax
 

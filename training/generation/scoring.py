@@ -29,10 +29,10 @@ from algorithms import (
     ed_hidden_state,
     mask_token,
 )
-from algorithms.layers import without_padding
+from algorithms.alg07_unembedding import unembedding_matrix
+from algorithms.layers import zero_padding
 from algorithms.ops.linear import logits
 from algorithms.ops.log_loss import token_losses
-from algorithms.unembedding import unembedding_matrix
 from training.generation import inputs
 from training.generation.cache import bucket
 from training.tasks.classify import ClassifierParams, class_probabilities
@@ -302,7 +302,7 @@ def _padded(x: np.ndarray, config: Any) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("variant",))
 def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
-    x = without_padding(x, lengths)
+    x = zero_padding(x, lengths)
     if context is None:
         X = d_hidden_state(x, theta, variant=variant)
     else:
@@ -314,7 +314,7 @@ def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array
 
 @functools.partial(jax.jit, static_argnames=("variant",))
 def _likeliest(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Int[Array, "B l"]:
-    X = d_hidden_state(without_padding(x, lengths), theta, variant=variant)
+    X = d_hidden_state(zero_padding(x, lengths), theta, variant=variant)
     W_u = unembedding_matrix(theta)  # one sequence after another: all logits would be the largest array there is
     return jax.lax.map(lambda X_b: jnp.argmax(logits(X_b, W_u, theta.b_u), axis=0), jnp.moveaxis(X, 1, 0))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.embedding import sinusoid
+from algorithms.alg01_embedding import sinusoid
 from training.interchange.containers import Tensors
 from training.interchange.description import Model
 from training.interchange.errors import InterchangeError

@@ -292,7 +292,7 @@ class Trainer:
         profiles = self._settings.profile and self._processes.is_main
         while self._progress.step < self._settings.steps and not self._progress.stopped:
             self._interrupts.check()
-            if self._processes.are_to_stop(self._progress.step):
+            if self._processes.should_stop(self._progress.step):
                 raise Interrupted(128 + signal.SIGTERM)
             if profiles and self._progress.step == first + PROFILE_AFTER:
                 jax.profiler.start_trace(str(self._files.profile))

@@ -99,7 +99,7 @@ class Processes:
                         "start all of them with the same command, code and data"
                     )
 
-    def said_by_main(self, what: str, value: str) -> str:
+    def broadcast_from_main(self, what: str, value: str) -> str:
         """Return what process 0 has as a value."""
         if self.count == 1:
             return value
@@ -112,7 +112,7 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(what)
 
-    def are_to_stop(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Whether one of the processes got SIGTERM; all of them say so of the same step."""
         return self.count > 1 and multihost_utils.reached_preemption_sync_point(step)
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms import DTransformerConfig, d_hidden_state, init_d_transformer
-from algorithms.unembedding import unembedding_matrix
+from algorithms.alg07_unembedding import unembedding_matrix
 from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
 from training.tasks.task import Task, layer_flops
 

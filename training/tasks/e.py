@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms import ETransformerConfig, e_hidden_state, init_e_transformer
-from algorithms.unembedding import unembedding_matrix
+from algorithms.alg07_unembedding import unembedding_matrix
 from training.tasks.objectives import Batch, Columns, Objective
 from training.tasks.task import Task, layer_flops
 

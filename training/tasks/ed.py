@@ -3,7 +3,7 @@
 from jax import Array
 
 from algorithms import EDTransformerConfig, ed_hidden_state, init_ed_transformer
-from algorithms.unembedding import unembedding_matrix
+from algorithms.alg07_unembedding import unembedding_matrix
 from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
 from training.tasks.task import Task, attention_flops, layer_flops
 

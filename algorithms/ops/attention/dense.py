@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.notation import accumulation_dtype
-from algorithms.ops.attention.per_head import for_each_tile
+from algorithms.ops.attention.tiles import for_each_tile
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import softmax, softmax_backward
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, DTransformerConfig, d_hidden_state, init_d_transformer, log_loss
-from algorithms.unembedding import unembedding_matrix
+from algorithms.alg07_unembedding import unembedding_matrix
 from scripts.benchmarks.accelerators import compilers, programs, reference
 from scripts.benchmarks.timing import table
 from training.generation.decoding import empty_state, step, unstacked

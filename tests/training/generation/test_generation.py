@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import GPT2, VASWANI, DTransformerConfig, Variant, d_inference, d_transformer
-from algorithms.inference import sample
+from algorithms.alg14_inference import sample
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate
 from training.generation.cache import bucket

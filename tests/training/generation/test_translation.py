@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
-from algorithms.inference import sample
+from algorithms.alg14_inference import sample
 from tests.cases import random_theta
 from training.generation import Translator, decoding, translate
 from training.generation.beam_search import beam_search

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from algorithms import DTransformerConfig, d_transformer
-from algorithms.inference import sample
+from algorithms.alg14_inference import sample
 from tests.cases import random_theta
 from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
-from training.generation.repetition import History, discouraged
+from training.generation.repetition import History, penalized
 from training.generation.windows import window_start
 
 N_V, L_MAX = 17, 11
@@ -103,7 +103,7 @@ def test_repetition_is_that_of_transformers(penalty, ngram):
     scores = rng.normal(size=(6, 7))
     lengths = np.array([1, 2, 3, 5, 17, 40])
     history = History(jnp.asarray(np.pad(tokens, ((0, 0), (0, 8)))), jnp.asarray(lengths))
-    found = np.asarray(discouraged(jnp.asarray(scores.T), history, penalty=penalty, ngram=ngram)).T
+    found = np.asarray(penalized(jnp.asarray(scores.T), history, penalty=penalty, ngram=ngram)).T
     for r, length in enumerate(lengths):
         expected = processors(torch, penalty, ngram)(tokens[r : r + 1, :length], scores[r : r + 1].copy())
         np.testing.assert_allclose(found[r], expected[0], rtol=1e-12)

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.embedding import token_embedding
-from algorithms.layers import Keys, Steps, for_each_layer, without_padding
+from algorithms.alg01_embedding import token_embedding
+from algorithms.alg07_unembedding import unembedding, unembedding_matrix
+from algorithms.layers import Keys, Steps, for_each_layer, zero_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.parameters import ETransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, Remat
 from algorithms.ops.linear import linear
-from algorithms.unembedding import unembedding, unembedding_matrix
 
 
 def _check_has_head(arguments: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ def e_encoding(
     """
     f = Steps(variant, implementation, "gelu")
     mask = StructuralMask(length=length)  # Mask ≡ 1, but for the padding
-    x = without_padding(x, length)
+    x = zero_padding(x, length)
     X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)  # lines 1-3
     if theta.W_t is not None:
         types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)

@@ -19,7 +19,7 @@ from algorithms import (
     mh_attention,
     padding,
 )
-from algorithms.machinery.division import between_steps, hidden_units, within_step
+from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
 from algorithms.masks import documents
 from algorithms.ops.log_loss import likeliest
 from tests import cases
@@ -114,8 +114,8 @@ def test_the_likeliest_token_is_the_first_of_the_largest_logits_and_no_padding()
 def test_where_activations_lie():
     with jax.set_mesh(mesh_of(replica=2, context=2, model=2)):
         X = jnp.zeros((6, 4, 8))
-        found = [jax.jit(f)(X).sharding.spec for f in (between_steps, within_step, hidden_units)]
-        odd = jax.jit(hidden_units)(jnp.zeros((5, 3, 8))).sharding
+        found = [jax.jit(f)(X).sharding.spec for f in (shard_residual_stream, shard_layer_input, shard_hidden_units)]
+        odd = jax.jit(shard_hidden_units)(jnp.zeros((5, 3, 8))).sharding
     assert found[0] == P(None, "replica", ("context", "model"))
     assert found[1] == P(None, "replica", "context")
     assert found[2] == P("model", "replica", "context")

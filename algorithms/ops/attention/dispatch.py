@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from algorithms.machinery.division import split_attention
-from algorithms.machinery.lowering import platform_of
+from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import split_attention
 from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
 from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
@@ -26,7 +26,7 @@ from algorithms.ops.attention.vendor import (
 )
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
-OF_ATTENTION = ("V_tilde", "log_sum_exp")
+ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp")
 """What the rules and the Pallas kernel keep for their backward passes, as ``checkpoint_name`` calls it."""
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}

@@ -34,17 +34,17 @@ def devices_sharing(X: Array) -> int:
     return math.prod(_several(_mesh(X)).values())
 
 
-def between_steps(X: Array) -> Array:
+def shard_residual_stream(X: Array) -> Array:
     """The residual stream ``[d, *batch, l]``: sequences and tokens are divided, the tokens by ``model``, too."""
     return _constrained(X, tokens=(CONTEXT, MODEL))
 
 
-def within_step(X: Array) -> Array:
+def shard_layer_input(X: Array) -> Array:
     """What heads and hidden units are computed from, ``[d, *batch, l]``: all devices of ``model`` have the same."""
     return _constrained(X, tokens=(CONTEXT,))
 
 
-def hidden_units(X: Array) -> Array:
+def shard_hidden_units(X: Array) -> Array:
     """``[d_mlp, *batch, l]``: ``model`` divides the rows."""
     return _constrained(X, tokens=(CONTEXT,), rows=(MODEL,))
 

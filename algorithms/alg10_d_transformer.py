@@ -3,12 +3,12 @@
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
+from algorithms.alg07_unembedding import unembedding, unembedding_matrix
 from algorithms.layers import Keys, Steps, for_each_layer
 from algorithms.masks import UNIDIRECTIONAL, Mask, documents
 from algorithms.model.parameters import DTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, Remat
-from algorithms.unembedding import unembedding, unembedding_matrix
 
 
 def d_transformer(

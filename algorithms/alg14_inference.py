@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.d_transformer import d_transformer
-from algorithms.ed_transformer import Length, ed_transformer
+from algorithms.alg08_ed_transformer import Length, ed_transformer
+from algorithms.alg10_d_transformer import d_transformer
+from algorithms.alg11_training import FixedVariant
 from algorithms.machinery.contract import Range, Relation
-from algorithms.machinery.hand_derived import varying_alike
+from algorithms.machinery.hand_derived import match_varying_axes
 from algorithms.model.parameters import DTransformerParams, EDTransformerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, accumulation_dtype, as_ids, bos_token, eos_token
 from algorithms.ops.dropout import fold_in
-from algorithms.training import FixedVariant
 
 
 def _check_room(arguments) -> None:
@@ -76,7 +76,7 @@ def d_inference(
     """
     l = x.shape[-1]  # line 1
     x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
-    x = varying_alike((x, theta, tau, key))[0]
+    x = match_varying_axes((x, theta, tau, key))[0]
 
     def generate(x, i):
         P = d_transformer(x[..., :-1], theta, variant=variant, implementation=implementation)  # line 3
@@ -126,7 +126,7 @@ def ed_inference(
     x_hat = jnp.full((*batch, l_max), eos_token(N_V), jnp.int32).at[..., 0].set(bos_token(N_V))  # line 1
     y = jnp.zeros(batch, x_hat.dtype)  # line 2, where 0 means: not eos_token
     length = jnp.ones(batch, jnp.int32)
-    x_hat, y, length = varying_alike((x_hat, y, length, z, theta, tau, key, z_length))[:3]
+    x_hat, y, length = match_varying_axes((x_hat, y, length, z, theta, tau, key, z_length))[:3]
 
     def unfinished(state):
         _, y, _, i = state

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.d_transformer import d_layer
-from algorithms.layers import Keys, Steps, for_each_layer, without_padding
+from algorithms.alg07_unembedding import unembedding, unembedding_matrix
+from algorithms.alg10_d_transformer import d_layer
+from algorithms.layers import Keys, Steps, for_each_layer, zero_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
 from algorithms.model.parameters import EDDecoderLayerParams, EDTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, Remat
 from algorithms.ops.dropout import fold_in
-from algorithms.unembedding import unembedding, unembedding_matrix
 
 Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
 
@@ -93,7 +93,7 @@ def ed_encoding(
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
     f = Steps(variant, implementation, "relu")
     mask = StructuralMask(length=z_length)  # Mask ≡ 1, but for the padding
-    z = without_padding(z, z_length)
+    z = zero_padding(z, z_length)
     of_context = _embedding_of_context(theta)
     Z = f.token_embedding(z, of_context) + f.positional_embedding(z, of_context)  # lines 1-3
     Z = f.normalized(Z, of_context.embedding_norm)

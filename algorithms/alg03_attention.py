@@ -10,7 +10,7 @@ from algorithms.machinery.contract import Range, Relation
 from algorithms.masks import Mask
 from algorithms.model.parameters import AttentionParams, MHAttentionParams
 from algorithms.notation import Implementation, accumulation_dtype
-from algorithms.ops.attention.choice import attend
+from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
 
