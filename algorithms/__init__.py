@@ -22,7 +22,7 @@ from algorithms.model.initialization import (
     init_e_transformer,
     init_ed_transformer,
 )
-from algorithms.model.parameters import (
+from algorithms.parameters import (
     AttentionParams,
     DTransformerParams,
     EDDecoderLayerParams,

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Key
 
 from algorithms.machinery.contract import Range, Relation
 from algorithms.masks import Mask
-from algorithms.model.parameters import AttentionParams, MHAttentionParams
+from algorithms.parameters import AttentionParams, MHAttentionParams
 from algorithms.notation import Implementation, accumulation_dtype
 from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear

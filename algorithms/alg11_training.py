@@ -16,7 +16,7 @@ from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.machinery.contract import Range, UpTo
-from algorithms.model.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.model.variants import NO_DROPOUT, PAPER, Variant
 from algorithms.notation import Implementation, as_ids, mask_token
 from algorithms.ops.log_loss import log_loss

@@ -14,7 +14,7 @@ from algorithms.alg03_attention import mh_attention
 from algorithms.alg06_layer_norm import layer_norm, rms_norm
 from algorithms.machinery.hand_derived import match_varying_axes
 from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
-from algorithms.model.parameters import LayerNormParams
+from algorithms.parameters import LayerNormParams
 from algorithms.model.variants import Variant
 from algorithms.notation import Implementation, Remat, accumulation_dtype, are_numbers
 from algorithms.ops.activation import activate

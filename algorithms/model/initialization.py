@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import check_key
-from algorithms.model.parameters import (
+from algorithms.parameters import (
     AttentionParams,
     DTransformerParams,
     EDDecoderLayerParams,

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from algorithms.machinery.contract import Relation
-from algorithms.model.parameters import LayerNormParams
+from algorithms.parameters import LayerNormParams
 
 Norm = Literal["layer_norm", "rms_norm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

@@ -19,7 +19,7 @@ from algorithms import (
     rms_norm,
     scaled_dot_product_attention,
 )
-from algorithms.model.parameters import AttentionParams
+from algorithms.parameters import AttentionParams
 from algorithms.ops import log_loss as loss
 from algorithms.ops import lookup as of_columns
 from algorithms.ops.activation import activate
