@@ -15,10 +15,11 @@ from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
+from algorithms.machinery.arrays import as_ids
 from algorithms.machinery.contract import Range, UpTo
 from algorithms.model.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.model.variants import NO_DROPOUT, PAPER, Variant
-from algorithms.notation import Implementation, as_ids, mask_token
+from algorithms.notation import Implementation, mask_token
 from algorithms.ops.log_loss import log_loss
 
 Epochs = Annotated[int, Range("at least 0", lambda n: n >= 0)]

@@ -13,11 +13,12 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg08_ed_transformer import Length, ed_transformer
 from algorithms.alg10_d_transformer import d_transformer
 from algorithms.alg11_training import FixedVariant
+from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.contract import Range, Relation
-from algorithms.machinery.hand_derived import match_varying_axes
+from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.parameters import DTransformerParams, EDTransformerParams
 from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation, accumulation_dtype, as_ids, bos_token, eos_token
+from algorithms.notation import Implementation, bos_token, eos_token
 from algorithms.ops.dropout import fold_in
 
 

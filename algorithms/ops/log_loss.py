@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, as_ids
 from algorithms.machinery.contract import Range
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares, devices_sharing
-from algorithms.notation import Implementation, accumulation_dtype, are_numbers, as_columns, as_ids
+from algorithms.notation import Implementation
 from algorithms.ops.linear import logits, product_over
 
 Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
