@@ -22,6 +22,11 @@ from algorithms.model.initialization import (
     init_e_transformer,
     init_ed_transformer,
 )
+from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig
+from algorithms.model.variants import BERT, GPT2, PAPER, VASWANI, Variant
+from algorithms.notation import IMPLEMENTATIONS, bos_token, eos_token, mask_token
+from algorithms.ops import log_loss as _log_loss
+from algorithms.ops.activation import gelu, gelu_tanh, relu
 from algorithms.parameters import (
     AttentionParams,
     DTransformerParams,
@@ -33,11 +38,6 @@ from algorithms.parameters import (
     MLPParams,
     TransformerLayerParams,
 )
-from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig
-from algorithms.model.variants import BERT, GPT2, PAPER, VASWANI, Variant
-from algorithms.notation import IMPLEMENTATIONS, bos_token, eos_token, mask_token
-from algorithms.ops import log_loss as _log_loss
-from algorithms.ops.activation import gelu, gelu_tanh, relu
 
 # fmt: off
 # The paper's fifteen                 number  name in the paper               function

@@ -6,13 +6,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Key
 
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import Range, Relation
 from algorithms.masks import Mask
-from algorithms.parameters import AttentionParams, MHAttentionParams
-from algorithms.notation import Implementation, accumulation_dtype
+from algorithms.notation import Implementation
 from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
+from algorithms.parameters import AttentionParams, MHAttentionParams
 
 
 def _check_has_key(arguments) -> None:

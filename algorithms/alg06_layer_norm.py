@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.contract import Range
-from algorithms.notation import Implementation, accumulation_dtype, as_columns
+from algorithms.notation import Implementation
 from algorithms.ops import normalization
 
 Epsilon = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]

@@ -10,10 +10,10 @@ from algorithms.alg10_d_transformer import d_layer
 from algorithms.layers import Keys, Steps, for_each_layer, zero_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
-from algorithms.parameters import EDDecoderLayerParams, EDTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, Remat
 from algorithms.ops.dropout import fold_in
+from algorithms.parameters import EDDecoderLayerParams, EDTransformerParams, TransformerLayerParams
 
 Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
 

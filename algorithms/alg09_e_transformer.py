@@ -12,10 +12,10 @@ from algorithms.alg07_unembedding import unembedding, unembedding_matrix
 from algorithms.layers import Keys, Steps, for_each_layer, zero_padding
 from algorithms.machinery.contract import Relation, UpTo
 from algorithms.masks import Mask, StructuralMask
-from algorithms.parameters import ETransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, Remat
 from algorithms.ops.linear import linear
+from algorithms.parameters import ETransformerParams, TransformerLayerParams
 
 
 def _check_has_head(arguments: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg07_unembedding import unembedding, unembedding_matrix
 from algorithms.layers import Keys, Steps, for_each_layer
 from algorithms.masks import UNIDIRECTIONAL, Mask, documents
-from algorithms.parameters import DTransformerParams, TransformerLayerParams
 from algorithms.model.variants import PAPER, Variant
 from algorithms.notation import Implementation, Remat
+from algorithms.parameters import DTransformerParams, TransformerLayerParams
 
 
 def d_transformer(

@@ -15,16 +15,21 @@ from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
-from algorithms.machinery.contract import Range, UpTo
-from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.machinery.arrays import as_ids
 from algorithms.model.variants import NO_DROPOUT, PAPER, Variant
-from algorithms.notation import Implementation, as_ids, mask_token
+from algorithms.notation import (
+    ContextLengths,
+    Epochs,
+    Implementation,
+    Lengths,
+    PrimaryLengths,
+    Probability,
+    Rate,
+    mask_token,
+)
 from algorithms.ops.log_loss import log_loss
+from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 
-Epochs = Annotated[int, Range("at least 0", lambda n: n >= 0)]
-Rate = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
-Probability = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
-Lengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]
 FixedVariant = Annotated[Variant, NO_DROPOUT]
 
 
@@ -35,8 +40,8 @@ def ed_training(
     *,
     N_epochs: Epochs,
     eta: Rate,
-    z_lengths: Annotated[Integer[Array, "N_data"] | None, UpTo("l_z")] = None,
-    x_lengths: Annotated[Integer[Array, "N_data"] | None, UpTo("l_x")] = None,
+    z_lengths: ContextLengths = None,
+    x_lengths: PrimaryLengths = None,
     variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> EDTransformerParams:

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.alg08_ed_transformer import Length, ed_transformer
+from algorithms.alg08_ed_transformer import ed_transformer
 from algorithms.alg10_d_transformer import d_transformer
 from algorithms.alg11_training import FixedVariant
-from algorithms.machinery.contract import Range, Relation
-from algorithms.machinery.hand_derived import match_varying_axes
-from algorithms.parameters import DTransformerParams, EDTransformerParams
+from algorithms.machinery.arrays import accumulation_dtype, as_ids
+from algorithms.machinery.contract import Relation
+from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation, accumulation_dtype, as_ids, bos_token, eos_token
+from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
 from algorithms.ops.dropout import fold_in
+from algorithms.parameters import DTransformerParams, EDTransformerParams
 
 
 def _check_room(arguments) -> None:
@@ -43,17 +44,11 @@ def _limit(theta: Any, variant: Variant) -> int | None:
     return None if theta.W_p is None else theta.W_p.shape[1] - variant.first_position
 
 
-AT_LEAST_1 = Range("at least 1", lambda n: n >= 1)
-Temperature = Annotated[
-    float | Float[Array, ""], Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)
-]
-
-
 def d_inference(
     x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
     *,
-    l_gen: Annotated[int, AT_LEAST_1, Relation(_check_room)],
+    l_gen: Annotated[Count, Relation(_check_room)],
     tau: Temperature,
     key: Key[Array, "*batch"],
     variant: FixedVariant = PAPER,
@@ -96,8 +91,8 @@ def ed_inference(
     *,
     tau: Temperature,
     key: Key[Array, "*batch"],
-    l_max: Annotated[int | None, AT_LEAST_1, Relation(_check_longest)] = None,
-    z_length: Length = None,
+    l_max: Annotated[Count | None, Relation(_check_longest)] = None,
+    z_length: ContextLength = None,
     variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> tuple[Integer[Array, "*batch l"], Integer[Array, "*batch"]]:

@@ -12,15 +12,16 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
 from algorithms.alg03_attention import mh_attention
 from algorithms.alg06_layer_norm import layer_norm, rms_norm
-from algorithms.machinery.hand_derived import match_varying_axes
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
-from algorithms.parameters import LayerNormParams
+from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.variants import Variant
-from algorithms.notation import Implementation, Remat, accumulation_dtype, are_numbers
+from algorithms.notation import Implementation, Remat
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.dropout import dropout, fold_in
 from algorithms.ops.linear import linear
+from algorithms.parameters import LayerNormParams
 
 Attend = Callable[..., Float[Array, "d_e *batch l_x"]]
 Keys = Sequence[Key[Array, "*batch"] | None]

@@ -18,30 +18,34 @@ H, L       heads;  layers (L_enc, L_dec of the encoder and of the decoder)
 N_data     sequences of a data set;  N_epochs passes over it
 *batch     any number of axes, none for the paper's one sequence. They follow the rows of a matrix and
            precede everything else: ``X: [d_x, *batch, l]``, ``x: [*batch, l]``, ``mask: [*batch, l_z, l_x]``
-*#batch    the same, or left out: then one serves the whole batch
+*#batch    likewise, or left out: then one serves the whole batch
 =========  =============================================================================================
 
 In a pytree of parameters the arrays of the heads are stacked on axis 0, and those of the layers in front of that.
 
-==============  ========================================================================================
-argument        meaning, wherever it appears
-==============  ========================================================================================
-theta           θ, all parameters of a transformer; ``init_…`` makes them
-mask            True where token t_x may attend to context token t_z: a structural mask such as
-                ``UNIDIRECTIONAL``, or booleans
-length          how many tokens, from the first, are not padding; None for all. What stands behind them is
-                never read, and what comes out there means nothing
-variant         what a published model changes in the pseudocode; ``PAPER`` changes nothing
-implementation  how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
-dropout         probability to drop an attention weight
-key             randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
-remat           what a layer computes again in the backward pass, instead of keeping it: nothing (False), all (True),
-                or ``"all but attention"``, which keeps what attention's kernel gave, so that it runs once
-==============  ========================================================================================
+===============  =======================================================================================
+argument         meaning, wherever it appears
+===============  =======================================================================================
+theta            θ, all parameters of a transformer; ``init_…`` makes them
+mask             True where token t_x may attend to context token t_z: a structural mask such as
+                 ``UNIDIRECTIONAL``, or booleans
+length, lengths  how many tokens, from the first, are not padding; None for all. Later positions are never read;
+                 their outputs are meaningless
+variant          what a published model changes in the pseudocode; ``PAPER`` changes nothing
+implementation   how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
+dropout          probability to drop an attention weight; above 0 it needs a key
+key              randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
+remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True), or
+                 ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once
+epsilon          ε, added to the variance of a norm; 0 in the paper
+tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
+eta              learning rate η
+===============  =======================================================================================
 
-Invalid input raises when a function is traced, with what was expected, what came, and what to do: ``TypeError`` for a
-value of another kind, ``ValueError`` for a shape or a value that does not fit. A token ID outside [0, N_V) cannot be
-raised in compiled code: it gives NaN, never another token's embedding.
+The types of these arguments, below, also say which values are allowed. Invalid input raises when a function is traced,
+with what was expected, what came, and what to do: ``TypeError`` for a value of another kind, ``ValueError`` for a shape
+or a value that does not fit. A token ID outside [0, N_V) cannot be raised in compiled code: it gives NaN, never another
+token's embedding.
 
 A docstring says what is special about its function: the paper's line, where the code departs from the paper, and the
 source. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers", arXiv:2207.09238. The backward
@@ -50,12 +54,41 @@ and Valentin Radu, "Vectors of Meaning", vom.radval.me, 2026 (cited as Radu 2026
 """
 
 import typing
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
-from jaxtyping import Integer, Shaped
+from jaxtyping import Float, Integer, Key
+
+from algorithms.machinery.contract import Range, Relation, UpTo
+
+
+def _check_has_key(arguments: Mapping[str, Any]) -> None:
+    if arguments["dropout"] and arguments["key"] is None:
+        raise ValueError(
+            f"key: dropout = {arguments['dropout']} needs one; give key=jax.random.key(seed), or dropout=0.0"
+        )
+
+
+# fmt: off
+# Arguments that functions share
+Length         = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
+ContextLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
+PrimaryLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_x")]
+Lengths        = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]    # one for each sequence of a data set
+ContextLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_z")]
+PrimaryLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_x")]
+OptionalKey    = Key[Array, "*batch"] | None
+Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <= p < 1), Relation(_check_has_key)]
+Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
+Temperature    = Annotated[float | Float[Array, ""],
+                           Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
+Rate           = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
+Probability    = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
+Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
+Epochs         = Annotated[int, Range("at least 0", lambda n: n >= 0)]
+Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
+# fmt: on
 
 Remat = Literal[False, True, "all but attention"]
 
@@ -71,7 +104,7 @@ IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)
 * ``"pallas"``: the kernel shipped with JAX for TPUs;
 * ``"auto"``: the fastest exact one for the given input, by the table in ``algorithms.ops.attention.dispatch``.
 
-With each of them but ``"paper"``, all other backward passes are those derived by hand too.
+With each of them except ``"paper"``, all other backward passes are derived by hand too.
 """
 
 
@@ -88,23 +121,3 @@ def bos_token(N_V: int) -> int:
 def eos_token(N_V: int) -> int:
     """ID of the token that ends a sequence (the paper's ``N_V``, counted from 0)."""
     return N_V - 1
-
-
-def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
-    """Token IDs in JAX's default integer type, which holds every ID of a vocabulary: uint8 cannot hold ``N_V − 1``."""
-    return jnp.asarray(x).astype(int)
-
-
-def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"]) -> Shaped[Array, "*rows_and_ones"]:
-    """``b 1ᵀ``: the vector ``b``, shaped so that it broadcasts over the columns of ``X``."""
-    return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
-
-
-def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype in which sums over ``dtype`` are formed: float32 at least, float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def are_numbers(*sizes: Any) -> bool:
-    """Whether the sizes of axes are known: in ``jax.export`` one may be a symbol."""
-    return all(isinstance(size, int) for size in sizes)

@@ -243,7 +243,8 @@ class _Sizes:
             if not _is_plain_number(value, kinds):
                 self._check_array(name, value, arrays[0], _words_for(kinds))
         else:
-            _check_static(name, value, _bare(kinds[0])[0], notes)
+            kind, inner_notes = _bare(kinds[0])
+            _check_static(name, value, kind, (*notes, *inner_notes))
 
     def _check_array(self, name: str, value: Any, declared: Any, instead: str) -> None:
         kind, axes = _kind_of(declared), self._axes(declared)

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import check_key
+from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 from algorithms.parameters import (
     AttentionParams,
     DTransformerParams,
@@ -22,7 +23,6 @@ from algorithms.parameters import (
     MLPParams,
     TransformerLayerParams,
 )
-from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 
 Scheme = Literal["glorot", "gpt2"]
 

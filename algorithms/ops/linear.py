@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
-from algorithms.notation import accumulation_dtype, as_columns
 
 LEAST = 2**16
 """Entries of the smallest group of rows; XLA's CPU backend takes a batch of smaller ones on one core, too."""

@@ -1,23 +1,19 @@
 """The training loss of Algorithms 11-13, from the hidden state and W_u, and its backward pass."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.contract import Range
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, as_ids
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares, devices_sharing
-from algorithms.notation import Implementation, accumulation_dtype, are_numbers, as_columns, as_ids
+from algorithms.notation import Count, Implementation, Share
 from algorithms.ops.linear import logits, product_over
-
-Share = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
-
-Count = Annotated[int, Range("a positive number of tokens", lambda n: n > 0)]
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
 """How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 2 GiB of them in float32.

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
+from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.notation import accumulation_dtype, as_ids
 
 ONE_HOT_LIMIT = 1024
 """Columns up to which the gradient of the matrix is a matrix product instead of a scatter."""

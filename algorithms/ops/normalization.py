@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.notation import accumulation_dtype, as_columns
 
 
 class _Residuals(NamedTuple):

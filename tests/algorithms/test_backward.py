@@ -19,7 +19,6 @@ from algorithms import (
     rms_norm,
     scaled_dot_product_attention,
 )
-from algorithms.parameters import AttentionParams
 from algorithms.ops import log_loss as loss
 from algorithms.ops import lookup as of_columns
 from algorithms.ops.activation import activate
@@ -27,6 +26,7 @@ from algorithms.ops.attention import blockwise
 from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses
 from algorithms.ops.lookup import lookup
+from algorithms.parameters import AttentionParams
 
 RULES = ("dense", "blockwise")
 F64 = 1e-9

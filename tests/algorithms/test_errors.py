@@ -247,6 +247,7 @@ TABLE = [
         "b_u: expected floating-point numbers [N_V] with N_V = 3 from W_u, got float64[7]",
     ),
     (lambda: log_loss(X, X.T, x, label_smoothing=1.0), ValueError, "label_smoothing: expected a share…got 1"),
+    (lambda: log_loss(X, X.T, x, N_V=0), ValueError, "N_V: expected at least 1, got 0"),
     (lambda: log_loss(X, X.T, x, implementation="no"), ValueError, "implementation: expected one of…got 'no'"),
     # Algorithms 8, 9 and 10
     (lambda: d_transformer(x, e), TypeError, "theta: expected DTransformerParams, got ETransformerParams"),

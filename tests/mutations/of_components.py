@@ -43,7 +43,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
     ),
     "IDs wrap": Mutation("ops/lookup.py", "(v >= 0) & (v < n), 1, jnp.nan", "v >= 0, 1, jnp.nan", 1, None, EMBEDDING),
     "IDs stay as narrow as they came": Mutation(
-        "notation.py", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", 1, None, NARROW
+        "machinery/arrays.py", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", 1, None, NARROW
     ),
     "sinusoids of the paper from 0": Mutation(
         "alg01_embedding.py", "first = 1 if base is None else 0", "first = 0", 2, None, EMBEDDING

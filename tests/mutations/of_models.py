@@ -106,7 +106,7 @@ OF_MODELS: dict[str, Mutation] = {
         "layers.py", "fold_in(key, draws * l + i)", "fold_in(key, i)", 10, None, LAYER_KEYS
     ),
     "inputs of a rule vary differently": Mutation(
-        "machinery/hand_derived.py",
+        "machinery/varying.py",
         "return jax.tree.map(cast, tree) if axes else tree",
         "return tree",
         4,

@@ -13,8 +13,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # new one gets its place here. First comes what the paper does not say, then its files, from Algorithm 1 to 15.
 FLOORS = {
     "algorithms": (
-        {"notation", "machinery"},
-        {"masks", "model"},
+        {"machinery"},
+        {"notation"},
+        {"masks", "parameters"},
         {"ops"},
         {"alg01_embedding", "alg03_attention", "alg06_layer_norm", "alg07_unembedding"},
         {"layers"},

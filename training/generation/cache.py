@@ -15,8 +15,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from algorithms import AttentionParams, MHAttentionParams
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
-from algorithms.notation import accumulation_dtype
 from algorithms.ops.linear import linear, product
 from algorithms.ops.softmax import softmax
 

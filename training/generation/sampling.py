@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from algorithms.alg14_inference import sample
-from algorithms.notation import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.softmax import softmax
 
 __all__ = ["DRAWN_FAITHFULLY", "Sampling", "draw", "restricted"]

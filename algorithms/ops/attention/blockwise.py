@@ -15,9 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Integer, UInt32
 
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.notation import accumulation_dtype, are_numbers
 from algorithms.ops.attention.tiles import for_each_tile
 from algorithms.ops.dropout import keep_mask
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, UInt32
 
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.notation import accumulation_dtype
 from algorithms.ops.attention.tiles import for_each_tile
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import softmax, softmax_backward

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
+from algorithms.machinery.arrays import are_numbers
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import split_attention
 from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
-from algorithms.notation import are_numbers
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.vendor import (

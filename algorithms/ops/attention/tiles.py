@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, UInt32
 
+from algorithms.machinery.arrays import are_numbers
 from algorithms.masks import Mask, sequence_axes
-from algorithms.notation import are_numbers
 
 Tiles = tuple[Float[Array, "H _ B _"], ...]
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
-from algorithms.machinery.hand_derived import varies_over
 from algorithms.machinery.sharding import split_explicitly, tokens_are_split
+from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 
 _NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"

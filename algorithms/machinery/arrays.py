@@ -1,0 +1,28 @@
+"""Conversions of arrays that several files need: token IDs, columns, and the dtype of a sum."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Integer, Shaped
+
+
+def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
+    """Token IDs in JAX's default integer type, which holds every ID of a vocabulary: uint8 cannot hold ``N_V − 1``."""
+    return jnp.asarray(x).astype(int)
+
+
+def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"]) -> Shaped[Array, "*rows_and_ones"]:
+    """``b 1ᵀ``: the vector ``b``, shaped so that it broadcasts over the columns of ``X``."""
+    return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
+
+
+def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype in which sums over ``dtype`` are formed: float32 at least, float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def are_numbers(*sizes: Any) -> bool:
+    """Whether the sizes of axes are known: in ``jax.export`` one may be a symbol."""
+    return all(isinstance(size, int) for size in sizes)
