@@ -13,6 +13,7 @@ from algorithms import alg09_e_transformer as _e_transformer
 from algorithms import alg10_d_transformer as _d_transformer
 from algorithms import alg11_training as _training
 from algorithms import alg14_inference as _inference
+from algorithms import lines
 from algorithms.alg01_embedding import sinusoidal_positional_embedding
 from algorithms.machinery.compiled import REGISTRY, algorithm, compiled
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
@@ -23,7 +24,29 @@ from algorithms.model.initialization import (
     init_ed_transformer,
 )
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig
-from algorithms.model.variants import BERT, GPT2, PAPER, VASWANI, Variant
+from algorithms.model.variant import Variant
+from algorithms.model.variants import (
+    BART,
+    BERT,
+    FSMT,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    GPT3,
+    GPT_NEO,
+    LLAMA,
+    MARIAN,
+    MISTRAL,
+    NEOX,
+    OPT,
+    PAPER,
+    QWEN2,
+    QWEN3,
+    ROBERTA,
+    VARIANTS,
+    VASWANI,
+)
 from algorithms.notation import IMPLEMENTATIONS, bos_token, eos_token, mask_token
 from algorithms.ops import log_loss as _log_loss
 from algorithms.ops.activation import gelu, gelu_tanh, relu
@@ -73,7 +96,9 @@ __all__ = [
     "unembedding", "ed_transformer", "e_transformer", "d_transformer", "ed_training", "e_training", "d_training",
     "d_inference", "ed_inference", "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding",
     "ed_decoding", "e_hidden_state", "e_encoding", "d_hidden_state", "log_loss",
-    "BERT", "BIDIRECTIONAL", "GPT2", "IMPLEMENTATIONS", "PAPER", "REGISTRY", "UNIDIRECTIONAL", "VASWANI",
+    "BART", "BERT", "BIDIRECTIONAL", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GPT2", "GPT3", "GPT_NEO", "IMPLEMENTATIONS",
+    "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY", "ROBERTA", "UNIDIRECTIONAL",
+    "VARIANTS", "VASWANI", "lines",
     "AttentionParams", "DTransformerConfig", "DTransformerParams", "EDDecoderLayerParams", "EDTransformerConfig",
     "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",
     "MLPParams", "TransformerLayerParams", "Variant", "banded", "bos_token", "count_params", "documents", "eos_token",

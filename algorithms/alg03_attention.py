@@ -1,29 +1,37 @@
 """Algorithms 3, 4 and 5: attention of one query, of a sequence, and with several heads."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Key
+from jaxtyping import Bool, Float
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.contract import Range, Relation
 from algorithms.masks import Mask
-from algorithms.notation import Implementation
+from algorithms.notation import Dropout, Implementation, OptionalKey
 from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear
-from algorithms.ops.softmax import softmax
+from algorithms.ops.softmax import capped, softmax
 from algorithms.parameters import AttentionParams, MHAttentionParams
 
 
-def _check_has_key(arguments) -> None:
-    if arguments["dropout"] and arguments["key"] is None:
-        raise ValueError(
-            f"key: dropout = {arguments['dropout']} needs one; give key=jax.random.key(seed), or dropout=0.0"
-        )
+class Hooks(NamedTuple):
+    """What a variant changes in Algorithm 4, between its lines 3 and 5.
+
+    Attributes:
+        queries: what becomes of Q: a rotation by the tokens' positions, say.
+        keys: what becomes of K.
+        cap: c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None for none.
+    """
+
+    queries: Callable[[Array], Array] = lambda Q: Q
+    keys: Callable[[Array], Array] = lambda K: K
+    cap: float | None = None
 
 
-Dropout = Annotated[float, Range("a probability in [0, 1)", lambda rate: 0 <= rate < 1), Relation(_check_has_key)]
+PRINTED = Hooks()
+"""Nothing."""
 
 
 def single_query_attention(
@@ -55,6 +63,23 @@ def single_query_attention(
     return v_tilde
 
 
+def _of_one_head(
+    Q: Float[Array, "d_attn l_x"],
+    K: Float[Array, "d_attn l_z"],
+    V: Float[Array, "d_mid l_z"],
+    Mask: Bool[Array, "l_z l_x"],
+    drop: Callable[[Array], Array] = lambda A: A,
+    cap: float | None = None,
+) -> Float[Array, "d_mid l_x"]:
+    """Lines 4 to the end of Algorithm 4 as printed, of one head; every other implementation computes the same."""
+    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
+    S = capped(S, cap, Q.shape[0])  # S in the paper
+    S = jnp.where(Mask, S, -jnp.inf)  # line 5
+    A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
+    V_tilde = (V @ drop(A)).astype(V.dtype)  # return
+    return V_tilde
+
+
 def attention(
     X: Float[Array, "d_x *batch l_x"],
     Z: Float[Array, "d_z *#batch l_z"],
@@ -63,13 +88,14 @@ def attention(
     *,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
+    hooks: Hooks = PRINTED,
 ) -> Float[Array, "... l_x"]:
     """Algorithm 4: Ṽ ← Attention(X, Z | 𝓦_qkv, Mask). Each token of X attends to the tokens of Z that the mask permits.
 
     ``Ṽ = V · softmax(S/√d_attn)`` with ``S = KᵀQ``, and −∞ where the mask is False.
 
-    Departures: a token with nothing to attend to outputs 0 (the formula is 0/0).
+    Departures: a token with nothing to attend to outputs 0 (the formula is 0/0). Heads may share keys and values.
 
     Example:
         >>> from algorithms import BIDIRECTIONAL
@@ -81,27 +107,12 @@ def attention(
     Source: Phuong and Hutter 2022, Algorithm 4.
     """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
+    options = {"implementation": implementation, "dropout": dropout, "key": key, "cap": hooks.cap}
     Q = linear(W_q, X, b_q, implementation)  # line 1
     K = linear(W_k, Z, b_k, implementation)  # line 2
     V = linear(W_v, Z, b_v, implementation)  # line 3
-    V_tilde = attend(  # lines 4-5, return
-        _as_printed, Q, K, V, mask, heads=W_q.ndim == 3, implementation=implementation, dropout=dropout, key=key
-    )
-    return V_tilde
-
-
-def _as_printed(
-    Q: Float[Array, "d_attn l_x"],
-    K: Float[Array, "d_attn l_z"],
-    V: Float[Array, "d_mid l_z"],
-    Mask: Bool[Array, "l_z l_x"],
-    drop=lambda A: A,
-) -> Float[Array, "d_mid l_x"]:
-    """Lines 4 to the end of Algorithm 4 as printed, of one head. What may be chosen instead computes the same."""
-    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
-    S = jnp.where(Mask, S, -jnp.inf)  # line 5
-    A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
-    V_tilde = (V @ drop(A)).astype(V.dtype)  # return
+    Q, K = hooks.queries(Q), hooks.keys(K)  # Q and K in the paper
+    V_tilde = attend(_of_one_head, Q, K, V, mask, heads=W_q.ndim == 3, **options)  # lines 4-5, return
     return V_tilde
 
 
@@ -113,7 +124,8 @@ def mh_attention(
     *,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
+    hooks: Hooks = PRINTED,
 ) -> Float[Array, "d_out *batch l_x"]:
     """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attentions side by side, their outputs mixed by W_o.
 
@@ -130,7 +142,8 @@ def mh_attention(
 
     Source: Phuong and Hutter 2022, Algorithm 5 and equation (4).
     """
-    Y = attention(X, Z, W.heads, mask, implementation=implementation, dropout=dropout, key=key)  # lines 1-2
+    options = {"implementation": implementation, "dropout": dropout, "key": key, "hooks": hooks}
+    Y = attention(X, Z, W.heads, mask, **options)  # lines 1-2
     Y = jnp.concatenate(Y)  # line 3
     V_tilde = linear(W.W_o, Y, W.b_o, implementation)  # return
     return V_tilde
@@ -144,7 +157,7 @@ def scaled_dot_product_attention(
     *,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
 ) -> Float[Array, "d_mid *batch l_x"]:
     """Lines 4 to the end of Algorithm 4: ``V · softmax(KᵀQ/√d_attn)``, with −∞ where the mask is False.
 
@@ -158,4 +171,4 @@ def scaled_dot_product_attention(
 
     Source: Phuong and Hutter 2022, Algorithm 4, lines 4-5.
     """
-    return attend(_as_printed, Q, K, V, mask, heads=False, implementation=implementation, dropout=dropout, key=key)
+    return attend(_of_one_head, Q, K, V, mask, heads=False, implementation=implementation, dropout=dropout, key=key)

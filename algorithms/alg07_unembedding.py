@@ -1,22 +1,31 @@
-"""Algorithm 7, and the matrix that it unembeds with."""
+"""Algorithm 7: unembedding."""
 
-from typing import Any
+from typing import Annotated
 
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.contract import Range
 from algorithms.ops.linear import logits
-from algorithms.ops.softmax import softmax
+from algorithms.ops.softmax import capped, softmax
+
+POSITIVE = Range("a number > 0", lambda c: c > 0)
 
 
 def unembedding(
-    e: Float[Array, "d_e *batch"], W_u: Float[Array, "N_V d_e"], *, b_u: Float[Array, "N_V"] | None = None
+    e: Float[Array, "d_e *batch"],
+    W_u: Float[Array, "N_V d_e"],
+    *,
+    b_u: Float[Array, "N_V"] | None = None,
+    cap: Annotated[float | None, POSITIVE] = None,
 ) -> Float[Array, "N_V *batch"]:
     """Algorithm 7: p ← softmax(W_u e). From a token's representation to a distribution over the vocabulary.
 
-    ``b_u`` is an output bias as BERT has it, p ← softmax(W_u e + b_u); the paper has none.
+    Not in the paper: an output bias b_u, as BERT has, p ← softmax(W_u e + b_u); and a ``cap`` c, as Gemma has, for the
+    logits c tanh((W_u e + b_u)/c).
 
-    Departures: none (the largest logit is subtracted before the exponential, which changes no value).
+    Departures: none (the largest logit is subtracted before the exponential, which changes no value). Probabilities are
+    float32 for bfloat16 and float16 arrays, so that few of them are equal.
 
     Example:
         >>> import jax.numpy as jnp
@@ -25,10 +34,5 @@ def unembedding(
 
     Source: Phuong and Hutter 2022, Algorithm 7.
     """
-    p = softmax(logits(e, W_u, b_u)).astype(e.dtype)  # line 1
+    p = softmax(capped(logits(e, W_u, b_u), cap))  # line 1
     return p
-
-
-def unembedding_matrix(theta: Any) -> Float[Array, "N_V d"]:
-    """``W_u`` of a transformer's parameters, or ``W_eᵀ`` where it is tied."""
-    return theta.W_e.T if theta.W_u is None else theta.W_u

@@ -3,19 +3,16 @@
 from typing import Annotated, Any
 
 from jax import Array
-from jaxtyping import Float, Integer, Key
+from jaxtyping import Float, Integer
 
-from algorithms.alg07_unembedding import unembedding, unembedding_matrix
-from algorithms.alg10_d_transformer import d_layer
-from algorithms.layers import Keys, Steps, for_each_layer, zero_padding
-from algorithms.machinery.contract import Relation, UpTo
-from algorithms.masks import UNIDIRECTIONAL, Mask, StructuralMask
-from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation, Remat
+from algorithms.layers import Lines, lines_of, padded, positions_in, zero_padding
+from algorithms.machinery.contract import Relation
+from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
+from algorithms.notation import ContextLength, Implementation, OptionalKey, Remat
 from algorithms.ops.dropout import fold_in
-from algorithms.parameters import EDDecoderLayerParams, EDTransformerParams, TransformerLayerParams
-
-Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
+from algorithms.parameters import EDTransformerParams
 
 
 def _check_one_for_each(arguments) -> None:
@@ -27,6 +24,9 @@ def _check_one_for_each(arguments) -> None:
 
 Context = Annotated[Integer[Array, "*#batch l_z"], Relation(_check_one_for_each)]
 
+OWN = "relu", ("norm_last", "norm_first", "no_norm")
+"""The activation of Algorithm 8, and the orders of its layers; first its own."""
+
 
 def ed_transformer(
     z: Context,
@@ -35,13 +35,19 @@ def ed_transformer(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
-    z_length: Length = None,
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
 ) -> Float[Array, "N_V *batch l_x"]:
     """Algorithm 8: P ← EDTransformer(z, x | θ). The encoder-decoder transformer, the original one.
 
     z is the context, a sentence in English, say, and x the primary sequence, the same sentence in German. Column t of P
     is the distribution P̂(x[t+1] | x[1:t], z) of the next token.
+
+    ``mask``, ``z_mask`` and ``cross_mask`` replace the masks of lines 14, 5 and 16; the padding of z from ``z_length``
+    on applies to any.
 
     Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of what depends on it.
 
@@ -55,10 +61,9 @@ def ed_transformer(
 
     Source: Phuong and Hutter 2022, Algorithm 8.
     """
-    X = ed_hidden_state(  # lines 1-20
-        z, x, theta, variant=variant, implementation=implementation, key=key, z_length=z_length
-    )
-    P = unembedding(X, unembedding_matrix(theta), b_u=theta.b_u)  # return
+    options = {"variant": variant, "implementation": implementation, "key": key, "z_length": z_length}
+    X = ed_hidden_state(z, x, theta, mask=mask, z_mask=z_mask, cross_mask=cross_mask, **options)  # lines 1-20
+    P = variant.unembedding(X, theta)  # return
     return P
 
 
@@ -69,14 +74,17 @@ def ed_hidden_state(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
-    z_length: Length = None,
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
     options = {"variant": variant, "implementation": implementation, "z_length": z_length, "remat": remat}
-    Z = ed_encoding(z, theta, key=fold_in(key, 0), **options)  # lines 1-9
-    X = ed_decoding(Z, x, theta, key=fold_in(key, 1), **options)  # lines 10-20
+    Z = ed_encoding(z, theta, key=fold_in(key, 0), z_mask=z_mask, **options)  # lines 1-9
+    X = ed_decoding(Z, x, theta, key=fold_in(key, 1), mask=mask, cross_mask=cross_mask, **options)  # lines 10-20
     return X
 
 
@@ -86,42 +94,34 @@ def ed_encoding(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
-    z_length: Length = None,
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    z_mask: ContextMask = BIDIRECTIONAL,
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    f = Steps(variant, implementation, "relu")
-    mask = StructuralMask(length=z_length)  # Mask ≡ 1, but for the padding
-    z = zero_padding(z, z_length)
-    of_context = _embedding_of_context(theta)
-    Z = f.token_embedding(z, of_context) + f.positional_embedding(z, of_context)  # lines 1-3
-    Z = f.normalized(Z, of_context.embedding_norm)
-    layer = d_layer if variant.norm_first else encoder_layer
-    Z = for_each_layer(layer, Z, theta.encoder, mask, f, key=key, remat=remat)  # line 4
-    Z = f.normalized(Z, theta.encoder_norm)
-    return Z
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    t = positions_in(z)  # line 1
+    Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
+    mask = padded(z_mask, z_length)
+
+    def layer(Z, theta_l, f):
+        W_enc, norm1, mlp, norm2 = theta_l
+        Z_tilde = f.before(Z, norm1)  # Z in the paper
+        Z = Z + f.mh_attention(Z_tilde, Z_tilde, W_enc, mask, t, t)  # line 5
+        Z = f.after(Z, norm1)  # line 6
+        Z = Z + f.mlp(f.before(Z, norm2), mlp)  # line 7
+        Z = f.after(Z, norm2)  # line 8
+        return Z
+
+    Z = f.each_layer(layer, Z, theta.encoder, reads=mask)  # line 4
+    return f.layer_norm(Z, theta.encoder_norm)
 
 
 def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
+    """θ with W_e, W_p and the norm that embed the context, where those are not the decoder's."""
     own = {} if theta.context is None else theta.context._asdict()
     return theta._replace(**{name: array for name, array in own.items() if array is not None})
-
-
-def encoder_layer(
-    Z: Float[Array, "d_e *batch l_z"],
-    theta_l: TransformerLayerParams,
-    mask: Mask,
-    f: Steps,
-    keys: Keys,
-) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 5-8 of Algorithm 8: one layer of the encoder."""
-    W_enc, norm1, mlp, norm2 = theta_l
-    Z = Z + f.mh_attention(Z, Z, W_enc, mask, keys[0])  # line 5
-    Z = f.layer_norm(Z, *norm1)  # line 6
-    Z = Z + f.mlp(Z, *mlp, keys[1])  # line 7
-    Z = f.layer_norm(Z, *norm2)  # line 8
-    return Z
 
 
 def ed_decoding(
@@ -131,52 +131,37 @@ def ed_decoding(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
-    z_length: Length = None,
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    f = Steps(variant, implementation, "relu")
-    mask = StructuralMask(length=z_length)  # Mask ≡ 1, but for the padding
-    X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)  # lines 10-12
-    X = f.normalized(X, theta.embedding_norm)
-    layer = decoder_layer_norm_first if variant.norm_first else decoder_layer
-    X = for_each_layer(layer, X, theta.decoder, Z, mask, f, key=key, draws=3, remat=remat)  # line 13
-    X = f.normalized(X, theta.decoder_norm)
-    return X
+    if any(line.positions is not None for line in variant.attentions):
+        raise ValueError(
+            "variant.attention: expected positions=None, since line 16 has keys of other positions than its queries"
+        )
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
 
 
-def decoder_layer(
-    X: Float[Array, "d_e *batch l_x"],
-    theta_l: EDDecoderLayerParams,
-    Z: Any,
-    mask: Any,
-    f: Steps,
-    keys: Keys,
-) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 14-19 of Algorithm 8: one layer of the decoder; Z and its mask are what the attention in ``f`` reads."""
-    W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
-    X = X + f.mh_attention(X, X, W_dec, UNIDIRECTIONAL, keys[0])  # line 14
-    X = f.layer_norm(X, *norm3)  # line 15
-    X = X + f.mh_attention(X, Z, W_ed, mask, keys[1])  # line 16
-    X = f.layer_norm(X, *norm4)  # line 17
-    X = X + f.mlp(X, *mlp, keys[2])  # line 18
-    X = f.layer_norm(X, *norm5)  # line 19
-    return X
+def decoder_hidden_state(
+    Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 10-20 of Algorithm 8 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    X = f.embedding(x, t, theta)  # lines 10-12
 
+    def layer(X, theta_l, f):
+        W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
+        X_tilde = f.before(X, norm3)  # X in the paper
+        X = X + f.mh_attention(X_tilde, X_tilde, W_dec, mask, t, t)  # line 14
+        X = f.after(X, norm3)  # line 15
+        X = X + f.mh_attention(f.before(X, norm4), Z, W_ed, cross_mask, t, None)  # line 16
+        X = f.after(X, norm4)  # line 17
+        X = X + f.mlp(f.before(X, norm5), mlp)  # line 18
+        X = f.after(X, norm5)  # line 19
+        return X
 
-def decoder_layer_norm_first(
-    X: Float[Array, "d_e *batch l_x"],
-    theta_l: EDDecoderLayerParams,
-    Z: Any,
-    mask: Any,
-    f: Steps,
-    keys: Keys,
-) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 14-19 in the order of Algorithm 10, for a variant with ``norm_first``."""
-    W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
-    X_tilde = f.layer_norm(X, *norm3)
-    X = X + f.mh_attention(X_tilde, X_tilde, W_dec, UNIDIRECTIONAL, keys[0])
-    X = X + f.mh_attention(f.layer_norm(X, *norm4), Z, W_ed, mask, keys[1])
-    X = X + f.mlp(f.layer_norm(X, *norm5), *mlp, keys[2])
-    return X
+    X = f.each_layer(layer, X, theta.decoder, reads=(Z, mask, cross_mask), draws=3)  # line 13
+    return f.layer_norm(X, theta.decoder_norm)

@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Integer, Key
+from jaxtyping import Float, Integer
 
-from algorithms.alg01_embedding import token_embedding
-from algorithms.alg07_unembedding import unembedding, unembedding_matrix
-from algorithms.layers import Keys, Steps, for_each_layer, zero_padding
-from algorithms.machinery.contract import Relation, UpTo
-from algorithms.masks import Mask, StructuralMask
-from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation, Remat
+from algorithms.layers import lines_of, padded, positions_in, zero_padding
+from algorithms.machinery.contract import Relation
+from algorithms.masks import BIDIRECTIONAL, SelfMask
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
+from algorithms.notation import Implementation, Length, OptionalKey, Remat
 from algorithms.ops.linear import linear
-from algorithms.parameters import ETransformerParams, TransformerLayerParams
+from algorithms.parameters import ETransformerParams
 
 
 def _check_has_head(arguments: Mapping[str, Any]) -> None:
@@ -28,9 +26,12 @@ def _check_has_types(arguments: Mapping[str, Any]) -> None:
         raise ValueError("types: expected None, since theta.W_t is None, so these parameters have no token types")
 
 
-Length = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
 Types = Annotated[Integer[Array, "*#batch l"] | None, Relation(_check_has_types)]
 WithHead = Annotated[ETransformerParams, Relation(_check_has_head)]
+
+
+OWN = "gelu", ("norm_last", "norm_first", "no_norm")
+"""The activation of Algorithm 9, and the orders of its layers; first its own."""
 
 
 def e_transformer(
@@ -39,15 +40,18 @@ def e_transformer(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
     length: Length = None,
     types: Types = None,
+    mask: SelfMask = BIDIRECTIONAL,
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 9: P ← ETransformer(x | θ). The encoder-only transformer, BERT's.
 
     Column t of P is a distribution over the vocabulary for the token that stands at t, or that was masked there.
 
-    Departures: W_u is [N_V, d_f] (the paper prints [N_V, d_e], but multiplies it by d_f rows). None else with
+    ``mask`` replaces that of line 5; the padding from ``length`` on applies to any.
+
+    Departures: W_u is [N_V, d_f] (the paper prints [N_V, d_e], but multiplies it by d_f rows). Otherwise none with
     ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of all columns.
 
     Example:
@@ -59,10 +63,9 @@ def e_transformer(
 
     Source: Phuong and Hutter 2022, Algorithm 9.
     """
-    X = e_hidden_state(  # lines 1-11
-        x, theta, variant=variant, implementation=implementation, key=key, length=length, types=types
-    )
-    P = unembedding(X, unembedding_matrix(theta), b_u=theta.b_u)  # return
+    options = {"variant": variant, "implementation": implementation, "key": key}
+    X = e_hidden_state(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-11
+    P = variant.unembedding(X, theta)  # return
     return P
 
 
@@ -72,18 +75,18 @@ def e_hidden_state(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
     length: Length = None,
     types: Types = None,
+    mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
-    X = e_encoding(  # lines 1-9
-        x, theta, variant=variant, implementation=implementation, key=key, length=length, types=types, remat=remat
-    )
-    f = Steps(variant, implementation, "gelu")
+    options = {"variant": variant, "implementation": implementation, "key": key, "remat": remat}
+    X = e_encoding(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-9
+    f = lines_of(variant, implementation, *OWN)
     X = f.activate(linear(theta.W_f, X, theta.b_f, implementation))  # line 10
-    X = f.layer_norm(X, *theta.norm)  # line 11
+    X = f.layer_norm(X, theta.norm)  # line 11
     return X
 
 
@@ -93,38 +96,29 @@ def e_encoding(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
     length: Length = None,
     types: Types = None,
+    mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read.
 
     ``types`` has the type of each token, where the parameters embed it: BERT's two sentences. None: all are of type 0.
     """
-    f = Steps(variant, implementation, "gelu")
-    mask = StructuralMask(length=length)  # Mask ≡ 1, but for the padding
-    x = zero_padding(x, length)
-    X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)  # lines 1-3
-    if theta.W_t is not None:
-        types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
-        X = X + token_embedding(types, theta.W_t, implementation=implementation)
-    X = f.normalized(X, theta.embedding_norm)
-    X = for_each_layer(e_layer, X, theta.layers, mask, f, key=key, remat=remat)  # line 4
-    return X
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    t = positions_in(x)  # line 1
+    X = f.embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
+    mask = padded(mask, length)
 
+    def layer(X, theta_l, f):
+        W, norm1, mlp, norm2 = theta_l
+        X_tilde = f.before(X, norm1)  # X in the paper
+        X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 5
+        X = f.after(X, norm1)  # line 6
+        X = X + f.mlp(f.before(X, norm2), mlp)  # line 7
+        X = f.after(X, norm2)  # line 8
+        return X
 
-def e_layer(
-    X: Float[Array, "d_e *batch l"],
-    theta_l: TransformerLayerParams,
-    mask: Mask,
-    f: Steps,
-    keys: Keys,
-) -> Float[Array, "d_e *batch l"]:
-    """Lines 5-8 of Algorithm 9: one layer."""
-    W, norm1, mlp, norm2 = theta_l
-    X = X + f.mh_attention(X, X, W, mask, keys[0])  # line 5
-    X = f.layer_norm(X, *norm1)  # line 6
-    X = X + f.mlp(X, *mlp, keys[1])  # line 7
-    X = f.layer_norm(X, *norm2)  # line 8
+    X = f.each_layer(layer, X, theta.layers, reads=mask)  # line 4
     return X

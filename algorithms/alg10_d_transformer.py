@@ -1,14 +1,16 @@
 """Algorithm 10, the decoder-only transformer of GPT: from a sequence to the distribution of each next token."""
 
-from jax import Array
-from jaxtyping import Float, Integer, Key
+from typing import Any
 
-from algorithms.alg07_unembedding import unembedding, unembedding_matrix
-from algorithms.layers import Keys, Steps, for_each_layer
-from algorithms.masks import UNIDIRECTIONAL, Mask, documents
-from algorithms.model.variants import PAPER, Variant
-from algorithms.notation import Implementation, Remat
-from algorithms.parameters import DTransformerParams, TransformerLayerParams
+from jax import Array
+from jaxtyping import Float, Integer
+
+from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, zero_padding
+from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
+from algorithms.notation import Implementation, Length, OptionalKey, Remat
+from algorithms.parameters import DTransformerParams
 
 
 def d_transformer(
@@ -17,11 +19,15 @@ def d_transformer(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
+    length: Length = None,
+    mask: SelfMask = UNIDIRECTIONAL,
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 10: P ← DTransformer(x | θ). The decoder-only transformer, GPT's.
 
     Column t of P is the distribution P̂(x[t+1] | x[1:t]) of the next token.
+
+    ``mask`` replaces that of line 6; windows of the variant and the padding from ``length`` on apply to any.
 
     Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of its column and all later ones
     (and, since 0 · NaN is NaN, perhaps of earlier ones).
@@ -35,8 +41,9 @@ def d_transformer(
 
     Source: Phuong and Hutter 2022, Algorithm 10.
     """
-    X = d_hidden_state(x, theta, variant=variant, implementation=implementation, key=key)  # lines 1-10
-    P = unembedding(X, unembedding_matrix(theta), b_u=theta.b_u)  # return
+    f = decoder_lines(variant, implementation, key=key)
+    X = hidden_state(x, None, theta, mask, length, f)  # lines 1-10
+    P = f.unembedding(X, theta)  # return
     return P
 
 
@@ -46,7 +53,9 @@ def d_hidden_state(
     *,
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
-    key: Key[Array, "*batch"] | None = None,
+    key: OptionalKey = None,
+    length: Length = None,
+    mask: SelfMask = UNIDIRECTIONAL,
     positions: Integer[Array, "*#batch l"] | None = None,
     segments: Integer[Array, "*#batch l"] | None = None,
     remat: Remat = False,
@@ -56,25 +65,32 @@ def d_hidden_state(
     For packed documents, ``segments`` has the number of the document of each token, which attends to its own document
     only, and ``positions`` the position of each token in its document.
     """
-    f = Steps(variant, implementation, "gelu")
-    mask = UNIDIRECTIONAL if segments is None else UNIDIRECTIONAL & documents(segments)
-    X = f.token_embedding(x, theta) + f.positional_embedding(x, theta, positions)  # lines 1-3
-    X = for_each_layer(d_layer, X, theta.layers, mask, f, key=key, remat=remat)  # line 4
-    X = f.layer_norm(X, *theta.norm)  # line 10
-    return X
+    mask = mask if segments is None else mask & documents(segments)
+    return hidden_state(x, positions, theta, mask, length, decoder_lines(variant, implementation, key=key, remat=remat))
 
 
-def d_layer(
-    X: Float[Array, "d_e *batch l"],
-    theta_l: TransformerLayerParams,
-    mask: Mask,
-    f: Steps,
-    keys: Keys,
-) -> Float[Array, "d_e *batch l"]:
-    """Lines 5-8 of Algorithm 10: one layer."""
-    W, norm1, mlp, norm2 = theta_l
-    X_tilde = f.layer_norm(X, *norm1)  # line 5
-    X = X + f.mh_attention(X_tilde, X_tilde, W, mask, keys[0])  # line 6
-    X_tilde = f.layer_norm(X, *norm2)  # line 7
-    X = X + f.mlp(X_tilde, *mlp, keys[1])  # line 8
+def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
+    """The lines of a variant, with what is Algorithm 10's own filled in."""
+    return lines_of(variant, implementation, "gelu", ("norm_first", "side_by_side", "no_norm"), **options)
+
+
+def hidden_state(
+    x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, length: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    t = positions_in(x) if t is None else t  # line 1
+    X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
+    mask = padded(mask, length)
+
+    def layer(X, theta_l, f):
+        W, norm1, mlp, norm2 = theta_l
+        X_tilde = f.layer_norm(X, norm1)  # line 5
+        X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6
+        X_tilde = f.layer_norm(X, norm2)  # line 7
+        X = X + f.mlp(X_tilde, mlp)  # line 8
+        return X
+
+    layer = side_by_side(mask, t) if f.order == "side_by_side" else layer
+    X = f.each_layer(layer, X, theta.layers, reads=mask)  # line 4
+    X = f.layer_norm(X, theta.norm)  # line 10
     return X

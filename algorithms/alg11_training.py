@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.machinery.arrays import as_ids
-from algorithms.model.variants import NO_DROPOUT, PAPER, Variant
+from algorithms.model.variant import NO_DROPOUT, Variant
+from algorithms.model.variants import PAPER
 from algorithms.notation import (
     ContextLengths,
     Epochs,
@@ -89,7 +89,12 @@ def ed_loss(
     )
     weights = (t < l - 1).astype(X.dtype)
     loss = log_loss(
-        X, unembedding_matrix(theta), jnp.roll(x, -1), weights=weights, b_u=theta.b_u, implementation=implementation
+        X,
+        variant.unembedding.matrix(theta),
+        jnp.roll(x, -1),
+        weights=weights,
+        b_u=theta.b_u,
+        implementation=implementation,
     )  # line 5
     return loss
 
@@ -159,7 +164,7 @@ def e_loss(
     )  # line 8, but its softmax
     weights = T_tilde.astype(X.dtype)
     loss = log_loss(  # line 9
-        X, unembedding_matrix(theta), x, weights=weights, b_u=theta.b_u, implementation=implementation
+        X, variant.unembedding.matrix(theta), x, weights=weights, b_u=theta.b_u, implementation=implementation
     )
     return loss
 
@@ -211,7 +216,12 @@ def d_loss(
     X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax
     weights = (t < l - 1).astype(X.dtype)
     loss = log_loss(
-        X, unembedding_matrix(theta), jnp.roll(x, -1), weights=weights, b_u=theta.b_u, implementation=implementation
+        X,
+        variant.unembedding.matrix(theta),
+        jnp.roll(x, -1),
+        weights=weights,
+        b_u=theta.b_u,
+        implementation=implementation,
     )  # line 5
     return loss
 

@@ -16,7 +16,8 @@ from algorithms.alg11_training import FixedVariant
 from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.varying import match_varying_axes
-from algorithms.model.variants import PAPER, Variant
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
 from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
 from algorithms.ops.dropout import fold_in
 from algorithms.parameters import DTransformerParams, EDTransformerParams
@@ -41,7 +42,7 @@ def _check_longest(arguments) -> None:
 
 def _limit(theta: Any, variant: Variant) -> int | None:
     """The longest sequence that the parameters have positions for; None: sinusoids set no limit."""
-    return None if theta.W_p is None else theta.W_p.shape[1] - variant.first_position
+    return variant.embedding.limit(theta)
 
 
 def d_inference(

@@ -1,145 +1,206 @@
-"""The steps that the layers of Algorithms 8, 9 and 10 are made of, and the loop over the layers."""
+"""What Algorithms 8, 9 and 10 share: the lines of a variant, ready to be called, and the loop over the layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Integer, Key
+from jaxtyping import Float, Integer
 
-from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
-from algorithms.alg03_attention import mh_attention
-from algorithms.alg06_layer_norm import layer_norm, rms_norm
-from algorithms.machinery.arrays import accumulation_dtype, are_numbers
-from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
+from algorithms.alg01_embedding import token_embedding
+from algorithms.machinery.arrays import are_numbers
+from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
-from algorithms.model.variants import Variant
-from algorithms.notation import Implementation, Remat
+from algorithms.masks import Mask, StructuralMask
+from algorithms.model.attention import Attention
+from algorithms.model.mlp import Activation
+from algorithms.model.variant import Variant
+from algorithms.notation import Implementation, OptionalKey, Remat
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
-from algorithms.ops.dropout import dropout, fold_in
-from algorithms.ops.linear import linear
-from algorithms.parameters import LayerNormParams
+from algorithms.ops.dropout import fold_in
 
-Attend = Callable[..., Float[Array, "d_e *batch l_x"]]
-Keys = Sequence[Key[Array, "*batch"] | None]
+Layer = Callable[..., Float[Array, "d_e *batch l"]]
 
 
-class Steps(NamedTuple):
-    """Algorithms 1, 2, 5 and 6 and the MLP, with a variant and an implementation filled in.
+def attend_in_full(line: Attention, X: Array, Z: Array, W: Any, mask: Mask, **options: Any) -> tuple[Array, None]:
+    """The attention of a whole sequence, which keeps nothing."""
+    X, Z = (shard_layer_input(X),) * 2 if X is Z else (shard_layer_input(X), shard_layer_input(Z))
+    return shard_residual_stream(line(X, Z, W, mask, **options)), None
+
+
+class Lines(NamedTuple):
+    """The lines of a variant with everything filled in but their arrays, under the paper's names.
 
     Attributes:
-        variant: what differs from the pseudocode.
+        variant: the lines.
         implementation: how attention and the backward passes are computed.
-        activation: the nonlinearity of the architecture, where the variant names no other.
-        attend: instead of Algorithm 5: takes X, Z, 𝓦, the mask and a key. A decoding step reads a cache, say.
+        activation: the nonlinearity of the algorithm, where the variant names no other.
+        order: the order of a layer, likewise.
+        key: randomness of all layers, or None.
+        remat: what a layer computes again in the backward pass.
+        attend: computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding
+            reads a cache.
+        kept: gets what the attentions of all layers keep, stacked; None: nobody wants it.
+        l: the layer.
+        keys: the keys of the layer, in the order in which its lines use them.
+        of_layer: gets what the attentions of this layer keep.
     """
 
     variant: Variant
     implementation: Implementation
-    activation: str
-    attend: Attend | None = None
+    activation: Activation
+    order: str
+    key: OptionalKey = None
+    remat: Remat = False
+    attend: Callable[..., tuple[Array, Any]] = attend_in_full
+    kept: list[Any] | None = None
+    l: Any = 0
+    keys: Iterator[OptionalKey] = iter(())
+    of_layer: list[Any] | None = None
 
-    def token_embedding(self, x: Integer[Array, "*batch l"], theta: Any) -> Float[Array, "d_e *batch l"]:
-        """``W_e[:, x[t]]`` of every token, as columns."""
-        E = token_embedding(x, theta.W_e, implementation=self.implementation)
-        E = shard_residual_stream(E)
-        return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.variant.scale_embedding else E
+    def embedding(
+        self, x: Integer[Array, "*columns"], t: Any, theta: Any, types: Integer[Array, "*columns"] | None = None
+    ) -> Float[Array, "d_e *columns"]:
+        """``W_e[:, x[t]] + W_p[:, t]`` of every token, by Algorithms 1 and 2.
 
-    def positional_embedding(
-        self, x: Integer[Array, "*batch l"], theta: Any, positions: Integer[Array, "*#batch l"] | None = None
-    ) -> Float[Array, "d_e *#batch l"]:
-        """``W_p[:, t]`` of every position, as columns, or the sinusoids of the variant."""
-        t = self.variant.first_position + (_positions_in(x) if positions is None else positions)
-        t = t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape)
-        if theta.W_p is not None:
-            return positional_embedding(jnp.asarray(t), theta.W_p, implementation=self.implementation)
-        d_e, dtype, form = theta.W_e.shape[0], theta.W_e.dtype, self.variant.positions
-        return jnp.asarray(sinusoid(t, d_e, base=10000, form=form, dtype=accumulation_dtype(dtype)), dtype)
+        If θ has them, token types are added, and a norm follows.
+        """
+        line = self.variant.embedding
+        X = shard_residual_stream(line.tokens(x, theta, self.implementation))
+        W_p_t = line.of_positions(t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape), theta, self.implementation)
+        X = X if W_p_t is None else X + W_p_t
+        if getattr(theta, "W_t", None) is not None:
+            types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
+            X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
+        return self.layer_norm(X, theta.embedding_norm)
 
-    def layer_norm(
-        self, X: Float[Array, "d *columns"], gamma: Float[Array, "d"], beta: Float[Array, "d"] | None
-    ) -> Float[Array, "d *columns"]:
-        """``for t: layer_norm(X[:, t] | γ, β)``, or the norm of the variant."""
-        options: dict[str, Any] = {"epsilon": self.variant.epsilon, "implementation": self.implementation}
-        return shard_residual_stream(
-            rms_norm(X, gamma, **options) if beta is None else layer_norm(X, gamma, beta, **options)
-        )
+    def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
+        """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X itself where θ has no norm."""
+        return X if norm is None else shard_residual_stream(self.variant.norm(X, norm, self.implementation))
 
-    def normalized(self, X: Float[Array, "d *columns"], norm: LayerNormParams | None) -> Float[Array, "d *columns"]:
-        """The same where there are γ and β, which the paper does not have at this place, and X itself where not."""
-        return X if norm is None else self.layer_norm(X, *norm)
+    def before(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
+        """The norm of what a line of Algorithms 8 and 9 reads: X, unless the variant's layers normalize first."""
+        return self.layer_norm(X, norm) if self.order == "norm_first" else X
+
+    def after(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
+        """The norm of what a line was added to, unless the variant's layers normalize first."""
+        return X if self.order == "norm_first" else self.layer_norm(X, norm)
 
     def mh_attention(
-        self,
-        X: Float[Array, "d_e *batch l_x"],
-        Z: Any,
-        W: Any,
-        mask: Any,
-        key: Key[Array, "*batch"] | None,
+        self, X: Float[Array, "d_e *batch l_x"], Z: Any, W: Any, mask: Any, t_x: Any, t_z: Any
     ) -> Float[Array, "d_e *batch l_x"]:
-        """``MHAttention(X, Z | 𝓦, Mask)``; Z, 𝓦 and its mask are what ``attend`` reads, where there is one."""
-        if self.attend is not None:
-            return self.attend(X, Z, W, mask, key)
-        options: dict[str, Any] = {"implementation": self.implementation, "dropout": self.variant.dropout, "key": key}
-        X, Z = (shard_layer_input(X),) * 2 if X is Z else (shard_layer_input(X), shard_layer_input(Z))
-        return shard_residual_stream(mh_attention(X, Z, W, mask, **options))
+        """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, by the line that is the layer's turn.
 
-    def mlp(
-        self,
-        X: Float[Array, "d_e *batch l"],
-        W_mlp1: Float[Array, "d_mlp d_e"],
-        b_mlp1: Float[Array, "d_mlp"],
-        W_mlp2: Float[Array, "d_e d_mlp"],
-        b_mlp2: Float[Array, "d_e"],
-        key: Key[Array, "*batch"] | None,
-    ) -> Float[Array, "d_e *batch l"]:
-        """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, where f is the nonlinearity."""
-        hidden = shard_hidden_units(self.activate(linear(W_mlp1, shard_layer_input(X), b_mlp1, self.implementation)))
-        return shard_residual_stream(
-            linear(W_mlp2, dropout(hidden, self.variant.dropout, key), b_mlp2, self.implementation)
-        )
+        Z and its mask are what ``attend`` reads; t_x and t_z are the positions of the columns of X and Z.
+        """
+        key, is_self = next(self.keys, None), X is Z
+
+        def by(line):
+            options = {"t_x": t_x, "t_z": t_z, "implementation": self.implementation, "rate": self.variant.dropout}
+            return lambda X, Z, W, key: self.attend(line, X, X if is_self else Z, W, mask, key=key, **options)
+
+        lines = self.variant.attentions
+        distinct = tuple(dict.fromkeys(lines))
+        arguments = X, None if is_self else Z, W, key
+        if len(distinct) == 1 or isinstance(self.l, int):
+            Y, kept = by(lines[self.l % len(lines) if len(distinct) > 1 else 0])(*arguments)
+        else:
+            turn = jnp.asarray([distinct.index(line) for line in lines])[self.l % len(lines)]
+            Y, kept = jax.lax.switch(turn, [by(line) for line in distinct], *arguments)
+        if self.of_layer is not None:
+            self.of_layer.append(kept)
+        return Y
+
+    def mlp(self, X: Float[Array, "d_e *columns"], W: Any) -> Float[Array, "d_e *columns"]:
+        """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``; 0 in a variant without MLPs."""
+        line, key = self.variant.mlp, next(self.keys, None)
+        if line is None:
+            return jnp.zeros_like(X)
+        options: dict[str, Any] = {"rate": self.variant.dropout, "key": key}
+        f = line.activation or self.activation
+        return shard_residual_stream(line(shard_layer_input(X), W, f=f, implementation=self.implementation, **options))
 
     def activate(self, X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
-        """The nonlinearity of the architecture, or of the variant."""
-        return activate(self.variant.activation or self.activation, X, self.implementation)
+        """The nonlinearity of the algorithm, or of the variant."""
+        line = self.variant.mlp
+        return activate((line and line.activation) or self.activation, X, self.implementation)
+
+    def unembedding(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
+        """``softmax(W_u X)``, Algorithm 7."""
+        return self.variant.unembedding(X, theta)
+
+    def each_layer(
+        self, layer: Layer, X: Float[Array, "d_e *batch l"], stacked: Any, *, reads: Any = (), draws: int = 2
+    ) -> Float[Array, "d_e *batch l"]:
+        """``for l = 1, …, L: X ← layer(X, parameters of l, lines of l)``.
+
+        Args:
+            layer: the body of the loop.
+            X: the residual stream.
+            stacked: the parameters of all layers, stacked on axis 0, or a tuple of them, layer by layer.
+            reads: what else the layers read: arrays that all of them are given.
+            draws: how many keys a layer needs.
+        """
+        if isinstance(stacked, tuple) and not hasattr(stacked, "_fields"):
+            for l, theta_l in enumerate(stacked):
+                X = layer(X, theta_l, self._replace(l=l))
+            return X
+
+        def turn(X, indexed):
+            theta_l, l = indexed
+            keys = (fold_in(self.key, draws * l + i) for i in range(draws))
+            of_layer = []
+            X = layer(X, theta_l, self._replace(l=l, keys=keys, of_layer=of_layer))
+            return X, of_layer
+
+        L = jax.tree.leaves(stacked)[0].shape[0]
+        X = match_varying_axes((X, stacked, reads, self.key))[0]
+        X, kept = jax.lax.scan(_recomputed(turn, self.remat), X, (stacked, jnp.arange(L)))
+        if self.kept is not None:
+            self.kept.extend(kept)
+        return X
 
 
-def for_each_layer(
-    layer: Callable[..., Array],
-    X: Float[Array, "d_e *batch l"],
-    stacked: Any,
-    *arguments: Any,
-    key: Key[Array, "*batch"] | None,
-    draws: int = 2,
-    remat: Remat = False,
-) -> Float[Array, "d_e *batch l"]:
-    """``for l = 1, …, L: X ← layer(X, parameters of l, *arguments, keys of l)``.
+def lines_of(
+    variant: Variant,
+    implementation: Implementation,
+    activation: Activation,
+    orders: tuple[str, ...],
+    **options: Any,
+) -> Lines:
+    """The lines of a variant for an algorithm.
 
     Args:
-        layer: the body of the loop.
-        X: the residual stream.
-        stacked: the parameters of all layers, stacked on axis 0.
-        arguments: what all layers are given.
-        key: randomness of all layers, or None.
-        draws: how many keys a layer needs.
-        remat: what is computed again in the backward pass.
+        variant: the lines.
+        implementation: how attention and the backward passes are computed.
+        activation: the algorithm's own.
+        orders: of layers, that the algorithm has; first its own.
+        options: other attributes of `Lines`.
+
+    Raises:
+        ValueError: if the variant has another order.
     """
-
-    def turn(X, indexed):
-        theta_l, l = indexed
-        keys = [fold_in(key, draws * l + i) for i in range(draws)]
-        return layer(X, theta_l, *arguments, keys), None
-
-    L = jax.tree.leaves(stacked)[0].shape[0]
-    X = match_varying_axes((X, stacked, arguments, key))[0]
-    X, _ = jax.lax.scan(_computed_again(turn, remat), X, (stacked, jnp.arange(L)))
-    return X
+    order = variant.order or orders[0]
+    if order not in orders:
+        raise ValueError(f"variant.order: expected None or one of {', '.join(map(repr, orders))} here, got {order!r}")
+    return Lines(variant, implementation, activation, order, **options)
 
 
-def _computed_again(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def side_by_side(mask: Mask, t: Any) -> Layer:
+    """Lines 5 to 8 of Algorithm 10 with attention and MLP side by side: both read the layer's input."""
+
+    def layer(X, theta_l, f):
+        W, norm1, mlp, norm2 = theta_l
+        X_tilde = f.layer_norm(X, norm1)
+        return X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t) + f.mlp(f.layer_norm(X, norm2), mlp)
+
+    return layer
+
+
+def _recomputed(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     if not remat:
         return turn
     kept = () if remat is True else ATTENTION_RESIDUALS
@@ -147,18 +208,23 @@ def _computed_again(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any
     return jax.checkpoint(turn, prevent_cse=False, policy=policy)
 
 
+def padded(mask: Mask, length: Integer[Array, "*#batch"] | int | None) -> Mask:
+    """The mask without the context tokens from ``length`` on."""
+    return mask if length is None else mask & StructuralMask(length=length)
+
+
 def zero_padding(
     x: Integer[Array, "*batch l"], length: Integer[Array, "*#batch"] | int | None
 ) -> Integer[Array, "*batch l"]:
-    """X with token 0 where t >= length, so that nothing which stands in the padding can reach anything."""
+    """X with token 0 where t >= length, so that whatever stands in the padding reaches nothing."""
     if length is None:
         return x
     length = jnp.asarray(length)
     length = length.reshape(*length.shape, *(1,) * (x.ndim - length.ndim))
-    return jnp.where(_positions_in(x) < length, x, 0)
+    return jnp.where(positions_in(x) < length, x, 0)
 
 
-def _positions_in(x: Integer[Array, "*batch l"]) -> Any:
+def positions_in(x: Integer[Array, "*batch l"]) -> Any:
     """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
     l = x.shape[-1]
     t = np.arange(l) if are_numbers(l) else jnp.arange(l)

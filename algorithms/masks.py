@@ -85,6 +85,7 @@ class StructuralMask:
             length=_narrower(self.length, other.length, jnp.minimum),
             documents_z=mine.documents_z,
             documents_x=mine.documents_x,
+            first=other.first if self.first is None else self.first,
         )
 
     __rand__ = __and__
@@ -93,6 +94,9 @@ class StructuralMask:
 
 
 Mask = StructuralMask | Bool[Array, "*#batch l_z l_x"]
+SelfMask = StructuralMask | Bool[Array, "*#batch l l"]
+ContextMask = StructuralMask | Bool[Array, "*#batch l_z l_z"]
+PrimaryMask = StructuralMask | Bool[Array, "*#batch l_x l_x"]
 
 
 _RANKS = {"length": 0, "documents_z": 1, "documents_x": 1, "first": 0}

@@ -12,38 +12,54 @@ from jaxtyping import Float
 
 
 class AttentionParams(NamedTuple):
-    """𝓦_qkv: the query, key and value projections of one head (Algorithms 3 and 4)."""
+    """𝓦_qkv: the query, key and value projections of one head (Algorithms 3 and 4).
+
+    Stacked heads may share keys and values: these then have H_kv heads, each read by H/H_kv consecutive ones. A bias
+    that is None is left out.
+    """
 
     W_q: Float[Array, "*stack d_attn d_x"]
-    b_q: Float[Array, "*stack d_attn"]
-    W_k: Float[Array, "*stack d_attn d_z"]
-    b_k: Float[Array, "*stack d_attn"]
-    W_v: Float[Array, "*stack d_mid d_z"]
-    b_v: Float[Array, "*stack d_mid"]
-
-
-class MHAttentionParams(NamedTuple):
-    """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs."""
-
-    heads: Annotated[AttentionParams, "H"]
-    W_o: Float[Array, "*stack d_out H*d_mid"]
-    b_o: Float[Array, "*stack d_out"]
+    b_q: Float[Array, "*stack d_attn"] | None
+    W_k: Float[Array, "*stack_kv d_attn d_z"]
+    b_k: Float[Array, "*stack_kv d_attn"] | None
+    W_v: Float[Array, "*stack_kv d_mid d_z"]
+    b_v: Float[Array, "*stack_kv d_mid"] | None
 
 
 class LayerNormParams(NamedTuple):
-    """γ and β of Algorithm 6. ``beta`` is None where the variant's norm is RMSnorm, which has none."""
+    """γ and β of Algorithm 6. ``beta`` is None for RMSnorm, which has none."""
 
     gamma: Float[Array, "*stack d_normalized"]
     beta: Float[Array, "*stack d_normalized"] | None
 
 
+class MHAttentionParams(NamedTuple):
+    """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
+
+    Not in the paper, and None there: γ of the norms of queries and keys, and the norm of the output.
+    """
+
+    heads: Annotated[AttentionParams, "H"]
+    W_o: Float[Array, "*stack d_out H*d_mid"]
+    b_o: Float[Array, "*stack d_out"] | None
+    gamma_q: Float[Array, "*stack d_attn"] | None = None
+    gamma_k: Float[Array, "*stack d_attn"] | None = None
+    norm_out: Annotated[LayerNormParams, "d_normalized=d_out"] | None = None
+
+
 class MLPParams(NamedTuple):
-    """W_mlp1, b_mlp1, W_mlp2, b_mlp2 (W_mlp3 … b_mlp4 in the decoder of Algorithm 8)."""
+    """W_mlp1, b_mlp1, W_mlp2, b_mlp2 (W_mlp3 … b_mlp4 in the decoder of Algorithm 8).
+
+    Not in the paper, and None there: the gate, and the norm of the output.
+    """
 
     W_mlp1: Float[Array, "*stack d_mlp d_e"]
-    b_mlp1: Float[Array, "*stack d_mlp"]
+    b_mlp1: Float[Array, "*stack d_mlp"] | None
     W_mlp2: Float[Array, "*stack d_e d_mlp"]
-    b_mlp2: Float[Array, "*stack d_e"]
+    b_mlp2: Float[Array, "*stack d_e"] | None
+    W_gate: Float[Array, "*stack d_mlp d_e"] | None = None
+    b_gate: Float[Array, "*stack d_mlp"] | None = None
+    norm_out: Annotated[LayerNormParams, "d_normalized=d_e"] | None = None
 
 
 ResidualAttention = Annotated[MHAttentionParams, "d_x=d_e d_z=d_e d_out=d_e"]
@@ -52,23 +68,26 @@ ResidualMLP = Annotated[MLPParams, "d_e=d_e"]
 
 
 class TransformerLayerParams(NamedTuple):
-    """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β²."""
+    """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β².
+
+    A variant without norms between the lines, or without MLPs, has None there.
+    """
 
     attention: ResidualAttention
-    norm1: ResidualNorm
-    mlp: ResidualMLP
-    norm2: ResidualNorm
+    norm1: ResidualNorm | None
+    mlp: ResidualMLP | None
+    norm2: ResidualNorm | None
 
 
 class EDDecoderLayerParams(NamedTuple):
     """One decoder layer of Algorithm 8: 𝓦^dec, γ³ β³, 𝓦^{e/d}, γ⁴ β⁴, the MLP, γ⁵ β⁵."""
 
     self_attention: ResidualAttention
-    norm3: ResidualNorm
+    norm3: ResidualNorm | None
     cross_attention: ResidualAttention
-    norm4: ResidualNorm
-    mlp: ResidualMLP
-    norm5: ResidualNorm
+    norm4: ResidualNorm | None
+    mlp: ResidualMLP | None
+    norm5: ResidualNorm | None
 
 
 class EmbeddingParams(NamedTuple):
@@ -123,12 +142,13 @@ class ETransformerParams(NamedTuple):
 class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ.
 
-    ``b_u`` is None in the paper: an output bias, which some models have.
+    ``b_u``, an output bias, and ``embedding_norm``, which follows the embeddings, are None in the paper.
     """
 
     W_e: Float[Array, "d_e N_V"]
     W_p: Float[Array, "d_e l_max"] | None
     layers: Annotated[TransformerLayerParams, "L"]
-    norm: ResidualNorm
+    norm: ResidualNorm | None
     W_u: Float[Array, "N_V d_e"] | None
     b_u: Float[Array, "N_V"] | None = None
+    embedding_norm: ResidualNorm | None = None

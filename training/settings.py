@@ -7,7 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-VARIANTS = ("PAPER", "VASWANI", "BERT", "GPT2")
+VARIANTS = (
+    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3",
+    "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "MARIAN", "FSMT",
+)  # fmt: skip
 # A choice brings defaults of what belongs to it; they hold where it is not what the task chooses anyway.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "weight_decay": 0.0},
@@ -100,6 +103,7 @@ class Settings:
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
     H: int = _setting(4, "heads")
+    H_kv: int = _setting(0, "heads of keys and values, each of which several heads share (0: as many as heads)")
     d_e: int = _setting(128, "dimensions of the residual stream")
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(

@@ -278,9 +278,10 @@ class _Sizes:
         return f"give one for each sequence: jax.random.split(key, {shape})" if batch else "give a single one"
 
     def _axes(self, declared: Any) -> list[str]:
-        """The names of an array's axes, those of the stack filled in."""
-        axes = declared.dim_str.split()
-        return [a for axis in axes for a in (self.stack if axis == "*stack" else (axis,))]
+        """The names of an array's axes, those of the stack filled in; ``*stack_kv`` has H_kv for its H."""
+        shared = tuple("H_kv" if axis == "H" else axis for axis in self.stack)
+        stacks = {"*stack": self.stack, "*stack_kv": shared}
+        return [a for axis in declared.dim_str.split() for a in stacks.get(axis, (axis,))]
 
     def _matched(self, axes: list[str], shape: tuple[Any, ...]) -> dict[str, Any] | None:
         """The sizes that a shape gives to axes, or None where it contradicts them or those known before."""

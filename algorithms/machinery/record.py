@@ -8,9 +8,13 @@ import dataclasses
 import functools
 import types
 import typing
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, TypeVar
+
+R = TypeVar("R", bound="Record")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
     """What all records share: the changed copy, JSON, and the check of their fields."""
 
@@ -30,17 +34,17 @@ class Record:
             if not any(_fits(value, kind) for kind in allowed):
                 self.refuse(field, " or ".join(map(_words, allowed)))
 
-    def but(self, **changes: Any) -> Self:
+    def but(self: R, **changes: Any) -> R:
         """The same record with these fields changed.
 
         Raises:
             ValueError: if it has no such field.
         """
-        fields = [field.name for field in dataclasses.fields(self)]  # pyright: ignore[reportArgumentType]
+        fields = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in fields:
                 raise ValueError(f"{type(self).__name__}.{name}: expected one of the fields {', '.join(fields)}")
-        return dataclasses.replace(self, **changes)  # pyright: ignore[reportType]
+        return dataclasses.replace(self, **changes)
 
     def refuse(self, field: str, expected: str) -> typing.NoReturn:
         """Raise ValueError for the value of a field."""
@@ -49,7 +53,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The name of the class and the fields that differ from their defaults."""
         written: dict[str, Any] = {"record": type(self).__name__}
-        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
                 written[field.name] = _to_json(value)
@@ -92,7 +96,7 @@ def _annotations(cls: type) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(_alternatives(hints[name])) for name in names}
 
 
-def _alternatives(annotation: Any) -> typing.Iterator[Any]:
+def _alternatives(annotation: Any) -> Iterator[Any]:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         for kind in typing.get_args(annotation):
             yield from _alternatives(kind)

@@ -84,8 +84,8 @@ def split_attention(
     sizes = _sizes(Q)
     if not sizes:
         return kernel(*tiles, mask, seeds, None)
-    H, _, B, l_x = Q.shape
-    heads, sequences = _dividing(sizes, (MODEL,), H), _dividing(sizes, _of_sequences(sizes), B)
+    _, _, B, l_x = Q.shape
+    heads, sequences = _dividing(sizes, (MODEL,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
     tokens = _dividing(sizes, (CONTEXT,), l_x)
     queries, context = P(heads, None, sequences, tokens), P(heads, None, sequences)
 

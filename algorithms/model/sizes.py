@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from algorithms.model.variants import PAPER, Variant
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
 
 _DERIVED: Any = None  # the default of a field that __post_init__ derives from the others
 
@@ -20,6 +21,7 @@ class TransformerConfig:
         d_mlp: hidden units of every MLP.
         d_attn: dimensions of a query and a key, d_e/H unless given.
         d_mid: dimensions of a value, d_e/H unless given.
+        H_kv: heads of keys and values, each of which H/H_kv heads of queries share; H unless given.
         variant: what differs from the pseudocode.
         tied: whether W_u = W_eᵀ; the variant's choice unless given.
     """
@@ -31,6 +33,7 @@ class TransformerConfig:
     d_mlp: int
     d_attn: int = _DERIVED
     d_mid: int = _DERIVED
+    H_kv: int = _DERIVED
     variant: Variant = PAPER
     tied: bool = _DERIVED
 
@@ -53,8 +56,27 @@ class TransformerConfig:
                     )
                 object.__setattr__(self, field, self.d_e // self.H)
             self._require_positive(field)
+        self._check_heads()
         if self.tied is None:
-            object.__setattr__(self, "tied", self.variant.tied)
+            object.__setattr__(self, "tied", self.variant.unembedding.tied)
+
+    def _check_heads(self) -> None:
+        if self.H_kv is None:
+            object.__setattr__(self, "H_kv", self.H)
+        self._require_positive("H_kv")
+        if self.H % self.H_kv:
+            raise ValueError(
+                f"{type(self).__name__}.H_kv: expected a divisor of H = {self.H}, got {self.H_kv}; change one of them"
+            )
+        for line in self.variant.attentions:
+            if line.positions is not None:
+                line.positions.rows(self.d_attn)
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis, by its name."""
+        sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
+        return {**sizes, "l_max": self.l_max + self.variant.embedding.first_position}
 
     def _require_positive(self, field: str) -> None:
         value = getattr(self, field)

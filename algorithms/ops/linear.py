@@ -20,14 +20,17 @@ LEAST = 2**16
 
 
 def linear(
-    W: Float[Array, "*rows d_in"], X: Float[Array, "d_in *columns"], b: Float[Array, "*rows"], implementation: str
+    W: Float[Array, "*rows d_in"],
+    X: Float[Array, "d_in *columns"],
+    b: Float[Array, "*rows"] | None,
+    implementation: str,
 ) -> Float[Array, "..."]:
     """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column.
 
     Args:
         W: the weights; several stacked ones (the heads of an attention) act as one matrix of more rows.
         X: the columns.
-        b: the bias.
+        b: the bias, or None.
         implementation: ``"paper"`` leaves the derivative to JAX.
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
@@ -96,13 +99,13 @@ def _by_groups(groups: int, dtype, W, X):
 
 def _affine(W, X, b):
     Y = product(W, X)
-    return Y + as_columns(b, Y)
+    return Y if b is None else Y + as_columns(b, Y)
 
 
 class _Residuals(NamedTuple):
     W: Array
     X: Array
-    b: Array
+    b: Array | None
 
 
 def _forward(W, X, b):
@@ -120,12 +123,12 @@ def _backward(residuals: _Residuals, dY):
     """
     W, X, b = residuals
     dtype = accumulation_dtype(dY.dtype)
-    rows, columns = tuple(range(b.ndim)), range(1, X.ndim)
-    columns_of_Y = tuple(range(b.ndim, dY.ndim))
+    rows, columns = tuple(range(W.ndim - 1)), range(1, X.ndim)
+    columns_of_Y = tuple(range(len(rows), dY.ndim))
     dW = product_over(dY, X, (columns_of_Y, columns), dtype)
     dX = product_over(W, dY, (rows, rows), X.dtype)
-    db = dY.sum(axis=columns_of_Y, dtype=dtype)
-    return dW.astype(W.dtype), dX.astype(X.dtype), db.astype(b.dtype)
+    db = None if b is None else dY.sum(axis=columns_of_Y, dtype=dtype).astype(b.dtype)
+    return dW.astype(W.dtype), dX.astype(X.dtype), db
 
 
 _linear = hand_derived(_affine, _forward, _backward)

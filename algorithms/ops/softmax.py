@@ -17,6 +17,22 @@ def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
     return numerator / jnp.where(denominator == 0, 1, denominator)
 
 
+def capped(S: Float[Array, "*shape"], cap: float | None, d_attn: int = 1) -> Float[Array, "*shape"]:
+    """``c √d_attn tanh(S/(c √d_attn))``: scores or logits that are never larger than c, once divided by √d_attn.
+
+    Source: Gemma Team 2024, section 2.
+    """
+    if cap is None:
+        return S
+    c = cap * d_attn**0.5
+    return c * jnp.tanh(S / c)
+
+
+def capped_derivative(S: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
+    """``1 − tanh²(S/c)``, the derivative of ``c tanh(S/c)``."""
+    return 1 - jnp.square(jnp.tanh(S / cap))
+
+
 def softmax_backward(A: Float[Array, "rows columns"], g: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
     """``𝒜 ⊗ g``, of each column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``: from the gradient by the softmax A.
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
-from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.notation import Implementation
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 from training.mesh.cpu import keep_memory
@@ -84,7 +83,7 @@ def training_step(optimizer: optax.GradientTransformation, variant: Variant, imp
     """A compiled step of training: parameters, optimizer state and tokens ``[B, l]`` to both anew, and the loss."""
 
     def loss(theta, x):
-        W_u = unembedding_matrix(theta)
+        W_u = variant.unembedding.matrix(theta)
         X = d_hidden_state(x, theta, variant=variant, implementation=implementation)
         weights = jnp.broadcast_to(jnp.arange(x.shape[1]) < x.shape[1] - 1, x.shape).astype(X.dtype)
         targets = jnp.roll(x, -1, axis=1)

@@ -91,7 +91,7 @@ class Generator:
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta)
+        self.weights = decoding.unstacked(theta, variant=self.config.variant)
 
     def generate(
         self,
@@ -248,7 +248,7 @@ class Translator:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta)
+        self.weights = decoding.unstacked(theta, variant=self.config.variant)
 
     def translate(
         self,

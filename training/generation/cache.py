@@ -6,7 +6,9 @@ product with a query reads the cache once, at the memory's speed. The number C o
 compiled for a bucket serves all lengths in it.
 """
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms import AttentionParams, MHAttentionParams
+from algorithms import MHAttentionParams
+from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
 from algorithms.ops.linear import linear, product
-from algorithms.ops.softmax import softmax
+from algorithms.ops.softmax import capped, softmax
 
 __all__ = [
     "KeyValues",
@@ -31,7 +34,7 @@ __all__ = [
 ]
 
 EQUAL_ROWS = 8
-"""A TPU multiplies so many rows at the price of one, and much faster: a query stands there so often."""
+"""On a TPU, eight rows cost no more than one and are much faster: a query is repeated that often."""
 
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
@@ -107,88 +110,128 @@ def _rows(columns: Float[Array, "H d B"]) -> Float[Array, "HB d"]:
     return columns.transpose(0, 2, 1).reshape(H * B, d)
 
 
-def keys_and_values(X: Float[Array, "d_e B l"], heads: AttentionParams, implementation: str) -> KeyValues:
-    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens."""
+def keys_and_values(
+    Z: Float[Array, "d_e B l"], W: MHAttentionParams, line: Attention, t: Any, implementation: str
+) -> KeyValues:
+    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens.
+
+    Args:
+        Z: the sequences.
+        W: the attention's parameters.
+        line: the attention's line, which gives the keys their positions.
+        t: the positions of the tokens.
+        implementation: how the products are computed.
+    """
 
     def arranged(columns):
         H, d, B, l = columns.shape
         return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
 
-    K = linear(heads.W_k, X, heads.b_k, implementation)
-    V = linear(heads.W_v, X, heads.b_v, implementation)
+    K = line.keys(linear(W.heads.W_k, Z, W.heads.b_k, implementation), W, t, implementation)
+    V = linear(W.heads.W_v, Z, W.heads.b_v, implementation)
     return KeyValues(arranged(K), arranged(V))
 
 
 def attend_cached(
-    Q: Float[Array, "H d_attn B"], cache: KeyValues, permitted: Bool[Array, "B C"]
+    Q: Float[Array, "H d_attn B"], cache: KeyValues, permitted: Bool[Array, "B C"], cap: float | None = None
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
     Args:
         Q: the queries.
-        cache: what they attend.
-        permitted: the slots that the query of a sequence may attend; 0 comes out where there are none.
+        cache: keys and values to attend to; if it has fewer heads, each of them serves several consecutive ones.
+        permitted: the slots that the query of a sequence may attend to; a query with none of them outputs 0.
+        cap: of the scores, or None.
     """
-    H, d_attn, B = Q.shape
-    equal = EQUAL_ROWS if platform_of(Q) == "tpu" else 1
-    Q = jnp.broadcast_to(_rows(Q)[:, None], (H * B, equal, d_attn))
-    S = jnp.einsum("rcd,rqd->rqc", cache.K, Q, preferred_element_type=accumulation_dtype(Q.dtype))
-    S = jnp.where(permitted[None, :, None], S.reshape(H, B, equal, -1), -jnp.inf).reshape(S.shape)
+    _, d_attn, B = Q.shape
+    H_kv = cache.K.shape[0] // B
+    queries = Q.reshape(H_kv, -1, d_attn, B).transpose(0, 3, 1, 2).reshape(H_kv * B, -1, d_attn)
+    g = queries.shape[1]
+    equal = EQUAL_ROWS if platform_of(Q) == "tpu" and g == 1 else g
+    queries = jnp.broadcast_to(queries, (H_kv * B, equal, d_attn))
+    S = jnp.einsum("rcd,rqd->rqc", cache.K, queries, preferred_element_type=accumulation_dtype(Q.dtype))
+    S = capped(S, cap, d_attn)
+    S = jnp.where(permitted[None, :, None], S.reshape(H_kv, B, equal, -1), -jnp.inf).reshape(S.shape)
     A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
-    Y = jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, 0]
-    return Y.reshape(H, B, -1).transpose(0, 2, 1).reshape(-1, B)
+    Y = jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
+    return Y.reshape(H_kv, B, g, -1).transpose(0, 2, 3, 1).reshape(-1, B)
 
 
-class Projections(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out"),
+    meta_fields=("heads",),
+)
+@dataclasses.dataclass(frozen=True)
+class Projections:
     """The weights of one attention, laid out for one column: what its heads read of it is one product.
 
     Attributes:
-        W: W_q of all heads, and below it, where the tokens attend each other, W_k and W_v.
-        b: the biases of each of these.
+        W: W_q of all heads, and below it, where the tokens attend to each other, W_k and W_v.
+        b: the biases of each of these, or None.
         W_o: the output projection.
-        b_o: its bias.
+        b_o: its bias, or None.
+        gamma_q: as in `MHAttentionParams`, like the next two.
+        gamma_k: of the norm of keys.
+        norm_out: of the output.
+        heads: the number of heads and of rows of each of the matrices in W.
     """
 
-    W: Float[Array, "rows d_e"]
-    b: tuple[Float[Array, "H _"], ...]
-    W_o: Float[Array, "d_out H*d_mid"]
-    b_o: Float[Array, "d_out"]
+    W: Any  # [rows, d_e]
+    b: tuple[Any, ...]
+    W_o: Any  # [d_out, H*d_mid]
+    b_o: Any
+    gamma_q: Any
+    gamma_k: Any
+    norm_out: Any
+    heads: tuple[tuple[int, int], ...]
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
-        """Return the weights for tokens that attend each other, or a context whose keys and values are known."""
-        W_q, b_q, W_k, b_k, W_v, b_v = params.heads
-        W, b = ((W_q,), (b_q,)) if context else ((W_q, W_k, W_v), (b_q, b_k, b_v))
-        return Projections(jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]), b, params.W_o, params.b_o)
+        """Return the weights for tokens that attend to each other, or to a context whose keys and values are known."""
+        h = params.heads
+        W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
+        return Projections(
+            jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]),
+            b,
+            *params[1:],
+            heads=tuple((a.shape[0], a.shape[1]) for a in W),
+        )
 
     def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
-        """Return the queries, and where the tokens attend each other, the keys and the values."""
-        ends = np.cumsum([b.size for b in self.b])[:-1]
-        parts = jnp.split(product(self.W, X), ends)
-        return [Y.reshape(*b.shape, -1) + b[..., None] for Y, b in zip(parts, self.b, strict=True)]
+        """Return the queries, and where the tokens attend to each other, the keys and the values."""
+        ends = np.cumsum([H * d for H, d in self.heads])[:-1]
+        parts = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
+        return [Y if b is None else Y + b[..., None] for Y, b in zip(parts, self.b, strict=True)]
 
 
 def mh_attention_cached(
+    line: Attention,
     X: Float[Array, "d_e B"],
     W: Projections,
     cache: KeyValues,
     permitted: Bool[Array, "B C"],
+    t: Int[Array, "B"],
     slot: Int[Array, ""] | None,
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
-    """Algorithm 5 for one more token of each sequence.
+    """Algorithm 5 for one more token of each sequence, by an attention line.
 
     Args:
+        line: the line.
         X: the new tokens, one column for each sequence.
         W: the heads and the output projection.
         cache: keys and values of the context.
-        permitted: the slots that may be attended.
+        permitted: the slots that may be attended to.
+        t: the positions of the new tokens.
         slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
 
     Returns:
-        what the heads found, and the cache.
+        the output of the attention, and the cache.
     """
     Q, *own = W.read(X)
     if slot is not None:
         K, V = own
-        cache = cache.stored(K, V, slot)
-    return linear(W.W_o, attend_cached(Q, cache, permitted), W.b_o, "paper"), cache
+        cache = cache.stored(line.keys(K, W, t, "paper"), V, slot)
+    Q = line.queries(Q, W, t, "paper")
+    Y = linear(W.W_o, attend_cached(Q, cache, permitted, line.cap), W.b_o, "paper")
+    return line.output(Y, W, "paper"), cache

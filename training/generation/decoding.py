@@ -21,22 +21,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from algorithms import (
-    UNIDIRECTIONAL,
-    DTransformerParams,
-    EDDecoderLayerParams,
-    EDTransformerParams,
-    LayerNormParams,
-    TransformerLayerParams,
-    Variant,
-    ed_encoding,
-)
-from algorithms.alg03_attention import mh_attention
-from algorithms.alg07_unembedding import unembedding_matrix
-from algorithms.alg08_ed_transformer import decoder_layer, decoder_layer_norm_first
-from algorithms.alg10_d_transformer import d_layer
-from algorithms.layers import Steps, zero_padding
-from algorithms.ops.linear import logits
+from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
+from algorithms.alg08_ed_transformer import OWN, decoder_hidden_state
+from algorithms.alg10_d_transformer import decoder_lines, hidden_state
+from algorithms.layers import attend_in_full, lines_of, zero_padding
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.softmax import softmax
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
 from training.generation.repetition import History, penalized
@@ -62,28 +51,8 @@ NO_KEYS = (None, None, None)
 """What a layer draws its dropout with, where nothing is dropped."""
 
 
-class Weights(NamedTuple):
-    """Parameters laid out for reading them one column at a time.
-
-    A slice of stacked layers, and a transposed matrix, would be copied for every token.
-
-    Attributes:
-        W_e: token embedding.
-        W_p: positional embedding; None: sinusoids.
-        layers: the layers of the decoder, one by one, with `Projections` for the parameters of an attention.
-        norm: of the last layer's output; None: the paper has none in Algorithm 8.
-        W_u: the unembedding, tied or not.
-        embedding_norm: of the embeddings, or None.
-        b_u: output bias, or None.
-    """
-
-    W_e: Float[Array, "d_e N_V"]
-    W_p: Float[Array, "d_e l_max"] | None
-    layers: tuple[Any, ...]
-    norm: LayerNormParams | None
-    W_u: Float[Array, "N_V d_e"]
-    embedding_norm: LayerNormParams | None
-    b_u: Float[Array, "N_V"] | None
+Weights = DTransformerParams | EDTransformerParams
+"""Parameters as `unstacked` lays them out for reading one column at a time."""
 
 
 class Context(NamedTuple):
@@ -128,29 +97,24 @@ class State(NamedTuple):
     likeliest: Likeliest | None = None
 
 
-@jax.jit
-def unstacked(theta: DTransformerParams | EDTransformerParams) -> Weights:
-    """Return the parameters of Algorithm 10, or of the decoder of Algorithm 8, as `Weights`."""
-    stacked = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
+@functools.partial(jax.jit, static_argnames=("variant",))
+def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant) -> Weights:
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied.
+
+    A slice of stacked layers, and a transposed matrix, would be copied for every token.
+    """
+    name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
+    stacked = getattr(theta, name)
     L = jax.tree.leaves(stacked)[0].shape[0]
-    return Weights(
-        W_e=theta.W_e,
-        W_p=theta.W_p,
-        layers=tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L)),
-        norm=theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm,
-        W_u=unembedding_matrix(theta),
-        embedding_norm=None if isinstance(theta, DTransformerParams) else theta.embedding_norm,
-        b_u=theta.b_u,
-    )
+    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L))
+    return theta._replace(**{name: layers, "W_u": variant.unembedding.matrix(theta)})
 
 
-def _layer(params: TransformerLayerParams | EDDecoderLayerParams):
-    if isinstance(params, TransformerLayerParams):
-        return params._replace(attention=Projections.of(params.attention, context=False))
-    return params._replace(
-        self_attention=Projections.of(params.self_attention, context=False),
-        cross_attention=Projections.of(params.cross_attention, context=True),
-    )
+def _layer(params: Any) -> Any:
+    """A layer with `Projections` for the parameters of its attentions."""
+    attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
+    laid_out = {name: Projections.of(getattr(params, name), context=c) for name, c in attentions.items()}
+    return params._replace(**laid_out)
 
 
 @functools.partial(jax.jit, static_argnames=("variant", "C"))
@@ -163,31 +127,25 @@ def prefill(
         theta: the parameters.
         x: the prompts, padded on the right.
         lengths: tokens of each that are not padding.
-        variant: what differs from the pseudocode.
+        variant: the lines of the model.
         C: slots of the cache, more than P.
     """
     B, P = x.shape
-    f = Steps(variant, "auto", "gelu")
     x = zero_padding(x, lengths)
-    X = f.token_embedding(x, theta) + f.positional_embedding(x, theta)
 
-    def layer(X, theta_l):
-        caches = []
+    def attend(line, X, Z, W, mask, **options):
+        Y, _ = attend_in_full(line, X, Z, W, mask, **options)
+        return Y, keys_and_values(Z, W, line, options["t_z"], "auto")
 
-        def attend(X, Z, W, mask, _):
-            caches.append(keys_and_values(Z, W.heads, f.implementation))
-            return mh_attention(X, Z, W, mask, implementation=f.implementation)
-
-        X = d_layer(X, theta_l, UNIDIRECTIONAL, f._replace(attend=attend), NO_KEYS)
-        return X, caches[0]
-
-    _, stacked = jax.lax.scan(layer, X, theta.layers)
+    kept: list[Any] = []
+    hidden_state(x, None, theta, UNIDIRECTIONAL, None, decoder_lines(variant, "auto", attend=attend, kept=kept))
+    (stacked,) = kept
     L = stacked.K.shape[0]
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return State(
         caches=tuple(KeyValues(stacked.K[l], stacked.V[l]).grown(C) for l in range(L)),
         tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
-        log_p=jnp.zeros((B, C), X.dtype),
+        log_p=jnp.zeros((B, C), accumulation_dtype(theta.W_e.dtype)),
         ended=jnp.zeros(B, bool),
         slot=jnp.asarray(P, jnp.int32),
         first=jnp.full(B, P, jnp.int32),
@@ -203,10 +161,12 @@ def encode(
     """Encode contexts with lines 1-9 of Algorithm 8, and form the keys and values that its line 16 attends."""
     Z = ed_encoding(z, theta, variant=variant, z_length=z_lengths)
 
-    def of_layer(heads):
-        return keys_and_values(Z, heads, "auto")
+    line = variant.attentions[0]
 
-    stacked = jax.lax.map(of_layer, theta.decoder.cross_attention.heads)
+    def of_layer(W):
+        return keys_and_values(Z, W, line, None, "auto")
+
+    stacked = jax.lax.map(of_layer, theta.decoder.cross_attention)
     caches = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])
 
@@ -215,17 +175,17 @@ def encode(
 def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     """Return B sequences that have their first token only, bos."""
     dtype = weights.W_e.dtype
+    layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
 
     def empty(layer):
-        W: Any = layer.attention if isinstance(layer, TransformerLayerParams) else layer.self_attention
-        _, b_k, b_v = W.b
-        (H, d_attn), d_mid = b_k.shape, b_v.shape[1]
+        W: Projections = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
+        _, (H, d_attn), (_, d_mid) = W.heads
         return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
 
     return State(
-        caches=tuple(empty(layer) for layer in weights.layers),
+        caches=tuple(empty(layer) for layer in layers),
         tokens=jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos),
-        log_p=jnp.zeros((B, C), dtype),
+        log_p=jnp.zeros((B, C), accumulation_dtype(dtype)),
         ended=jnp.zeros(B, bool),
         slot=jnp.asarray(0, jnp.int32),
         first=jnp.zeros(B, jnp.int32),
@@ -291,34 +251,33 @@ def step(
         the distribution of each next token, and the caches with the token that was read.
     """
     scores, caches = _scores(weights, context, state, variant)
-    return softmax(scores).astype(weights.W_u.dtype), caches
+    return softmax(scores), caches
 
 
 def _scores(weights: Weights, context: Context | None, state: State, variant: Variant):
-    """Return what the softmax in the last line makes a distribution of, and the caches."""
+    """Return the logits of the next token of every sequence, and the caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
     s = jnp.arange(state.tokens.shape[1])[None]
     permitted = (s < state.lengths[:, None] - 1) | ((state.first[:, None] <= s) & (s <= state.slot))
-    caches = []
+    t_of_slots = jnp.where(s < state.first[:, None], s, s - state.first[:, None] + state.lengths[:, None] - 1)
+    caches, of_context = [], iter(() if context is None else context.caches)
 
-    def attend(X, Z, W, mask, _):
-        if isinstance(Z, KeyValues):  # the context's
-            return mh_attention_cached(X, W, Z, mask, None)[0]
-        Y, cache = mh_attention_cached(X, W, state.caches[len(caches)], permitted, state.slot)
+    def attend(line, X, Z, W, mask, **_):
+        if Z is context and context is not None:
+            return mh_attention_cached(line, X, W, next(of_context), context.permitted, t, None)[0], None
+        within = permitted if line.window is None else permitted & (t[:, None] - line.window < t_of_slots)
+        Y, cache = mh_attention_cached(line, X, W, state.caches[len(caches)], within, t, state.slot)
         caches.append(cache)
-        return Y
+        return Y, None
 
-    f = Steps(variant, "paper", "gelu" if context is None else "relu", attend)
-    X = f.token_embedding(y, weights) + f.positional_embedding(y, weights, t)
-    X = f.normalized(X, weights.embedding_norm)
-    for l, theta_l in enumerate(weights.layers):
-        if context is None:
-            X = d_layer(X, theta_l, UNIDIRECTIONAL, f, NO_KEYS)
-        else:
-            layer = decoder_layer_norm_first if variant.norm_first else decoder_layer
-            X = layer(X, theta_l, context.caches[l], context.permitted, f, NO_KEYS)
-    return logits(f.normalized(X, weights.norm), weights.W_u, weights.b_u), tuple(caches)
+    if context is None:
+        f = decoder_lines(variant, "paper", attend=attend)
+        X = hidden_state(y, t, weights, None, None, f)
+    else:
+        f = lines_of(variant, "paper", *OWN, attend=attend)
+        X = decoder_hidden_state(context, y, t, weights, None, None, f)
+    return variant.unembedding.logits(X, weights), tuple(caches)
 
 
 @functools.partial(jax.jit, static_argnames=("variant", "top_k", "no_repeat_ngram_size"), donate_argnames=("state",))
@@ -349,7 +308,7 @@ def decode(
         tau: temperature.
         top_p: share of the nucleus, or None.
         eos: the token that ends a sequence; −1 for none. What follows it is eos again, of log-probability 0.
-        variant: what differs from the pseudocode.
+        variant: the lines of the model.
         top_k: how many of the likeliest tokens to choose from, or None.
         repetition_penalty: see `repetition.penalized`, as the next one; None or 0 for none of it.
         no_repeat_ngram_size: where it leaves a sequence nothing to go on with, eos ends it.
@@ -361,7 +320,7 @@ def decode(
 
     def generate(state):
         scores, caches = _scores(weights, context, state, variant)
-        P = softmax(scores).astype(weights.W_u.dtype)
+        P = softmax(scores)
         i = state.drawn + state.slot - state.first
         Q, exhausted = P, False
         if state.history is not None or begins is not None:
@@ -369,7 +328,7 @@ def decode(
                 scores = penalized(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
             if begins is not None:
                 scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
-            Q, exhausted = softmax(scores).astype(P.dtype), jnp.all(jnp.isneginf(scores), axis=0)
+            Q, exhausted = softmax(scores), jnp.all(jnp.isneginf(scores), axis=0)
         y = draw(Q, keys, i, tau=tau, top_k=top_k, top_p=top_p)
         y = jnp.where(state.ended | exhausted, eos, y)
         return _appended(state._replace(caches=caches), P, y, eos)

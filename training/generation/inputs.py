@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.machinery.contract import check_key
+from algorithms.model.shapes import check_present
 from algorithms.model.sizes import TransformerConfig
 
 __all__ = [
@@ -36,9 +37,8 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
             f"theta.W_e: expected [d_e, N_V] = [{config.d_e}, {config.N_V}] from the configuration, got "
             f"{list(theta.W_e.shape)}"
         )
-    if theta.W_p is None and config.variant.positions == "learned":
-        raise ValueError(f"theta.W_p: variant {config.variant.name} has learned positions, got None")
-    columns = config.l_max + config.variant.first_position
+    check_present(theta, config.variant)
+    columns = config.sizes()["l_max"]
     if theta.W_p is not None and theta.W_p.shape != (config.d_e, columns):
         raise ValueError(
             f"theta.W_p: expected [d_e, l_max] = [{config.d_e}, {columns}] from the configuration, got "

@@ -29,7 +29,6 @@ from algorithms import (
     ed_hidden_state,
     mask_token,
 )
-from algorithms.alg07_unembedding import unembedding_matrix
 from algorithms.layers import zero_padding
 from algorithms.ops.linear import logits
 from algorithms.ops.log_loss import token_losses
@@ -308,14 +307,15 @@ def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array
     else:
         z, z_lengths = context
         X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
-    losses = token_losses(X, unembedding_matrix(theta), next_tokens(x), theta.b_u, 0.0, "auto")
+    losses = token_losses(X, variant.unembedding.matrix(theta), next_tokens(x), theta.b_u, 0.0, "auto")
     return jnp.where(has_next(x, lengths) > 0, losses, 0)
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))
 def _likeliest(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Int[Array, "B l"]:
     X = d_hidden_state(zero_padding(x, lengths), theta, variant=variant)
-    W_u = unembedding_matrix(theta)  # one sequence after another: all logits would be the largest array there is
+    W_u = variant.unembedding.matrix(theta)
+    # One sequence after another: all logits would be the largest array there is.
     return jax.lax.map(lambda X_b: jnp.argmax(logits(X_b, W_u, theta.b_u), axis=0), jnp.moveaxis(X, 1, 0))
 
 

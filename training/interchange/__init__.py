@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.model.variants import name_of
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.interchange import containers, mapping, positions, tokenizer_files
@@ -31,7 +32,7 @@ from training.runs.directory import FORMAT, Description, Run, RunDirectory, load
 from training.runs.named_arrays import flatten, unflatten
 from training.tasks import TASKS, settings_from
 from training.tasks.classify import ClassifierParams
-from training.tasks.models import VARIANTS, model_shapes
+from training.tasks.models import model_shapes
 
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
 
@@ -134,7 +135,7 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None) ->
     if to:
         _save(target, model, leaves, tokenizer, to)
         return f"{source} is in {target} now, as {to}."
-    variant = next((name for name in VARIANTS if name == model.config.variant.name), "PAPER")
+    variant = name_of(model.config.variant) or "PAPER"
     settings = settings_from(_sizes(model, variant), task=model.task)
     description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
 

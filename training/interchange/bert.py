@@ -1,11 +1,11 @@
 """BERT, which is Algorithm 9: transformers' `BertForMaskedLM`, `BertForSequenceClassification` and bare `BertModel`."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from algorithms import BERT, ETransformerConfig
-from training.interchange.description import Architecture, Fields, Model, theirs, unlike
+from algorithms.lines import MLP, LayerNorm, Unembedding
+from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs, unlike
 from training.interchange.mapping import Entry, linear, norm, table
 
 MASKED, CLASSIFIER, BARE = "BertForMaskedLM", "BertForSequenceClassification", "BertModel"
@@ -31,13 +31,12 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
     fields.require("is_decoder", False, "unidirectional attention")
     fields.require("add_cross_attention", False, "cross-attention")
     kind = _kind(fields, names)
-    variant = dataclasses.replace(
-        BERT,
-        epsilon=fields.number("layer_norm_eps", 1e-12),
-        activation=fields.activation("hidden_act", "gelu"),
-        tied=fields.flag("tie_word_embeddings", True) or kind != MASKED,
+    tied = fields.flag("tie_word_embeddings", True) or kind != MASKED
+    variant = BERT.but(
+        norm=LayerNorm(epsilon=fields.number("layer_norm_eps", 1e-12)),
+        mlp=MLP(activation=fields.activation("hidden_act", "gelu")),
+        unembedding=Unembedding(tied=tied, bias=kind == MASKED),
         head=kind == MASKED,
-        unembedding_bias=kind == MASKED,
         pooler=kind == CLASSIFIER or any(name.endswith("pooler.dense.weight") for name in names),
     )
     config = ETransformerConfig(
@@ -65,12 +64,16 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
     c, v = model.config, model.config.variant
     masked = model.task == "e" and v.head
-    lacks = unlike(v.norm, "layer_norm", "RMSnorm") + unlike(v.positions, "learned", "sinusoidal positions")
-    lacks += unlike(v.scale_embedding, False, "scaled embeddings")
-    lacks += unlike(v.normalize_embedding, True, "embeddings without a norm")
-    lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    said = BERT.but(
+        norm=LayerNorm(epsilon=v.norm.epsilon),
+        mlp=MLP(activation=v.mlp.activation),
+        unembedding=Unembedding(tied=v.unembedding.tied, bias=masked),
+        head=v.head,
+        pooler=v.pooler,
+        dropout=v.dropout,
+    )
+    lacks = differences(v, said) + plain_heads(c)
     if masked:
-        lacks += unlike(v.unembedding_bias, True, "unembedding without a bias")
         lacks += unlike(c.d_f, c.d_e, "final projection of another size than d_e")
     if model.task == "classify":
         lacks += unlike(v.pooler, True, "classifier without a pooler")
@@ -85,8 +88,8 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         "hidden_size": c.d_e,
         "intermediate_size": c.d_mlp,
         "type_vocab_size": c.N_types or 1,
-        "hidden_act": theirs(v.activation or "gelu"),
-        "layer_norm_eps": v.epsilon,
+        "hidden_act": theirs(v.mlp.activation or "gelu"),
+        "layer_norm_eps": v.norm.epsilon,
         "tie_word_embeddings": c.tied,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": v.dropout,

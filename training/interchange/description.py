@@ -1,10 +1,12 @@
 """What a config.json says: read with its defaults, and with a list of what this library lacks."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algorithms.machinery.record import Record
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry
 
@@ -134,6 +136,34 @@ def read_json(path: Path) -> dict[str, Any]:
 def theirs(activation: str) -> str:
     """Return the name elsewhere of one of our nonlinearities."""
     return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
+
+
+def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
+    """Return the lines of a variant that are not as a kind of checkpoint has them, field by field.
+
+    Args:
+        variant: the lines of the model.
+        expected: the lines that the checkpoint can say.
+        path: of the record in the variant.
+    """
+    if type(variant) is not type(expected):
+        return [f"{path or 'variant'} = {variant!r}"]
+    found = []
+    for field in dataclasses.fields(variant):
+        ours, theirs = getattr(variant, field.name), getattr(expected, field.name)
+        name = f"{path}.{field.name}" if path else field.name
+        if isinstance(ours, Record) and isinstance(theirs, Record):
+            found += differences(ours, theirs, name)
+        elif ours != theirs:
+            found.append(f"{name} = {ours!r}")
+    return found
+
+
+def plain_heads(config: Any) -> list[str]:
+    """Return what a checkpoint whose heads have d_e/H rows, and their own keys, lacks for a model."""
+    c = config
+    found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    return found + unlike(c.H_kv, c.H, f"keys that heads share (H_kv = {c.H_kv})")
 
 
 def unlike(what: Any, expected: Any, message: str) -> list[str]:

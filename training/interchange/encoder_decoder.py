@@ -1,46 +1,13 @@
 """Algorithm 8 as the transformers library has it: BART, Marian (OPUS-MT) and FSMT (fairseq's of WMT 2019)."""
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import EDTransformerConfig, Variant
-from training.interchange.description import Architecture, Fields, Model, theirs, unlike
+from algorithms import BART, FSMT, MARIAN, EDTransformerConfig
+from algorithms.lines import MLP, Unembedding
+from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs, unlike
 from training.interchange.mapping import Entry, linear, norm, table
-
-BART = Variant(
-    name="BART",
-    epsilon=1e-5,
-    activation="gelu",
-    normalize_embedding=True,
-    unembedding_bias=True,
-    tied=True,
-    context_positions=True,
-    first_position=2,
-)
-"""Lewis et al. 2019: learned positions of encoder and decoder, from 2 on, normalized embeddings, an output bias."""
-
-MARIAN = Variant(
-    name="MARIAN",
-    epsilon=1e-5,
-    activation="silu",
-    positions="sinusoidal_halves",
-    scale_embedding=True,
-    unembedding_bias=True,
-    tied=True,
-)
-"""Junczys-Dowmunt et al. 2018: first the sines, then the cosines of all positions; an output bias."""
-
-FSMT = Variant(
-    name="FSMT",
-    epsilon=1e-5,
-    activation="relu",
-    positions="sinusoidal_fairseq",
-    scale_embedding=True,
-    first_position=2,
-)
-"""Ng et al. 2019: positions from 2 on, whose wavelengths end with 10000 exactly; two vocabularies."""
 
 ARCHITECTURE_NAMES = {
     "bart": "BartForConditionalGeneration",
@@ -66,14 +33,14 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     if not shared:
         N_V = fields.integer("tgt_vocab_size" if kind == "fsmt" else "decoder_vocab_size", N_V_z)
     tied = fields.flag("tie_word_embeddings", kind != "fsmt")
-    first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "fsmt" else VARIANTS[kind].first_position
-    variant = dataclasses.replace(
-        VARIANTS[kind],
-        activation=fields.activation("activation_function", "relu" if kind == "fsmt" else "gelu"),
-        scale_embedding=fields.flag("scale_embedding", kind == "fsmt"),
-        tied=tied,
-        first_position=first,
-        unembedding_bias="final_logits_bias" in names,
+    first = VARIANTS[kind].embedding.first_position
+    if kind == "fsmt":  # fairseq counts positions from the token of padding
+        first = fields.integer("pad_token_id", 1, least=0) + 1
+    scaled = fields.flag("scale_embedding", kind == "fsmt")
+    variant = VARIANTS[kind].but(
+        embedding=VARIANTS[kind].embedding.but(scaled=scaled, first_position=first),
+        mlp=MLP(activation=fields.activation("activation_function", "relu" if kind == "fsmt" else "gelu")),
+        unembedding=Unembedding(tied=tied, bias="final_logits_bias" in names),
     )
     if kind == "fsmt" and tied:
         shared = True
@@ -93,18 +60,13 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
 
 def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     c, v, expected = model.config, model.config.variant, VARIANTS[kind]
-    lacks = unlike(v.norm, "layer_norm", "RMSnorm") + unlike(v.epsilon, expected.epsilon, f"ε = {v.epsilon}")
-    lacks += unlike(v.norm_first, False, "norm before the attentions") + unlike(v.final_norm, False, "norm at the end")
-    for field, what in (
-        ("positions", f"{v.positions} positions"),
-        ("normalize_embedding", "other norm of embeddings"),
-        ("context_positions", "other positions of the context"),
-        ("first_position", f"positions from {v.first_position} on"),
-    ):
-        lacks += unlike(getattr(v, field), getattr(expected, field), what)
-    if kind == "fsmt":
-        lacks += unlike(v.unembedding_bias, False, "output bias")
-    lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    said = expected.but(
+        embedding=expected.embedding.but(scaled=v.embedding.scaled),
+        mlp=MLP(activation=v.mlp.activation),
+        unembedding=Unembedding(tied=v.unembedding.tied, bias=v.unembedding.bias and kind != "fsmt"),
+        dropout=v.dropout,
+    )
+    lacks = differences(v, said) + plain_heads(c)
     if kind == "bart":
         lacks += unlike(c.N_V_z, None, "vocabulary of the context's own")
     state = {
@@ -119,13 +81,13 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         "d_model": c.d_e,
         "encoder_ffn_dim": c.d_mlp,
         "decoder_ffn_dim": c.d_mlp,
-        "activation_function": theirs(v.activation or "relu"),
-        "scale_embedding": v.scale_embedding,
+        "activation_function": theirs(v.mlp.activation or "relu"),
+        "scale_embedding": v.embedding.scaled,
         "tie_word_embeddings": c.tied,
         "dropout": 0.0,
         "attention_dropout": v.dropout,
         "activation_dropout": v.dropout,
-        "pad_token_id": v.first_position - 1 if kind == "fsmt" else c.N_V - 1,  # fairseq counts positions from there
+        "pad_token_id": v.embedding.first_position - 1 if kind == "fsmt" else c.N_V - 1,
         "decoder_start_token_id": c.N_V - 2,
         "eos_token_id": c.N_V - 1,
         "forced_eos_token_id": None,
@@ -158,7 +120,7 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
             found.append(table(f"{part}.embed_positions.weight", f"{ours}W_p"))
             found += norm(f"{part}.layernorm_embedding", f"{ours}embedding_norm")
     if kind != "fsmt":
-        has_bias = c.variant.unembedding_bias
+        has_bias = c.variant.unembedding.bias
         found.append(Entry("final_logits_bias", ("b_u",) if has_bias else (), lead=(1,) if has_bias else (1, c.N_V)))
     for l in range(c.L_enc):
         name = f"{encoder}.layers.{l}"

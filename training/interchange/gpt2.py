@@ -1,11 +1,11 @@
 """GPT-2, which is Algorithm 10: `GPT2LMHeadModel` of transformers."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from algorithms import GPT2, DTransformerConfig
-from training.interchange.description import Architecture, Fields, Model, theirs, unlike
+from algorithms.lines import MLP, LayerNorm, Unembedding
+from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs
 from training.interchange.mapping import Entry, heads, linear, norm, table
 
 
@@ -14,12 +14,11 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
     fields.require("scale_attn_by_inverse_layer_idx", False, "scores divided by the layer's number")
     fields.require("add_cross_attention", False, "cross-attention")
     d_e = fields.integer("n_embd", 768)
-    variant = dataclasses.replace(
-        GPT2,
-        epsilon=fields.number("layer_norm_epsilon", 1e-5),
-        activation=fields.activation("activation_function", "gelu_new"),
-        tied=fields.flag("tie_word_embeddings", True),
-        unembedding_bias="lm_head.bias" in names,
+    tied, bias = fields.flag("tie_word_embeddings", True), "lm_head.bias" in names
+    variant = GPT2.but(
+        norm=LayerNorm(epsilon=fields.number("layer_norm_epsilon", 1e-5)),
+        mlp=MLP(activation=fields.activation("activation_function", "gelu_new")),
+        unembedding=Unembedding(tied=tied, bias=bias),
     )
     config = DTransformerConfig(
         N_V=fields.integer("vocab_size", 50257),
@@ -35,10 +34,14 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
 
 def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
     c, v = model.config, model.config.variant
-    lacks = unlike(v.norm, "layer_norm", "RMSnorm") + unlike(v.positions, "learned", "sinusoidal positions")
-    lacks += unlike(v.unembedding_bias, False, "output bias")
-    lacks += unlike(v.scale_embedding, False, "scaled embeddings")
-    lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    activation = v.mlp.activation or "gelu"
+    said = GPT2.but(
+        norm=LayerNorm(epsilon=v.norm.epsilon),
+        mlp=MLP(activation=v.mlp.activation),
+        unembedding=Unembedding(tied=v.unembedding.tied),
+        dropout=v.dropout,
+    )
+    lacks = differences(v, said) + plain_heads(c)
     state = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -48,8 +51,8 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         "n_layer": c.L,
         "n_head": c.H,
         "n_inner": c.d_mlp,
-        "activation_function": theirs(v.activation or "gelu"),
-        "layer_norm_epsilon": v.epsilon,
+        "activation_function": theirs(activation),
+        "layer_norm_epsilon": v.norm.epsilon,
         "tie_word_embeddings": c.tied,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
@@ -71,7 +74,7 @@ def _entries(model: Model, state: dict[str, Any]) -> list[Entry]:
         found += linear(f"{h}.mlp.c_proj", "layers.mlp.W_mlp2", "layers.mlp.b_mlp2", l, transposed=True)
     found += norm("transformer.ln_f", "norm")
     found += [] if model.config.tied else [Entry("lm_head.weight", ("W_u",))]
-    return [*found, Entry("lm_head.bias", ("b_u",))] if model.config.variant.unembedding_bias else found
+    return [*found, Entry("lm_head.bias", ("b_u",))] if model.config.variant.unembedding.bias else found
 
 
 ARCHITECTURE = Architecture(

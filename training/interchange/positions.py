@@ -25,8 +25,8 @@ def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
     Raises:
         InterchangeError: a table holds something else, such as positions that were learned.
     """
-    form = model.config.variant.positions
-    if form == "learned":
+    form = model.config.variant.embedding.positions
+    if form in (None, "learned"):
         return
     for name in tensors.names:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):

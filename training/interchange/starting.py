@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from algorithms.model.variants import name_of
 from training.data.tokenizers import Tokenizer
 from training.interchange import TASK_OF, load_model
 from training.settings import Settings, SettingsError
 from training.tasks import TASKS
 from training.tasks.classify import ClassifierParams
-from training.tasks.models import VARIANTS
 
 
 class Start(NamedTuple):
@@ -58,7 +58,7 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
     theta, config = model.theta, model.config
     if settings.task == "classify" and model.task == "e":
         theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None, b_u=None)
-        variant = dataclasses.replace(config.variant, head=False, unembedding_bias=False)
+        variant = config.variant.but(head=False, unembedding=config.variant.unembedding.but(bias=False))
         config = dataclasses.replace(config, variant=variant, tied=True)
         theta = ClassifierParams(theta, jnp.zeros((0, config.d_e)), jnp.zeros(0))  # `params` knows the classes
     elif settings.task != model.task:
@@ -66,11 +66,11 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         raise SettingsError(f"{settings.start_from} holds a model of the task {model.task}, but this trains {trains}")
     if settings.l_max > config.l_max:
         raise SettingsError(f"l_max is {settings.l_max}, but {settings.start_from} reads at most {config.l_max} tokens")
-    theta = _shortened(theta, settings.l_max + config.variant.first_position)
-    variant = dataclasses.replace(config.variant, dropout=settings.dropout)
+    theta = _shortened(theta, settings.l_max + config.variant.embedding.first_position)
+    variant = config.variant.but(dropout=settings.dropout)
     config = dataclasses.replace(config, l_max=settings.l_max, variant=variant)
     sizes = {name: getattr(config, name) for name in TASKS[settings.task].all_settings() if hasattr(config, name)}
-    sizes["variant"] = variant.name if variant.name in VARIANTS else "PAPER"
+    sizes["variant"] = name_of(variant) or "PAPER"
     asked = {name: getattr(settings, name) for name in sorted({*given} & sizes.keys())}
     changed = [f"{name} {sizes[name]} instead of {size}" for name, size in asked.items() if size != sizes[name]]
     if changed:

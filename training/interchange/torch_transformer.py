@@ -13,16 +13,16 @@ PyTorch stores no description of a model, so config.json is this library's, with
 (sines and cosines by turns), or a table that is learned, which is called ``names["positions"]`` then.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import EDTransformerConfig, Variant
-from training.interchange.description import Architecture, Fields, Model, theirs, unlike
+from algorithms import PAPER, EDTransformerConfig
+from algorithms.lines import MLP, Embedding, LayerNorm, Unembedding
+from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs
 from training.interchange.mapping import Entry, heads, linear, norm, table
 
 NAME = "torch.nn.Transformer"
-TORCH = Variant(name="TORCH", epsilon=1e-5, activation="relu", final_norm=True)
+TORCH = PAPER.but(norm=LayerNorm(epsilon=1e-5), mlp=MLP(activation="relu"), final_norm=True)
 """`torch.nn.Transformer`: a norm after the last layer of the encoder and of the decoder, before or behind each step."""
 
 NAMES = {name: name for name in ("transformer", "src_embedding", "tgt_embedding", "generator", "positions")}
@@ -33,15 +33,16 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
     positions = fields.get("positions", "sinusoidal")
     if positions not in ("sinusoidal", "learned"):
         fields.needs.append(f"{positions} positions")
-    variant = dataclasses.replace(
-        TORCH,
-        epsilon=fields.number("layer_norm_eps", 1e-5),
-        activation=fields.activation("activation", "relu"),
-        positions="learned" if positions == "learned" else "sinusoidal",
-        scale_embedding=fields.flag("scale_embedding", True),
-        norm_first=fields.flag("norm_first", False),
-        tied=fields.flag("tie_word_embeddings", False),
-        unembedding_bias=fields.flag("generator_bias", True),
+    embedding = Embedding(
+        positions="learned" if positions == "learned" else "sinusoidal", scaled=fields.flag("scale_embedding", True)
+    )
+    tied, bias = fields.flag("tie_word_embeddings", False), fields.flag("generator_bias", True)
+    variant = TORCH.but(
+        embedding=embedding,
+        norm=LayerNorm(epsilon=fields.number("layer_norm_eps", 1e-5)),
+        mlp=MLP(activation=fields.activation("activation", "relu")),
+        order="norm_first" if fields.flag("norm_first", False) else None,
+        unembedding=Unembedding(tied=tied, bias=bias),
     )
     N_V = fields.integer("tgt_vocab_size")
     shared = called["src_embedding"] == called["tgt_embedding"]
@@ -61,12 +62,16 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
 
 def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
     c, v = model.config, model.config.variant
-    lacks = unlike(v.norm, "layer_norm", "RMSnorm") + unlike(v.final_norm, True, "last layer without a norm")
-    lacks += unlike(v.normalize_embedding, False, "norm of embeddings")
-    lacks += unlike(v.first_position, 0, f"positions from {v.first_position} on")
-    lacks += unlike(v.context_positions, False, "positions of the context's own")
-    lacks += [] if v.positions in ("learned", "sinusoidal") else [f"{v.positions} positions"]
-    lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    positions = v.embedding.positions if v.embedding.positions in ("learned", "sinusoidal") else "sinusoidal"
+    said = TORCH.but(
+        embedding=Embedding(positions=positions, scaled=v.embedding.scaled),
+        norm=LayerNorm(epsilon=v.norm.epsilon),
+        mlp=MLP(activation=v.mlp.activation),
+        order=v.order if v.order in (None, "norm_first", "norm_last") else None,
+        unembedding=v.unembedding.but(cap=None, scaled=False),
+        dropout=v.dropout,
+    )
+    lacks = differences(v, said) + plain_heads(c)
     names = NAMES if c.N_V_z is not None else NAMES | {"src_embedding": NAMES["tgt_embedding"]}
     state = {
         "model_type": NAME,
@@ -75,16 +80,16 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         "num_encoder_layers": c.L_enc,
         "num_decoder_layers": c.L_dec,
         "dim_feedforward": c.d_mlp,
-        "activation": theirs(v.activation or "relu"),
-        "layer_norm_eps": v.epsilon,
-        "norm_first": v.norm_first,
+        "activation": theirs(v.mlp.activation or "relu"),
+        "layer_norm_eps": v.norm.epsilon,
+        "norm_first": v.order == "norm_first",
         "src_vocab_size": c.N_V_z or c.N_V,
         "tgt_vocab_size": c.N_V,
         "max_len": c.l_max,
-        "positions": v.positions,
-        "scale_embedding": v.scale_embedding,
+        "positions": v.embedding.positions,
+        "scale_embedding": v.embedding.scaled,
         "tie_word_embeddings": c.tied,
-        "generator_bias": v.unembedding_bias,
+        "generator_bias": v.unembedding.bias,
         "names": names,
     }
     return state, lacks
@@ -96,7 +101,7 @@ def _entries(model: Model, state: dict[str, Any]) -> list[Entry]:
     found = [
         table(f"{called['tgt_embedding']}.weight", "W_e", [f"{called['generator']}.weight"] if c.tied else []),
         *([] if c.N_V_z is None else [table(f"{called['src_embedding']}.weight", "context.W_e")]),
-        *([table(f"{called['positions']}.weight", "W_p")] if v.positions == "learned" else []),
+        *([table(f"{called['positions']}.weight", "W_p")] if v.embedding.positions == "learned" else []),
     ]
     for part, ours, layers in (("encoder", "encoder", c.L_enc), ("decoder", "decoder", c.L_dec)):
         steps = (
@@ -124,7 +129,7 @@ def _entries(model: Model, state: dict[str, Any]) -> list[Entry]:
         found += norm(f"{called['transformer']}.{part}.norm", f"{part}_norm")
     if not c.tied:
         found.append(Entry(f"{called['generator']}.weight", ("W_u",)))
-    return [*found, Entry(f"{called['generator']}.bias", ("b_u",))] if v.unembedding_bias else found
+    return [*found, Entry(f"{called['generator']}.bias", ("b_u",))] if v.unembedding.bias else found
 
 
 ARCHITECTURE = Architecture(_read_config, _write_config, _entries, ignored=("*.pe",))  # sinusoids, which are computed

@@ -31,11 +31,12 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from algorithms import AttentionParams
 from training.settings import Settings, decay_steps
 
 EMBEDDINGS = ("W_e", "W_p", "W_u", "W_c")
 """Matrices that look tokens, positions or classes up, one column or row for each."""
-HEADS = ("W_q", "W_k", "W_v")
+HEADS = tuple(name for name in AttentionParams._fields if name.startswith("W_"))
 """Matrices that are stored head by head: together they are one matrix."""
 
 

@@ -1,46 +1,72 @@
-"""Which mesh axes divide which parameters: the table, by the paper's symbols.
+"""Which mesh axes divide which parameters: the table, by the paper's symbols, from the axes that annotations name.
 
-A row has the mesh axes of an array's last axes; in front stand those of the layers, which nothing divides. ``model``
+A row has the mesh axes of an array's last axes; in front are those of the layers, which nothing divides. ``model``
 divides what the devices compute with: heads, hidden units, the vocabulary. ``data`` divides what they only keep, the
 parameters and with them everything that an optimizer keeps of each parameter; they are gathered where they are used. An
 axis that does not divide a size evenly leaves it whole, and so are copies along ``replica`` and ``context``.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from jax.sharding import PartitionSpec as P
+
+from algorithms import (
+    AttentionParams,
+    DTransformerParams,
+    EDTransformerParams,
+    ETransformerParams,
+    LayerNormParams,
+    MHAttentionParams,
+    MLPParams,
+)
+from algorithms.model.shapes import annotated_axes
+from training.tasks.classify import ClassifierParams
 
 DATA, MODEL = "data", "model"
 BOTH = (MODEL, DATA)
 
-TABLE: dict[str, tuple[str | tuple[str, ...] | None, ...]] = {
-    "W_e": (DATA, MODEL),  # d_e, N_V
-    "W_p": (DATA, None),  # d_e, l_max
-    "W_t": (DATA, None),  # d_e, N_types
-    "W_q": (MODEL, None, DATA),  # H, d_attn, d_x
-    "W_k": (MODEL, None, DATA),  # H, d_attn, d_z
-    "W_v": (MODEL, None, DATA),  # H, d_mid, d_z
-    "b_q": (MODEL, DATA),  # H, d_attn
-    "b_k": (MODEL, DATA),  # H, d_attn
-    "b_v": (MODEL, DATA),  # H, d_mid
-    "W_o": (DATA, MODEL),  # d_out, H·d_mid
-    "b_o": (DATA,),  # d_out
-    "gamma": (DATA,),  # d_e
-    "beta": (DATA,),  # d_e
-    "W_mlp1": (MODEL, DATA),  # d_mlp, d_e
-    "b_mlp1": (BOTH,),  # d_mlp
-    "W_mlp2": (DATA, MODEL),  # d_e, d_mlp
-    "b_mlp2": (DATA,),  # d_e
-    "W_f": (None, DATA),  # d_f, d_e
-    "b_f": (DATA,),  # d_f
-    "W_pool": (None, DATA),  # d_e, d_e
-    "b_pool": (DATA,),  # d_e
-    "W_u": (MODEL, DATA),  # N_V, d_e
-    "b_u": (BOTH,),  # N_V
-    "W_c": (None, DATA),  # N_C, d_e
-    "b_c": (None,),  # N_C
-}
+DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "N_V"}
+"""The axes that ``model`` divides."""
+WHOLE = {"l_max", "N_types", "N_C"}
+"""The axes that nothing divides."""
+
+Row = tuple[str | tuple[str, ...] | None, ...]
+
+
+def _row(axes: tuple[str, ...]) -> Row:
+    """Which mesh axes divide an array: ``model`` the axes above, ``data`` the last of the others."""
+    row: list[Any] = [MODEL if axis in DIVIDED else None for axis in axes]
+    others = [i for i, axis in enumerate(axes) if axis not in DIVIDED | WHOLE]
+    if others:
+        row[others[-1]] = DATA
+    return tuple(BOTH if len(row) == 1 and entry == MODEL else entry for entry in row)
+
+
+def _rows(params: type) -> dict[str, Row]:
+    """The rows of the arrays of a class, by its annotations."""
+    rows = {}
+    for name, annotation in params.__annotations__.items():
+        axes = annotated_axes(annotation)
+        if axes is not None:
+            front = {"*stack": ("H",), "*stack_kv": ("H_kv",)} if params is AttentionParams else {}
+            rows[name] = _row(tuple(itertools.chain(*(front.get(a, () if "*stack" in a else (a,)) for a in axes))))
+    return rows
+
+
+CLASSES = (
+    AttentionParams,
+    MHAttentionParams,
+    LayerNormParams,
+    MLPParams,
+    DTransformerParams,
+    EDTransformerParams,
+    ETransformerParams,
+    ClassifierParams,
+)
+TABLE: dict[str, Row] = {name: row for params in CLASSES for name, row in _rows(params).items()}
 
 
 def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:

@@ -2,15 +2,16 @@
 
 from jax import Array
 
-from algorithms import EDTransformerConfig, ed_hidden_state, init_ed_transformer
-from algorithms.alg07_unembedding import unembedding_matrix
+from algorithms import EDTransformerConfig, Variant, ed_hidden_state, init_ed_transformer
 from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
 from training.tasks.task import Task, attention_flops, layer_flops
 
 
-def _columns(params, batch: Batch, keys, **options) -> Columns:
-    X = ed_hidden_state(batch["z"], batch["x"], params, key=keys, z_length=batch["z_length"], **options)
-    return Columns(X, unembedding_matrix(params), params.b_u, next_tokens(batch["x"]))
+def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
+    X = ed_hidden_state(
+        batch["z"], batch["x"], params, key=keys, z_length=batch["z_length"], variant=variant, **options
+    )
+    return Columns(X, variant.unembedding.matrix(params), params.b_u, next_tokens(batch["x"]))
 
 
 def _weights(batch: Batch) -> Array:

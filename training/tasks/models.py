@@ -7,12 +7,12 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from algorithms import BERT, GPT2, PAPER, VASWANI, Variant
+from algorithms import VARIANTS
+from algorithms.machinery.record import Record
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Settings
 from training.tasks import TASKS
-
-VARIANTS = {variant.name: variant for variant in (PAPER, VASWANI, BERT, GPT2)}
+from training.tasks.flags import lines_from_flags
 
 
 def model_config(settings: Settings, N_V: int) -> Any:
@@ -29,7 +29,8 @@ def model_config(settings: Settings, N_V: int) -> Any:
     sizes = {
         field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
     }
-    variant = dataclasses.replace(VARIANTS[settings.variant], dropout=settings.dropout)
+    sizes["H_kv"] = settings.H_kv or settings.H
+    variant = VARIANTS[settings.variant].but(dropout=settings.dropout)
     return config(**{**sizes, "N_V": N_V, "variant": variant})
 
 
@@ -63,7 +64,8 @@ def model_shapes(task: str, config: Any, *, N_C: int = 0) -> Any:
 
 def config_to_json(config: TransformerConfig) -> dict[str, Any]:
     """Return a configuration as JSON."""
-    return dataclasses.asdict(config)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {**fields, "variant": config.variant.to_json()}
 
 
 def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
@@ -72,4 +74,6 @@ def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
     Raises:
         TypeError, KeyError, ValueError: it is not one.
     """
-    return TASKS[task].config(**{**state, "variant": Variant(**state["variant"])})
+    written = state["variant"]
+    variant = Record.from_json(written) if "record" in written else lines_from_flags(written)
+    return TASKS[task].config(**{**state, "variant": variant})

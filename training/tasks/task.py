@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax
+
+from algorithms.model.shapes import mlp_shapes
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -46,10 +49,16 @@ class Task:
 
 def attention_flops(c: Any, l_x: int, l_z: int) -> int:
     """Return the multiplications and additions of Algorithm 5, for l_x tokens that attend to l_z."""
-    projections = 2 * c.H * c.d_e * (l_x * c.d_attn + l_z * c.d_attn + l_z * c.d_mid + l_x * c.d_mid)
+    projections = 2 * c.d_e * (c.d_attn + c.d_mid) * (c.H * l_x + c.H_kv * l_z)
     return projections + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def layer_flops(c: Any, l: int) -> int:
     """Return those of a layer: self-attention and the MLP."""
-    return attention_flops(c, l, l) + 4 * c.d_e * c.d_mlp * l
+    return attention_flops(c, l, l) + mlp_flops(c, l)
+
+
+def mlp_flops(c: Any, l: int) -> int:
+    """Return those of an MLP, by its matrices."""
+    matrices = [p for p in jax.tree.leaves(mlp_shapes(c.variant.mlp)) if p.given and len(p.axes) == 2]
+    return 2 * len(matrices) * c.d_e * c.d_mlp * l

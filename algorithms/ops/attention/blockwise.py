@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float, Integer, UInt32
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.ops.attention.tiles import for_each_tile
+from algorithms.ops.attention.tiles import for_each_tile, sum_over_groups
 from algorithms.ops.dropout import keep_mask
+from algorithms.ops.softmax import capped, capped_derivative
 
 T = TypeVar("T")
 BLOCK = 512
@@ -28,44 +29,45 @@ BLOCK = 512
 
 class _Residuals(NamedTuple):
     Q: Float[Array, "H d_attn B l_x"]
-    K: Float[Array, "H d_attn B l_z"]
-    V: Float[Array, "H d_mid B l_z"]
+    K: Float[Array, "H_kv d_attn B l_z"]
+    V: Float[Array, "H_kv d_mid B l_z"]
     V_tilde: Float[Array, "H d_mid B l_x"]
     log_sum_exp: Float[Array, "H 1 B l_x"]
     mask: Mask
     seeds: UInt32[Array, "H B 2"] | None
 
 
-def _forward(Q, K, V, mask, seeds, dropout):
-    of_tile = functools.partial(_forward_of_tile, dropout=dropout)
+def _forward(Q, K, V, mask, seeds, dropout, cap):
+    of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
     V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V), mask, seeds)
     V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
     return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds)
 
 
-def _backward(dropout, residuals: _Residuals, E):
+def _backward(dropout, cap, residuals: _Residuals, E):
     Q, K, V, V_tilde, log_sum_exp, mask, seeds = residuals
-    of_tile = functools.partial(_backward_of_tile, dropout=dropout)
+    of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
     dQ, dK, dV = for_each_tile(of_tile, (Q, K, V, V_tilde, E, log_sum_exp), mask, seeds)
-    return dQ, dK, dV, None, None
+    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None
 
 
 def _blockwise_attention(
     Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H d_attn B l_z"],
-    V: Float[Array, "H d_mid B l_z"],
+    K: Float[Array, "H_kv d_attn B l_z"],
+    V: Float[Array, "H_kv d_mid B l_z"],
     mask: Mask,
     seeds: UInt32[Array, "H B 2"] | None,
     dropout: float,
+    cap: float | None,
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
 
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
-    return _forward(Q, K, V, mask, seeds, dropout)[0]
+    return _forward(Q, K, V, mask, seeds, dropout, cap)[0]
 
 
-blockwise_attention = hand_derived(_blockwise_attention, _forward, _backward, static=(5,))
+blockwise_attention = hand_derived(_blockwise_attention, _forward, _backward, static=(5, 6))
 
 
 class _Blocks:
@@ -160,7 +162,7 @@ def _where(visited: bool | Array, of_block: Callable[[], T], otherwise: T) -> T:
     return of_block() if visited is True else jax.lax.cond(visited, of_block, lambda: otherwise)
 
 
-def _forward_of_tile(matrices, mask, seed, dropout):
+def _forward_of_tile(matrices, mask, seed, dropout, cap):
     """Online softmax, over the context blocks j of each primary block i::
 
         S = KᵀQ/√d_attn,  −∞ where the mask is False
@@ -182,7 +184,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
             S = jnp.matmul(K_j.T, Q_i, preferred_element_type=dtype)
-            S = jnp.where(blocks.permitted(j, i), S, -jnp.inf)
+            S = jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf)
             larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
             finite = jnp.where(jnp.isneginf(larger), 0, larger)
             weights = jnp.exp(S - finite)
@@ -216,7 +218,7 @@ def _forward_of_tile(matrices, mask, seed, dropout):
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
-def _backward_of_tile(matrices, mask, seed, dropout):
+def _backward_of_tile(matrices, mask, seed, dropout, cap):
     """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), block by block::
 
         A     = exp(KᵀQ/√d_attn − log-sum-exp),  0 where the mask is False
@@ -225,7 +227,8 @@ def _backward_of_tile(matrices, mask, seed, dropout):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed.
+    where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
+    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c².
 
     Source: incml 2023, whose a ⊙ g − (aᵀg) a this is; Radu 2026, §12.4.6.
     """
@@ -247,11 +250,12 @@ def _backward_of_tile(matrices, mask, seed, dropout):
 
         def of_context(j):
             K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
-            S = jnp.where(blocks.permitted(j, i), product(K_j.T, Q_i), -jnp.inf)
-            A = jnp.exp(S - log_sum_exp_i)
+            S = product(K_j.T, Q_i)
+            A = jnp.exp(jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf) - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
+            dS = dS if cap is None else dS * capped_derivative(S, cap)
             return product(K_j, dS.astype(K.dtype)), product(dS.astype(Q.dtype), Q_i.T), dV_j
 
         def add_context(j, visited, sums):

@@ -44,37 +44,45 @@ def attend(
     implementation: str,
     dropout: float,
     key: Key[Array, "*batch"] | None,
+    cap: float | None = None,
 ) -> Float[Array, "... l_x"]:
     """Lines 4 to the end of Algorithm 4, of every head and every sequence.
 
     Args:
         as_printed: the lines as printed, for one head of one sequence.
         Q: queries, ``[*heads, d_attn, *batch, l_x]``.
-        K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences.
+        K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences. If there are
+            fewer heads than of queries, each of them serves several consecutive ones.
         V: values, ``[*heads, d_mid, *batch, l_z]``; likewise.
         mask: one for all heads; one for all sequences, or one for each.
         heads: whether axis 0 is that of the heads.
         implementation: one of ``IMPLEMENTATIONS``.
         dropout: probability to drop an attention weight.
         key: one for each sequence; a head h draws with ``fold_in(key, h)``, a single one with ``key`` itself.
+        cap: c, for scores ``c tanh(S/c)``, or None.
     """
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
     if implementation == "paper":
+        as_printed = functools.partial(as_printed, cap=cap)
+        if heads and len(K) < H:
+            K, V = (jnp.repeat(a, H // len(a), axis=0) for a in (K, V))
         return _of_each(as_printed, Q, K, V, mask, seeds, heads=heads, dropout=dropout)
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
     mask = _flat_mask(mask)
-    name = automatic(Q, K, V, mask, dropout, platform_of(Q)) if implementation == "auto" else implementation
-    _refuse(name, Q, K, V, mask, dropout)
+    name = implementation
+    if implementation == "auto":
+        name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap)
+    _refuse(name, Q, K, V, mask, dropout, cap)
 
     def of_tiles(Q, K, V, mask, seeds, first):
         if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, seeds)
+            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, seeds, cap)
         rule = blockwise_attention if name == "blockwise" else dense_attention
-        return rule(Q, K, V, *_counted_from(first, mask, seeds), dropout)
+        return rule(Q, K, V, *_counted_from(first, mask, seeds), dropout, cap)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
     V_tilde = split_attention(of_tiles, (Q, K, V), mask, divisible_axes(mask), seeds)
@@ -88,6 +96,7 @@ def automatic(
     mask: Mask,
     dropout: float,
     platform: str,
+    cap: float | None = None,
 ) -> str:
     """What ``"auto"`` stands for: the first row of this table that holds. ``docs/performance.md`` has the measurements.
 
@@ -104,16 +113,16 @@ def automatic(
     if not are_numbers(*Q.shape, *K.shape):
         return "dense"
     for name, (_, refuses) in LIBRARY_KERNELS.items():
-        if refuses(Q, K, V, mask, dropout, platform) is None:
+        if refuses(Q, K, V, mask, dropout, platform, cap) is None:
             return name
     return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
 
 
-def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float) -> None:
+def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None) -> None:
     """Raise ValueError where an implementation that was asked for by name cannot serve."""
     reason = None
     if name in LIBRARY_KERNELS:
-        reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q))
+        reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
     elif name == "blockwise" and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs numbers for sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
@@ -150,7 +159,7 @@ def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:
 
 def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B l"]:
     """``[*heads, d, *batch, l]`` with one axis of heads and one of sequences."""
-    rows = a.shape[: 1 + heads] if heads else (1, *a.shape[:1])
+    rows = a.shape[:2] if heads else (1, *a.shape[:1])
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
 
 

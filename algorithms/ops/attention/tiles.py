@@ -31,7 +31,7 @@ def for_each_tile(
 
     Args:
         of_tile: takes matrices ``[rows, columns]``, a mask and the seed of its dropout, or None; returns matrices.
-        matrices: ``[H, rows, B, columns]``.
+        matrices: ``[H, rows, B, columns]``; where one has fewer heads than the first, each serves several.
         mask: its arrays have B in front where the sequences differ in it.
         seeds: of the dropout of each tile, or None.
     """
@@ -48,15 +48,35 @@ def for_each_tile(
 
 
 def _side_by_side(of_tile, matrices, mask, seeds):
-    of_head = jax.vmap(of_tile, (1, sequence_axes(mask), None if seeds is None else 0), 1)
-    return jax.vmap(of_head, (0, None, None if seeds is None else 0))(matrices, mask, seeds)
+    for_seeds = None if seeds is None else 0
+    of_head = jax.vmap(of_tile, (1, sequence_axes(mask), for_seeds), 1)
+    H, H_kv = len(matrices[0]), min(map(len, matrices))
+    if H_kv == H:
+        return jax.vmap(of_head, (0, None, for_seeds))(matrices, mask, seeds)
+    by_group = tuple(a if len(a) == H_kv else _grouped(a, H_kv) for a in matrices)
+    own = tuple(None if len(a) == H_kv else 0 for a in matrices)
+    of_group = jax.vmap(of_head, (own, None, for_seeds))
+    seeds = None if seeds is None else _grouped(seeds, H_kv)
+    found = jax.vmap(of_group, (0, None, for_seeds))(by_group, mask, seeds)
+    return jax.tree.map(lambda a: a.reshape(H, *a.shape[2:]), found)
+
+
+def _grouped(array: Array, H_kv: int) -> Array:
+    """The heads as H_kv groups: ``[H_kv, H/H_kv, …]``."""
+    return array.reshape(H_kv, -1, *array.shape[1:])
+
+
+def sum_over_groups(dK: Float[Array, "H *axes"], H_kv: int) -> Float[Array, "H_kv *axes"]:
+    """The gradient by keys or values that heads share: ``∂F/∂K_g = Σ_{h in group g} ∂F/∂K_h``."""
+    return dK if len(dK) == H_kv else _grouped(dK, H_kv).sum(axis=1)
 
 
 def _one_after_another(of_tile, matrices, mask, seeds):
     H, _, B, _ = matrices[0].shape
 
     def tile(array, h, b):
-        return jax.lax.dynamic_slice(array, (h, 0, b, 0), (1, array.shape[1], 1, array.shape[3]))[0, :, 0]
+        of_group = h // (H // len(array))
+        return jax.lax.dynamic_slice(array, (of_group, 0, b, 0), (1, array.shape[1], 1, array.shape[3]))[0, :, 0]
 
     def one(i):
         h, b = i // B, i % B

@@ -24,7 +24,9 @@ PALLAS_BLOCKS = (512, 384, 256, 128)
 """The TPU kernel takes whole blocks of so many tokens; larger ones are faster."""
 
 
-def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
+def cudnn_refuses(
+    Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None
+) -> str | None:
     """Why cuDNN's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
     d_attn, d_mid = Q.shape[1], V.shape[1]
     if platform not in ("gpu", "cuda"):
@@ -35,6 +37,8 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, plat
         return f"it needs d_attn = d_mid, at most 128 and a multiple of 8, got d_attn = {d_attn} and d_mid = {d_mid}"
     if dropout:
         return "its dropout is not drawn from the key"
+    if cap is not None:
+        return "it has no cap of the scores"
     if varies_over((Q, K, V, mask)):
         return _NOT_IN_SHARD_MAP
     if split_explicitly(Q):
@@ -46,7 +50,9 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, plat
     return None
 
 
-def pallas_refuses(Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str) -> str | None:
+def pallas_refuses(
+    Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None
+) -> str | None:
     """Why the TPU's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
     block = PALLAS_BLOCKS[-1]
     if platform != "tpu":
@@ -77,9 +83,10 @@ def library_attention(
     V: Float[Array, "H d_mid B l_z"],
     mask: Mask,
     seeds: None,
+    cap: float | None = None,
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d)`` by a kernel, and 0 for a token that may attend to nothing."""
-    V_tilde = kernel(Q, K, V, mask)
+    V_tilde = kernel(Q, K, V, mask, cap)
     something = _something(mask, K.shape[-1], Q.shape[-1])
     if something is None:
         return V_tilde
@@ -87,7 +94,11 @@ def library_attention(
 
 
 def cudnn_attention(
-    Q: Float[Array, "H d B l_x"], K: Float[Array, "H d B l_z"], V: Float[Array, "H d B l_z"], mask: Mask
+    Q: Float[Array, "H d B l_x"],
+    K: Float[Array, "H_kv d B l_z"],
+    V: Float[Array, "H_kv d B l_z"],
+    mask: Mask,
+    cap: None,
 ) -> Float[Array, "H d B l_x"]:
     """By cuDNN's kernel, forward and backward."""
     B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
@@ -106,7 +117,11 @@ def cudnn_attention(
 
 
 def pallas_attention(
-    Q: Float[Array, "H d_attn B l_x"], K: Float[Array, "H d_attn B l_z"], V: Float[Array, "H d_mid B l_z"], mask: Any
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H_kv d_attn B l_z"],
+    V: Float[Array, "H_kv d_mid B l_z"],
+    mask: Any,
+    cap: float | None,
 ) -> Float[Array, "H d_mid B l_x"]:
     """By the splash attention kernel for TPUs, forward and backward."""
     # It takes half a second to import.
@@ -121,9 +136,12 @@ def pallas_attention(
     blocks = splash.BlockSizes(
         block_q=of_x, block_kv=of_z, block_q_dkv=of_x, block_kv_dkv=of_z, use_fused_bwd_kernel=True
     )
-    kernel = splash.make_splash_mha(
-        rules.MultiHeadMask([rule] * H),
+    H_kv = len(K)
+    make = splash.make_splash_mha if H_kv == H else splash.make_splash_mqa
+    kernel = make(
+        rules.MultiHeadMask([rule] * (H if H_kv == H else H // H_kv)),
         block_sizes=blocks,
+        attn_logits_soft_cap=cap,
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name="V_tilde",
@@ -131,8 +149,11 @@ def pallas_attention(
     q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q * Q.shape[1] ** -0.5, K, V))  # [B, H, l, d]
     segments = _segments(mask, B, l_x, l_z)
     segments = None if segments is None else splash.SegmentIds(*segments)
+    if H_kv != H:  # a group of heads reads one head of keys and values
+        kernel = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+        q = q.reshape(B, H_kv, H // H_kv, l_x, -1)
     V_tilde: Any = jax.vmap(kernel)(q, k, v, segments)
-    return V_tilde.transpose(1, 3, 0, 2)
+    return V_tilde.reshape(B, H, l_x, -1).transpose(1, 3, 0, 2)
 
 
 def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:

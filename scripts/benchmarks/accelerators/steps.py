@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, DTransformerConfig, d_hidden_state, init_d_transformer, log_loss
-from algorithms.alg07_unembedding import unembedding_matrix
 from scripts.benchmarks.accelerators import compilers, programs, reference
 from scripts.benchmarks.timing import table
 from training.generation.decoding import empty_state, step, unstacked
@@ -77,7 +76,7 @@ def _loss(theta: Any, x: jax.Array, *, remat: bool) -> jax.Array:
     theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
     X = d_hidden_state(x, theta, variant=GPT2, remat=remat)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
-    return log_loss(X, unembedding_matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
+    return log_loss(X, GPT2.unembedding.matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
 
 
 def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] = SIZES) -> tuple[programs.Report, int]:
@@ -87,7 +86,7 @@ def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] = SIZES) -> tuple
 
     def begin(key):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), init_d_transformer(key, config))
-        weights = unstacked(theta)
+        weights = unstacked(theta, variant=GPT2)
         return weights, empty_state(weights, B=case.B, C=C, bos=0)
 
     weights, state = jax.eval_shape(begin, jax.random.key(0))

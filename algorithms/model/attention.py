@@ -1,0 +1,104 @@
+"""Line 6 of Algorithm 10, line 5 of Algorithm 9, and lines 5, 14 and 16 of Algorithm 8: the attention."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from jax import Array
+from jaxtyping import Float, Key
+
+from algorithms.alg03_attention import Hooks, mh_attention
+from algorithms.masks import Mask, banded
+from algorithms.model.line import Line
+from algorithms.model.norm import LayerNorm, RMSNorm
+from algorithms.model.positions import Rotary
+from algorithms.parameters import MHAttentionParams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention(Line):
+    """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, in which heads share keys and values where 𝓦 has fewer of those.
+
+    The base mask is the algorithm's or the caller's; the line holds a window's width.
+
+    Attributes:
+        positions: what queries and keys are told of where their tokens are; None for nothing.
+        scale: of the scores, in place of 1/√d_attn; None for that.
+        cap: c, for scores ``c tanh(S/c)``; None for none.
+        window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.
+        biases: whether there are biases, or only b_q, b_k and b_v, or only b_o.
+        normalize_heads: the norm of each query and each key, before it is given a position.
+        normalize_output: the norm of the result, before it is added to the residual stream.
+    """
+
+    positions: Rotary | None = None
+    scale: float | None = None
+    cap: float | None = None
+    window: int | None = None
+    biases: bool | Literal["qkv", "out"] = True
+    normalize_heads: RMSNorm | None = None
+    normalize_output: LayerNorm | None = None
+
+    optional: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("b_q", "b_k", "b_v"), "biases=True,qkv"),
+        "b_o": "biases=True,out",
+        "gamma_q": "normalize_heads",
+        "gamma_k": "normalize_heads",
+        "norm_out": "normalize_output",
+    }
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        for field in ("scale", "cap"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                self.refuse(field, "a number > 0, or None")
+        if self.window is not None and self.window < 1:
+            self.refuse("window", "a width of at least 1 token, or None")
+
+    def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
+        """What becomes of the queries of tokens at the positions t, between lines 1 and 4 of Algorithm 4."""
+        Q = self._placed(Q, W.gamma_q, t, implementation)
+        return Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
+
+    def keys(self, K: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
+        """What becomes of the keys, between lines 2 and 4; a cache keeps the result."""
+        return self._placed(K, W.gamma_k, t, implementation)
+
+    def _placed(self, Q, gamma, t, implementation):
+        if self.normalize_heads is not None:
+            Q = self.normalize_heads.of_heads(Q, gamma, implementation)
+        return Q if self.positions is None else self.positions(Q, t, implementation)
+
+    def windowed(self, mask: Mask) -> Mask:
+        """The mask, within the window."""
+        return mask if self.window is None else mask & banded(self.window)
+
+    def output(self, V_tilde: Float[Array, "d_e *columns"], W: Any, implementation: Any) -> Array:
+        """What becomes of the result of Algorithm 5."""
+        return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
+
+    def __call__(
+        self,
+        X: Float[Array, "d_e *batch l_x"],
+        Z: Float[Array, "d_e *#batch l_z"],
+        W: MHAttentionParams,
+        mask: Mask,
+        *,
+        t_x: Any,
+        t_z: Any,
+        implementation: Any,
+        rate: float = 0.0,
+        key: Key[Array, "*batch"] | None = None,
+    ) -> Float[Array, "d_e *batch l_x"]:
+        """The line, for tokens at the positions t_x and t_z, with dropout of the attention weights by ``key``.
+
+        Only ``positions`` reads these: without, they may be None.
+        """
+        hooks = Hooks(
+            queries=lambda Q: self.queries(Q, W, t_x, implementation),
+            keys=lambda K: self.keys(K, W, t_z, implementation),
+            cap=self.cap,
+        )
+        options: dict[str, Any] = {"implementation": implementation, "dropout": rate, "key": key, "hooks": hooks}
+        return self.output(mh_attention(X, Z, W, self.windowed(mask), **options), W, implementation)

@@ -1,0 +1,62 @@
+"""Line 8 of Algorithm 10, line 7 of Algorithm 9, and lines 7 and 18 of Algorithm 8: the MLP."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from jax import Array
+from jaxtyping import Float, Key
+
+from algorithms.machinery.sharding import shard_hidden_units
+from algorithms.model.line import Line
+from algorithms.model.norm import LayerNorm
+from algorithms.ops.activation import activate
+from algorithms.ops.dropout import dropout
+from algorithms.ops.linear import linear
+from algorithms.parameters import MLPParams
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLP(Line):
+    """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``.
+
+    Attributes:
+        activation: f; None is the algorithm's own: ReLU in Algorithm 8, GELU in 9 and 10.
+        gated: ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` instead of ``f(W_mlp1 X + b_mlp1 1ᵀ)``.
+        biases: whether there are biases.
+        normalize_output: the norm of the result, before it is added to the residual stream.
+    """
+
+    activation: Activation | None = None
+    gated: bool = False
+    biases: bool = True
+    normalize_output: LayerNorm | None = None
+
+    optional: ClassVar[dict[str, str]] = {
+        "b_mlp1": "biases",
+        "b_mlp2": "biases",
+        "W_gate": "gated",
+        "b_gate": "gated biases",
+        "norm_out": "normalize_output",
+    }
+
+    def __call__(
+        self,
+        X: Float[Array, "d_e *columns"],
+        W: MLPParams,
+        *,
+        f: Activation,
+        implementation: Any,
+        rate: float = 0.0,
+        key: Key[Array, "*batch"] | None = None,
+    ) -> Float[Array, "d_e *columns"]:
+        """The line, with dropout of the hidden units by ``key``."""
+        U = linear(W.W_mlp1, X, W.b_mlp1, implementation)
+        if W.W_gate is None:
+            hidden = activate(f, U, implementation)
+        else:
+            hidden = activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U
+        hidden = dropout(shard_hidden_units(hidden), rate, key)
+        Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation)
+        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)

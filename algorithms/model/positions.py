@@ -1,0 +1,146 @@
+"""Positions that queries and keys are given, between lines 2 and 4 of Algorithm 4."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.model.line import Line
+from algorithms.ops.rotation import rotate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Linear(Line):
+    """Frequencies divided by ``factor``: positions that are closer together (Chen et al. 2023).
+
+    Attributes:
+        factor: how many times longer the sequences may be.
+    """
+
+    factor: float
+
+    def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
+        """The frequencies, and the factor of sines and cosines."""
+        return frequencies / self.factor, 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3(Line):
+    """Low frequencies divided by ``factor``, high ones kept, and a line between them (Llama 3.1).
+
+    Attributes:
+        factor: how many times longer the sequences may be.
+        low: rotations within ``l_original`` up to which a frequency is low.
+        high: rotations from which it is high.
+        l_original: tokens of the sequences that the model was first trained on.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    l_original: int = 8192
+
+    def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
+        """The frequencies, and the factor of sines and cosines."""
+        rotations = self.l_original * frequencies / (2 * math.pi)
+        share = np.clip((rotations - self.low) / (self.high - self.low), 0, 1)
+        return frequencies * (share + (1 - share) / self.factor), 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Yarn(Line):
+    """As ``Llama3``, but the line is in the number of the row, and scores grow with ``factor`` (Peng et al. 2023).
+
+    Attributes:
+        factor: how many times longer the sequences may be.
+        l_original: tokens of the sequences that the model was first trained on.
+        slow: rotations within ``l_original`` up to which a frequency is divided.
+        fast: rotations from which it is kept.
+        attention_factor: of sines and cosines; None for 1 + ln(factor)/10.
+        truncate: whether the rows between which the line runs are rounded.
+    """
+
+    factor: float
+    l_original: int
+    slow: float = 1.0
+    fast: float = 32.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
+        """The frequencies, and the factor of sines and cosines."""
+        n = len(frequencies)
+
+        def row(rotations):
+            return n * math.log(self.l_original / (rotations * 2 * math.pi)) / math.log(base)
+
+        low, high = row(self.fast), row(self.slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * n - 1)
+        divided = np.clip((np.arange(n) - low) / max(high - low, 0.001), 0, 1)
+        factor = self.attention_factor
+        if factor is None:
+            factor = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        return frequencies * ((1 - divided) + divided / self.factor), factor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rotary(Line):
+    """Rotary positions: two rows of column t are a complex number, multiplied by exp(𝑖 t/base^{2i/d}).
+
+    So the product of a query and a key depends on the distance of their tokens alone.
+
+    Attributes:
+        base: of the wavelengths.
+        share: of the rows, from the first, that are rotated.
+        pairs: which rows belong together: i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``).
+        scaling: of the frequencies, for sequences longer than those of the first training.
+
+    Source: Su et al. 2021, equation (34).
+    """
+
+    base: float = 10_000.0
+    share: float = 1.0
+    pairs: Literal["halves", "neighbors"] = "halves"
+    scaling: Linear | Llama3 | Yarn | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if not self.base > 1:
+            self.refuse("base", "a number > 1")
+        if not 0 < self.share <= 1:
+            self.refuse("share", "a share in (0, 1]")
+
+    def rows(self, d_attn: int) -> int:
+        """How many of the rows of a query are rotated.
+
+        Raises:
+            ValueError: if it is an odd number.
+        """
+        d = int(d_attn * self.share)
+        if d % 2:
+            raise ValueError(f"Rotary: expected an even number of rows to rotate, got {d} of d_attn = {d_attn}")
+        return d
+
+    def __call__(
+        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
+    ) -> Float[Array, "H d_attn *columns"]:
+        """The queries or keys of tokens at the positions t."""
+        d = self.rows(Q.shape[1])
+        frequencies, factor = self.base ** (-np.arange(0, d, 2, dtype=np.float64) / d), 1.0
+        if self.scaling is not None:
+            frequencies, factor = self.scaling(frequencies, self.base)
+        dtype = accumulation_dtype(Q.dtype)
+        t = jnp.asarray(t)
+        t = t.reshape(*(1,) * (Q.ndim - 2 - t.ndim), *t.shape).astype(dtype)
+        angle = jnp.asarray(frequencies, dtype).reshape(-1, *(1,) * t.ndim) * t
+        cos, sin = (f(angle) if factor == 1 else f(angle) * factor for f in (jnp.cos, jnp.sin))
+        rotated = rotate(Q[:, :d], cos, sin, self.pairs, implementation)
+        return rotated if d == Q.shape[1] else jnp.concatenate([rotated, Q[:, d:]], axis=1)

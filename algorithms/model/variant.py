@@ -1,0 +1,106 @@
+"""A variant: the lines of Algorithms 8 to 10 as a record, and the parameters that these lines have."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from algorithms.machinery.contract import Relation
+from algorithms.model.attention import Attention
+from algorithms.model.embedding import Embedding
+from algorithms.model.line import Line
+from algorithms.model.mlp import MLP
+from algorithms.model.norm import LayerNorm
+from algorithms.model.shapes import attention_shapes, check_present
+from algorithms.model.unembedding import Unembedding
+
+Order = Literal["norm_first", "norm_last", "side_by_side", "no_norm"]
+
+
+def _check_goes_with(arguments: Mapping[str, Any]) -> None:
+    """Check that θ has the parameters of the variant's lines, and that there is a key for its dropout."""
+    variant, theta = arguments["variant"], arguments["theta"]
+    if variant.dropout and arguments.get("key") is None:
+        raise ValueError(
+            f"key: the variant drops activations with probability {variant.dropout}, which needs a key; "
+            "give key=jax.random.key(seed), or variant=variant.without_dropout()"
+        )
+    check_present(theta, variant)
+    longest = variant.embedding.limit(theta)
+    if longest is not None and variant.embedding.first_position:
+        for name in arguments.keys() & {"z", "x"}:
+            l = arguments[name].shape[-1]
+            if isinstance(l, int) and l > longest:
+                raise ValueError(f"{name}: expected at most l_max = {longest} tokens, got {l}; cut it into chunks")
+
+
+def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
+    dropout = arguments["variant"].dropout
+    if dropout:
+        raise ValueError(
+            "variant: expected dropout = 0, since the paper's training and inference have no key for it, "
+            f"got {dropout}; give variant=variant.without_dropout()"
+        )
+
+
+NO_DROPOUT = Relation(_check_drops_nothing)
+"""For functions that train or generate as the paper does: the variant has no dropout."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant(Line):
+    """A model as the lines of Algorithms 8 to 10. Every default is the paper's.
+
+    Attributes:
+        embedding: lines 1 to 3.
+        norm: lines 5, 7 and 10.
+        attention: line 6; several are processed in turn: layer l has line l mod n.
+        mlp: line 8; None for layers of attention alone.
+        order: of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
+            attention and MLP both read the layer's input, X + attention(norm(X)) + mlp(norm(X)); ``"no_norm"``:
+            X + f(X). None is the algorithm's own, ``"norm_last"`` in 8 and 9, ``"norm_first"`` in 10.
+        final_norm: whether a norm follows the last layer; None is the algorithm's own: there is one in 10 (its line
+            10), but not in 8.
+        unembedding: the last line.
+        head: whether Algorithm 9 has its lines 10 and 11; a bare encoder ends before.
+        pooler: whether it has W_pool and b_pool, through which BERT's classifiers read the first token's encoding.
+        dropout: probability to drop an attention weight and a hidden unit of the MLP, which needs a key.
+    """
+
+    __expected__: ClassVar[str] = "a Variant such as PAPER"
+    __relation__: ClassVar[Relation] = Relation(_check_goes_with)
+
+    optional: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("W_f", "b_f", "norm"), "head"),
+        **dict.fromkeys(("W_pool", "b_pool"), "pooler"),
+    }
+
+    embedding: Embedding = Embedding()
+    norm: LayerNorm = LayerNorm()
+    attention: Attention | tuple[Attention, ...] = Attention()
+    mlp: MLP | None = MLP()
+    order: Order | None = None
+    final_norm: bool | None = None
+    unembedding: Unembedding = Unembedding()
+    head: bool = True
+    pooler: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if not 0.0 <= self.dropout < 1.0:
+            self.refuse("dropout", "a probability in [0, 1)")
+        lines = self.attentions
+        if not lines or any(attention_shapes(line) != attention_shapes(lines[0]) for line in lines):
+            self.refuse("attention", "one line, or several with the same parameters")
+        if len(set(lines)) == 1:  # equal lines in turn are one line
+            object.__setattr__(self, "attention", lines[0])
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attentions that the layers take in turn."""
+        return self.attention if isinstance(self.attention, tuple) else (self.attention,)
+
+    def without_dropout(self) -> "Variant":
+        """The same, dropping nothing: what a trained model is used with."""
+        return self.but(dropout=0.0)

@@ -1,0 +1,46 @@
+"""Rotations of pairs of rows, for rotary positions, and their backward pass."""
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from algorithms.machinery.hand_derived import hand_derived
+
+
+def rotate(
+    X: Float[Array, "H d *columns"],
+    cos: Float[Array, "half *#columns"],
+    sin: Float[Array, "half *#columns"],
+    pairs: str,
+    implementation: str,
+) -> Float[Array, "H d *columns"]:
+    """``[U cos − V sin; U sin + V cos]`` of the first and the second rows U, V of all pairs.
+
+    Args:
+        X: queries or keys of the heads.
+        cos: of the angle of each pair, in each column.
+        sin: likewise.
+        pairs: ``"halves"``: rows i and i + d/2; ``"neighbors"``: rows 2i and 2i + 1.
+        implementation: ``"paper"`` leaves the derivative to JAX.
+    """
+    return (_rotated if implementation == "paper" else _rotate)(pairs, X, cos, sin)
+
+
+def _rotated(pairs, X, cos, sin):
+    H, d, *columns = X.shape
+    shape, axis = ((H, 2, d // 2, *columns), 1) if pairs == "halves" else ((H, d // 2, 2, *columns), 2)
+    U, V = jnp.moveaxis(X.reshape(shape), axis, 0).astype(cos.dtype)
+    return jnp.stack([U * cos - V * sin, U * sin + V * cos], axis=axis).reshape(X.shape).astype(X.dtype)
+
+
+def _forward(pairs, X, cos, sin):
+    return _rotated(pairs, X, cos, sin), (cos, sin)
+
+
+def _backward(pairs, residuals, dY):
+    """``∂F/∂X[:, t] = R_tᵀ dY[:, t] = R_{−t} dY[:, t]``: the rotation back. The angles are not differentiated."""
+    cos, sin = residuals
+    return _rotated(pairs, dY, cos, -sin), jnp.zeros_like(cos), jnp.zeros_like(sin)
+
+
+_rotate = hand_derived(_rotated, _forward, _backward, static=(0,))
