@@ -208,7 +208,7 @@ def _recomputed(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     return jax.checkpoint(turn, prevent_cse=False, policy=policy)
 
 
-def padded(mask: Mask, length: Integer[Array, "*#batch"] | int | None) -> Mask:
+def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:
     """The mask without the context tokens from ``length`` on."""
     return mask if length is None else mask & StructuralMask(length=length)
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from algorithms import log_loss
-from algorithms.alg07_unembedding import unembedding_matrix
+from algorithms.lines import Unembedding
 from algorithms.ops.linear import logits
 from training.interchange import mapping
 from training.interchange.architectures import ARCHITECTURES
@@ -122,12 +122,14 @@ def assert_bits(a, b):
 
 def column_logits(X, theta):
     """Logits of columns, [*batch, l, N_V], as other libraries have them."""
-    return jnp.moveaxis(logits(X, unembedding_matrix(theta), getattr(theta, "b_u", None)), 0, -1)
+    return jnp.moveaxis(logits(X, Unembedding().matrix(theta), getattr(theta, "b_u", None)), 0, -1)
 
 
 def column_loss(X, theta, targets, weights):
     b_u = getattr(theta, "b_u", None)
-    return log_loss(X, unembedding_matrix(theta), jnp.asarray(targets), b_u=b_u, weights=jnp.asarray(weights, X.dtype))
+    return log_loss(
+        X, Unembedding().matrix(theta), jnp.asarray(targets), b_u=b_u, weights=jnp.asarray(weights, X.dtype)
+    )
 
 
 def torch_loss(torch, their_logits, targets, weights):

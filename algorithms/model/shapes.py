@@ -181,7 +181,8 @@ def _opened(shapes: Any) -> Any:
     if isinstance(shapes, ETransformerParams):
         open_fields["W_t"] = OPEN
         if shapes.W_f.given:  # a bare encoder has lines 1 to 9 of any
-            open_fields |= dict.fromkeys(("W_f", "b_f", "norm", "b_u"), OPEN)
+            bias = ("b_u",) if shapes.b_u.given else ()
+            open_fields |= dict.fromkeys(("W_f", "b_f", "norm", *bias), OPEN)
     return shapes._replace(**open_fields)
 
 

@@ -25,6 +25,9 @@ def _check_goes_with(arguments: Mapping[str, Any]) -> None:
             "give key=jax.random.key(seed), or variant=variant.without_dropout()"
         )
     check_present(theta, variant)
+    if theta.W_u is None and getattr(theta, "W_f", None) is not None and theta.W_f.shape[0] != theta.W_e.shape[0]:
+        d_f, d_e = theta.W_f.shape[0], theta.W_e.shape[0]
+        raise ValueError(f"theta.W_u: a tied unembedding needs d_f = d_e = {d_e}, got d_f = {d_f}; give W_u")
     longest = variant.embedding.limit(theta)
     if longest is not None and variant.embedding.first_position:
         for name in arguments.keys() & {"z", "x"}:
@@ -37,7 +40,7 @@ def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
     dropout = arguments["variant"].dropout
     if dropout:
         raise ValueError(
-            "variant: expected dropout = 0, since the paper's training and inference have no key for it, "
+            "variant: expected dropout = 0.0, since the paper's training and inference have no key for it, "
             f"got {dropout}; give variant=variant.without_dropout()"
         )
 

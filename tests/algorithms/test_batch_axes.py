@@ -12,11 +12,11 @@ import pytest
 
 from algorithms import (
     BIDIRECTIONAL,
+    PAPER,
     UNIDIRECTIONAL,
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
-    Variant,
     attention,
     banded,
     d_hidden_state,
@@ -81,7 +81,7 @@ def lengths(l, seed=4):
 
 KEYS = Argument(lambda batch: jax.random.split(jax.random.key(5), batch), 0)
 MASKS = Argument(lambda batch: jnp.asarray(np.random.default_rng(6).random((*batch, L_Z, L_X)) < 0.5), 0)
-DROPOUT = Variant(name="DROPOUT", dropout=0.3)
+DROPOUT = PAPER.but(dropout=0.3)
 
 # (function of what a sequence has of its own, that, the axis of the result where the batch begins)
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument], int]] = {

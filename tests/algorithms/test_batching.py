@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from algorithms import (
+    PAPER,
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
-    Variant,
     d_hidden_state,
     d_transformer,
     e_transformer,
@@ -67,7 +67,7 @@ def test_an_ensemble_is_its_members():
 
 
 def test_dropout_of_each_sequence_comes_from_its_own_key():
-    variant = Variant(name="DROP", dropout=0.3)
+    variant = PAPER.but(dropout=0.3)
     keys = jax.random.split(jax.random.key(0), B)
     f = functools.partial(d_hidden_state, theta=THETA["d"], variant=variant)
     same = jnp.broadcast_to(x[0], x.shape)

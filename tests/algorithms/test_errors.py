@@ -18,7 +18,6 @@ from algorithms import (
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
-    Variant,
     attention,
     banded,
     d_hidden_state,
@@ -45,6 +44,7 @@ from algorithms import (
     token_embedding,
     unembedding,
 )
+from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Rotary
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -264,7 +264,7 @@ TABLE = [
     (
         lambda: d_transformer(x, d._replace(W_p=None)),
         ValueError,
-        "theta.W_p: expected an array…variant PAPER has learned positions, got None; use a variant with sinusoidal",
+        "theta.W_p: expected an array…since Embedding has positions = 'learned', got None; use the variant that these",
     ),
     (lambda: d_transformer(x, d, variant="GPT2"), TypeError, "variant: expected a Variant such as PAPER, got str"),
     (
@@ -420,11 +420,25 @@ TABLE = [
         ValueError,
         "tied unembedding W_u = W_eᵀ needs d_f = d_e = 6, got d_f = 3; give tied=False",
     ),
-    (lambda: Variant(name="V", norm="batch_norm"), ValueError, "Variant.norm: expected one of…got 'batch_norm'"),
-    (lambda: Variant(name="V", activation="tanh"), ValueError, "Variant.activation: expected one of…got 'tanh'"),
-    (lambda: Variant(name="V", positions="rope"), ValueError, "Variant.positions: expected one of…got 'rope'"),
-    (lambda: Variant(name="V", dropout=1.0), ValueError, "Variant.dropout: expected a probability in [0, 1), got 1"),
-    (lambda: Variant(name="V", epsilon=-1e-5), ValueError, "Variant.epsilon: expected a number >= 0, got -1e-05"),
+    (lambda: PAPER.but(norm="batch_norm"), ValueError, "Variant.norm: expected LayerNorm, got 'batch_norm'"),
+    (lambda: MLP(activation="tanh"), ValueError, "MLP.activation: expected 'relu' or…or None, got 'tanh'"),
+    (lambda: Embedding(positions="rope"), ValueError, "Embedding.positions: expected 'learned' or…or None, got 'rope'"),
+    (lambda: PAPER.but(dropout=1.0), ValueError, "Variant.dropout: expected a probability in [0, 1), got 1"),
+    (lambda: LayerNorm(epsilon=-1e-5), ValueError, "LayerNorm.epsilon: expected a number >= 0, got -1e-05"),
+    (lambda: PAPER.but(norms=LayerNorm()), ValueError, "Variant.norms: expected one of the fields embedding, norm, "),
+    (lambda: Attention(window=0), ValueError, "Attention.window: expected a width of at least 1 token, or None, got 0"),
+    (lambda: Attention(cap=0.0), ValueError, "Attention.cap: expected a number > 0, or None, got 0.0"),
+    (
+        lambda: PAPER.but(attention=()),
+        ValueError,
+        "Variant.attention: expected one line, or several with",
+    ),
+    (
+        lambda: PAPER.but(attention=(Attention(), Attention(biases=False))),
+        ValueError,
+        "Variant.attention: expected one line, or several with the same parameters, got (Attention(",
+    ),
+    (lambda: Rotary(share=0.0), ValueError, "Rotary.share: expected a share in (0, 1], got 0.0"),
     (lambda: init_ed_transformer(KEY, D), TypeError, "config: expected EDTransformerConfig, got DTransformerConfig"),
     (lambda: init_d_transformer(KEY, D, scheme="he"), ValueError, "scheme: expected 'glorot' or 'gpt2', got 'he'"),
     (lambda: init_d_transformer(0, D), TypeError, "key: expected a typed key, jax.random.key(seed), got int 0"),

@@ -7,12 +7,12 @@ import pytest
 
 from algorithms import (
     BERT,
+    PAPER,
     UNIDIRECTIONAL,
     VASWANI,
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
-    Variant,
     attention,
     d_hidden_state,
     d_inference,
@@ -36,6 +36,7 @@ from algorithms import (
     single_query_attention,
     token_embedding,
 )
+from algorithms.lines import RMSNorm
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 from tests.algorithms.test_errors import assert_told
@@ -51,7 +52,7 @@ d = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))
 e = cases.random_theta(ETransformerConfig(L=1, d_f=2, **cases.TINY))
 ed = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
 bert = cases.random_theta(ETransformerConfig(L=1, variant=BERT, **cases.TINY))
-RMS, DROP = Variant(name="RMS", norm="rms_norm"), Variant(name="DROP", dropout=0.1)
+RMS, DROP = PAPER.but(norm=RMSNorm()), PAPER.but(dropout=0.1)
 rms = cases.random_theta(DTransformerConfig(L=1, variant=RMS, **cases.TINY))
 x, xs, three = cases.random_tokens(3, n=7), cases.random_tokens(2, 3, n=7), cases.random_tokens(3, 3, n=7)
 X, XS, Q = cases.normal(7, 3), cases.normal(7, 2, 3), cases.normal(5, 2, 3)
@@ -144,11 +145,11 @@ LENGTHS = [
 
 NEEDS_A_KEY = "key: dropout = 0.3 needs one; give key=jax.random.key(seed), or dropout=0.0"
 VARIANT_NEEDS_A_KEY = (
-    "key: variant DROP drops activations with probability 0.1, which needs a key; "
+    "key: the variant drops activations with probability 0.1, which needs a key; "
     "give key=jax.random.key(seed), or variant=variant.without_dropout()"
 )
 HAS_NO_KEY = (
-    "variant: DROP drops activations with probability 0.1, for which the paper's training and inference have no key; "
+    "variant: expected dropout = 0.0, since the paper's training and inference have no key for it, got 0.1; "
     "give variant=variant.without_dropout()"
 )
 DROPOUT = [
@@ -166,18 +167,16 @@ DROPOUT = [
     (lambda: ed_inference(x, ed, tau=1.0, key=KEY, variant=DROP), HAS_NO_KEY),
 ]
 
-LACKS_BETA = "theta: variant PAPER has the norm layer_norm, of which these parameters lack β; use the variant that they"
-HAS_BETA = (
-    "theta: variant RMS has the norm rms_norm, but these parameters have a β; use the variant that they were made"
-)
+LACKS_BETA = "beta: expected an array […d_e], got None; use the variant that these parameters were made"
+HAS_BETA = "beta: expected None, since RMSNorm has no beta, got parameters; use the variant that these"
 VARIANTS = [
     (
         lambda: d_training(xs, d._replace(W_p=None), N_epochs=1, eta=0.1),
-        "theta.W_p: expected an array [d_e, l_max], since variant PAPER has learned positions, got None; use a variant",
+        "theta.W_p: expected an array [d_e, l_max], since Embedding has positions = 'learned', got None; use",
     ),
     (
         lambda: ed_transformer(x, x, ed, variant=VASWANI),
-        "theta.W_p: expected None, since variant VASWANI has sinusoidal positions, got an array; use a variant with",
+        "theta.W_p: expected None, since Embedding has positions = 'sinusoidal', got parameters; use the variant",
     ),
     (lambda: d_transformer(x, rms), LACKS_BETA),
     (lambda: d_inference(x, rms, l_gen=1, tau=1.0, key=KEY), LACKS_BETA),
@@ -187,11 +186,11 @@ VARIANTS = [
     (lambda: ed_inference(x, ed, tau=1.0, key=KEY, variant=RMS), HAS_BETA),
     (
         lambda: e_transformer(x, bert),
-        "theta.embedding_norm: expected None, since variant PAPER has normalize_embedding=False, got parameters; use",
+        "theta.embedding_norm: expected None, since Embedding has normalized = False, got parameters; use",
     ),
     (
         lambda: e_transformer(x, bert._replace(embedding_norm=None)),
-        "theta.b_u: expected None, since variant PAPER has unembedding_bias=False, got parameters; use the",
+        "theta.b_u: expected None, since Unembedding has bias = False, got parameters; use the",
     ),
     (
         lambda: e_training(xs, e._replace(W_u=None), N_epochs=1, eta=0.1, p_mask=0.5, key=KEY),
@@ -209,7 +208,7 @@ def test_what_does_not_go_together_is_told(call, message):
     ("call", "message"),
     [
         (lambda: d_transformer(x), "d_transformer() missing a required argument: 'theta'"),
-        (lambda: d_transformer(x, d, length=3), "d_transformer() got an unexpected keyword argument 'length'"),
+        (lambda: d_transformer(x, d, z_length=3), "d_transformer() got an unexpected keyword argument 'z_length'"),
         (lambda: e_transformer(x, e, length="3"), "length: expected a number, got str '3'"),
         (lambda: d_inference(x, d, l_gen=1, tau="1", key=KEY), "tau: expected a number, got str '1'"),
         (lambda: attention(X, X, W_qkv, MASK, dropout="0.1"), "dropout: expected a number, got str '0.1'"),

@@ -12,16 +12,17 @@ import pytest
 from algorithms import (
     BERT,
     GPT2,
+    PAPER,
     VASWANI,
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
-    Variant,
     count_params,
     init_d_transformer,
     init_e_transformer,
     init_ed_transformer,
 )
+from algorithms.lines import RMSNorm
 from tests import cases
 
 SIZES = {"N_V": 101, "l_max": 61, "H": 3, "d_e": 43, "d_mlp": 89, "d_attn": 31, "d_mid": 23}
@@ -111,7 +112,7 @@ def test_the_variants_parameters():
     assert theta.b_u.shape == (11,)
     theta = shapes(init_d_transformer, DTransformerConfig(L=1, variant=GPT2, tied=False, **sizes))
     assert theta.W_u.shape == (11, 6)
-    rms = Variant(name="RMS", norm="rms_norm")
+    rms = PAPER.but(norm=RMSNorm())
     theta = shapes(init_d_transformer, DTransformerConfig(L=1, variant=rms, **sizes))
     assert theta.norm.beta is theta.layers.norm1.beta is theta.layers.norm2.beta is None
 
@@ -140,7 +141,7 @@ def test_configurations_are_frozen_hashable_and_by_keyword(config):
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.d_e = 1
     assert hash(config) == hash(dataclasses.replace(config))
-    assert dataclasses.replace(config, H=1) != config
+    assert dataclasses.replace(config, H=1, H_kv=1) != config
     with pytest.raises(TypeError, match="positional"):
         type(config)(101, 61)
 

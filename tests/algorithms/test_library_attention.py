@@ -30,8 +30,9 @@ from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pa
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 
 
-def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None):
-    shapes = ((2, d, 2, l_x), (2, d, 2, l_z), (2, d_mid or d, 2, l_z))
+def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None):
+    H_kv = H_kv or H
+    shapes = ((H, d, 2, l_x), (H_kv, d, 2, l_z), (H_kv, d_mid or d, 2, l_z))
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.normal(size=s), dtype) for s in shapes]
 
@@ -47,6 +48,7 @@ slow = pytest.mark.slow
     [
         pytest.param(UNIDIRECTIONAL & padding(jnp.array([0, 77], jnp.int32)), {}, id="nothing, and half"),
         pytest.param(documents(NUMBERS) & banded(40), {"d_mid": 24}, id="documents in a band"),
+        pytest.param(UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
         pytest.param(UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
         pytest.param(UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
         pytest.param(banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
@@ -54,8 +56,10 @@ slow = pytest.mark.slow
     ],
 )
 def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
-    monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
-    matrices = tiles(d=16, **sizes)
+    for name in ("make_splash_mha", "make_splash_mqa"):
+        monkeypatch.setattr(splash, name, functools.partial(getattr(splash, name), interpret=True))
+    cap = sizes.get("cap")
+    matrices = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
     E = jnp.asarray(np.random.default_rng(1).normal(size=(*matrices[2].shape[:3], matrices[0].shape[-1])), jnp.float32)
 
     def value_and_gradients(attention):
@@ -66,8 +70,8 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
         return jax.jit(f)(matrices)
 
     with jax.enable_x64(False):
-        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, None))
-        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0))
+        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, None, cap))
+        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap))
     np.testing.assert_allclose(out, expected_out, atol=2e-5)
     for name, a, b in zip("QKV", of_kernel, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)

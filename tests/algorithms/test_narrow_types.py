@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import norm
 
 from algorithms import (
+    PAPER,
     DTransformerConfig,
     EDTransformerConfig,
     ETransformerConfig,
-    Variant,
     bos_token,
     d_hidden_state,
     d_inference,
@@ -36,6 +36,7 @@ from algorithms import (
     token_embedding,
 )
 from algorithms.alg11_training import mask_tokens
+from algorithms.lines import Embedding, LayerNorm
 from tests import cases
 
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
@@ -369,8 +370,8 @@ def test_a_length_that_is_not_at_hand_is_not_refused():
 
 def test_sinusoidal_positions_beyond_the_number_of_tokens():
     """They are computed: there is no table that ends."""
-    options = {"epsilon": 1e-6, "activation": "relu"}
-    sinusoidal, learned = (Variant(name=p.upper(), positions=p, **options) for p in ("sinusoidal", "learned"))
+    sinusoidal = PAPER.but(embedding=Embedding(positions="sinusoidal"), norm=LayerNorm(epsilon=1e-6))
+    learned = sinusoidal.but(embedding=Embedding())
     theta = cases.random_theta(DTransformerConfig(L=1, variant=sinusoidal, **SIZES))
     positions = jnp.array([[900, 3, 0, 5, 4], [5, 6, 7, 8, 9], [0, 1, 2, 0, 1]], jnp.int32)
     table = theta._replace(W_p=sinusoidal_positional_embedding(4, 1000, base=10000, dtype="float64"))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding
-from algorithms.alg03_attention import _as_printed
+from algorithms.alg03_attention import _of_one_head
 from algorithms.masks import StructuralMask
-from algorithms.ops.attention import per_head
+from algorithms.ops.attention import tiles
 from algorithms.ops.attention.dispatch import attend
 from tests import cases
 
@@ -28,13 +28,13 @@ MASKS = {
 
 
 def value_and_gradients(implementation, mask, key, small, monkeypatch):
-    monkeypatch.setattr(per_head, "SMALL", small)
+    monkeypatch.setattr(tiles, "SMALL", small)
 
     @jax.jit
     def compiled(mask, key):
         def objective(Q, K, V):
             options = {"implementation": implementation, "dropout": 0.0 if key is None else 0.4, "key": key}
-            V_tilde = attend(_as_printed, Q, K, V, mask, heads=True, **options)
+            V_tilde = attend(_of_one_head, Q, K, V, mask, heads=True, **options)
             return (V_tilde * E).sum(), V_tilde
 
         (_, V_tilde), gradients = jax.value_and_grad(objective, (0, 1, 2), has_aux=True)(QUERIES, KEYS, VALUES)
@@ -64,7 +64,7 @@ QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)
     ],
 )
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_tiles_in_turn_are_those_side_by_side_and_as_printed(implementation, mask, dropped, small, monkeypatch):
+def test_tiles_in_turn_are_those_side_by_side_and_of_one_head(implementation, mask, dropped, small, monkeypatch):
     found = value_and_gradients(implementation, MASKS[mask], KEY if dropped else None, small, monkeypatch)
     for ours, theirs in zip(found, printed(mask, dropped), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)

@@ -1,6 +1,5 @@
 """VASWANI, BERT and GPT2 against the independent implementations of PyTorch and transformers, with random weights."""
 
-import dataclasses
 import functools
 import math
 
@@ -24,6 +23,7 @@ from algorithms import (
     ed_transformer,
     sinusoidal_positional_embedding,
 )
+from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm
 from tests import cases, oracle
 
 SIZES = {"N_V": 17, "l_max": 13, "H": 2, "d_e": 6, "d_mlp": 11}
@@ -222,14 +222,14 @@ def test_sinusoids_may_be_computed_or_given_as_learned_positions():
     theta = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, **SIZES))
     W_p = sinusoidal_positional_embedding(6, 13, base=10000, dtype=DOUBLE)
     computed = ed_transformer(z, x, theta, variant=VASWANI)
-    learned = dataclasses.replace(VASWANI, name="LEARNED", positions="learned")
+    learned = VASWANI.but(embedding=VASWANI.embedding.but(positions="learned"))
     given = ed_transformer(z, x, theta._replace(W_p=W_p), variant=learned)
     cases.assert_close(given, computed, 1e-13)
 
 
 def test_rms_norm_replaces_every_norm_of_the_decoder(monkeypatch):
     """Gopher's lines 5, 7 and 10, by the oracle with its layer norm replaced."""
-    variant = Variant(name="RMS", norm="rms_norm")
+    variant = PAPER.but(norm=RMSNorm())
     theta = cases.random_theta(DTransformerConfig(L=2, variant=variant, **SIZES))
     assert theta.norm.beta is None
 
@@ -245,14 +245,15 @@ def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
     logits = theta.W_e.T @ e_hidden_state(x, theta, variant=BERT) + theta.b_u[:, None]
     P = e_transformer(x, theta, variant=BERT)
     cases.assert_close(P, oracle.softmax(np.asarray(logits)))
-    without = e_transformer(x, theta._replace(embedding_norm=None), variant=BERT)
+    plain = BERT.but(embedding=Embedding())
+    without = e_transformer(x, theta._replace(embedding_norm=None), variant=plain)
     assert np.abs(P - without).max() > 1e-3
 
 
 def test_the_embedding_is_scaled_by_the_root_of_d_e():
     theta = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, tied=False, **SIZES))
-    scaled = Variant(name="SCALED", epsilon=1e-6, positions="sinusoidal", scale_embedding=True)
-    plain = Variant(name="PLAIN", epsilon=1e-6, positions="sinusoidal")
+    scaled = PAPER.but(norm=LayerNorm(epsilon=1e-6), embedding=Embedding(positions="sinusoidal", scaled=True))
+    plain = PAPER.but(norm=LayerNorm(epsilon=1e-6), embedding=Embedding(positions="sinusoidal"))
     expected = ed_transformer(z, x, theta._replace(W_e=math.sqrt(6) * theta.W_e), variant=plain)
     cases.assert_close(ed_transformer(z, x, theta, variant=scaled), expected)
 
@@ -260,13 +261,13 @@ def test_the_embedding_is_scaled_by_the_root_of_d_e():
 @pytest.mark.parametrize("variant", [PAPER, GPT2])
 def test_an_activation_can_be_named(variant):
     theta = cases.random_theta(DTransformerConfig(L=1, tied=False, **SIZES))
-    named = Variant(name="NAMED", epsilon=variant.epsilon, activation=variant.activation or "gelu")
+    named = PAPER.but(norm=variant.norm, mlp=MLP(activation=variant.mlp.activation or "gelu"))
     cases.assert_close(d_transformer(x, theta, variant=named), d_transformer(x, theta, variant=variant), 1e-13)
-    relu = Variant(name="RELU", epsilon=variant.epsilon, activation="relu")
+    relu = PAPER.but(norm=variant.norm, mlp=MLP(activation="relu"))
     assert np.abs(d_transformer(x, theta, variant=relu) - d_transformer(x, theta, variant=variant)).max() > 1e-3
 
 
 def test_variants_are_frozen_and_hashable():
-    assert len({PAPER, VASWANI, BERT, GPT2, Variant(name="PAPER")}) == 4
+    assert len({PAPER, VASWANI, BERT, GPT2, Variant()}) == 4
     with pytest.raises(AttributeError):
         PAPER.epsilon = 1.0

@@ -91,8 +91,8 @@ def attend(
 
 def automatic(
     Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H d_attn B l_z"],
-    V: Float[Array, "H d_mid B l_z"],
+    K: Float[Array, "H_kv d_attn B l_z"],
+    V: Float[Array, "H_kv d_mid B l_z"],
     mask: Mask,
     dropout: float,
     platform: str,

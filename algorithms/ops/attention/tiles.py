@@ -75,8 +75,8 @@ def _one_after_another(of_tile, matrices, mask, seeds):
     H, _, B, _ = matrices[0].shape
 
     def tile(array, h, b):
-        of_group = h // (H // len(array))
-        return jax.lax.dynamic_slice(array, (of_group, 0, b, 0), (1, array.shape[1], 1, array.shape[3]))[0, :, 0]
+        h = h if len(array) == H else h // (H // len(array))
+        return jax.lax.dynamic_slice(array, (h, 0, b, 0), (1, array.shape[1], 1, array.shape[3]))[0, :, 0]
 
     def one(i):
         h, b = i // B, i % B

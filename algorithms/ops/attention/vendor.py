@@ -79,8 +79,8 @@ def pallas_refuses(
 def library_attention(
     kernel: Any,
     Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H d_attn B l_z"],
-    V: Float[Array, "H d_mid B l_z"],
+    K: Float[Array, "H_kv d_attn B l_z"],
+    V: Float[Array, "H_kv d_mid B l_z"],
     mask: Mask,
     seeds: None,
     cap: float | None = None,

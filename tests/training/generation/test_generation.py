@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import GPT2, VASWANI, DTransformerConfig, Variant, d_inference, d_transformer
+from algorithms import GPT2, PAPER, VASWANI, DTransformerConfig, d_inference, d_transformer
 from algorithms.alg14_inference import sample
+from algorithms.lines import MLP, RMSNorm
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate
 from training.generation.cache import bucket
@@ -71,7 +72,7 @@ def test_greedy_tokens_are_those_of_algorithm_14_in_float32():
     [
         pytest.param(GPT2, False, True, marks=pytest.mark.slow),
         pytest.param(VASWANI, False, False, marks=pytest.mark.slow),
-        (Variant(name="RMS", norm="rms_norm", activation="relu"), True, True),
+        (PAPER.but(norm=RMSNorm(), mlp=MLP(activation="relu")), True, True),
     ],
 )
 def test_every_variant_is_generated_with(variant, W_u, W_p):
@@ -291,7 +292,7 @@ def test_wrong_requests_are_refused(options, error, message):
         (THETA, "GPT2", TypeError, "config: expected DTransformerConfig, got str"),
         (THETA, dataclasses.replace(CONFIG, N_V=18), ValueError, "W_e: expected .* = .11, 18. from the configuration"),
         (THETA, dataclasses.replace(CONFIG, l_max=5), ValueError, "W_p: expected .* = .11, 5. from the configuration"),
-        (THETA._replace(W_p=None), CONFIG, ValueError, "variant PAPER has learned positions"),
+        (THETA._replace(W_p=None), CONFIG, ValueError, "since Embedding has positions = 'learned'"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(theta, config, error, message):

@@ -112,7 +112,7 @@ def test_the_stream_yields_the_same_tokens():
 def toy_search(z, beam_size, length_penalty, l_max):
     z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
     context = decoding.encode(TOY_THETA, z, lengths, variant=TOY.variant)
-    weights = decoding.unstacked(TOY_THETA)
+    weights = decoding.unstacked(TOY_THETA, variant=TOY.variant)
     found = beam_search(
         weights,
         context,

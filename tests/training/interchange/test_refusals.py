@@ -163,15 +163,15 @@ def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
     [
         (
             DTransformerConfig(L=1, variant=VASWANI, d_attn=2, **SIZES),
-            "gpt2 has no sinusoidal positions, no scaled embeddings, no heads of another size than d_e/H",
+            "gpt2 has no embedding.positions = 'sinusoidal', no embedding.scaled = True, no heads of another size than d_e/H",
         ),
         (
             ETransformerConfig(L=1, variant=PAPER, **SIZES),
-            "bert has no embeddings without a norm, no unembedding without",
+            "bert has no embedding.normalized = False, no unembedding.bias = False",
         ),
         (
             EDTransformerConfig(L_enc=1, L_dec=1, variant=PAPER, **SIZES),
-            "torch.nn.Transformer has no last layer without",
+            "torch.nn.Transformer has no final_norm = None",
         ),
     ],
 )
