@@ -127,9 +127,8 @@ def column_logits(X, theta):
 
 def column_loss(X, theta, targets, weights):
     b_u = getattr(theta, "b_u", None)
-    return log_loss(
-        X, Unembedding().matrix(theta), jnp.asarray(targets), b_u=b_u, weights=jnp.asarray(weights, X.dtype)
-    )
+    W_u, weights = Unembedding().matrix(theta), jnp.asarray(weights, X.dtype)
+    return log_loss(X, W_u, jnp.asarray(targets), b_u=b_u, weights=weights)
 
 
 def torch_loss(torch, their_logits, targets, weights):

@@ -180,9 +180,10 @@ def _opened(shapes: Any) -> Any:
         open_fields["context"] = OPEN
     if isinstance(shapes, ETransformerParams):
         open_fields["W_t"] = OPEN
-        if shapes.W_f.given:  # a bare encoder has lines 1 to 9 of any
-            bias = ("b_u",) if shapes.b_u.given else ()
-            open_fields |= dict.fromkeys(("W_f", "b_f", "norm", *bias), OPEN)
+        # A bare encoder has lines 1 to 9 of any, and no pooler reads them in most functions.
+        may_lack: dict[str, Any] = {name: getattr(shapes, name) for name in ("W_f", "b_f", "b_u", "W_pool", "b_pool")}
+        open_fields |= {name: OPEN for name, parameter in may_lack.items() if parameter.given}
+        open_fields |= {"norm": OPEN} if may_lack["W_f"].given else {}
     return shapes._replace(**open_fields)
 
 

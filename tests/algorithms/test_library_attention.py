@@ -59,8 +59,8 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
     for name in ("make_splash_mha", "make_splash_mqa"):
         monkeypatch.setattr(splash, name, functools.partial(getattr(splash, name), interpret=True))
     cap = sizes.get("cap")
-    matrices = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
-    E = jnp.asarray(np.random.default_rng(1).normal(size=(*matrices[2].shape[:3], matrices[0].shape[-1])), jnp.float32)
+    matrices = Q, _, V = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
+    E = jnp.asarray(np.random.default_rng(1).normal(size=(len(Q), *V.shape[1:3], Q.shape[-1])), jnp.float32)
 
     def value_and_gradients(attention):
         def f(matrices):
