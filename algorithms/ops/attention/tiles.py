@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import are_numbers
 from algorithms.masks import Mask, sequence_axes
 
-Tiles = tuple[Float[Array, "H _ B _"], ...]
+Tiles = tuple[Float[Array, "_ _ B _"], ...]
 
 SMALL = 128 * 128
 """Scores of the largest tile that is small."""

@@ -136,10 +136,8 @@ def pallas_attention(
     blocks = splash.BlockSizes(
         block_q=of_x, block_kv=of_z, block_q_dkv=of_x, block_kv_dkv=of_z, use_fused_bwd_kernel=True
     )
-    H_kv = len(K)
-    make = splash.make_splash_mha if H_kv == H else splash.make_splash_mqa
-    kernel = make(
-        rules.MultiHeadMask([rule] * (H if H_kv == H else H // H_kv)),
+    kernel = splash.make_splash_mha(
+        rules.MultiHeadMask([rule] * H),
         block_sizes=blocks,
         attn_logits_soft_cap=cap,
         head_shards=1,
@@ -149,11 +147,8 @@ def pallas_attention(
     q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q * Q.shape[1] ** -0.5, K, V))  # [B, H, l, d]
     segments = _segments(mask, B, l_x, l_z)
     segments = None if segments is None else splash.SegmentIds(*segments)
-    if H_kv != H:  # a group of heads reads one head of keys and values
-        kernel = jax.vmap(kernel, in_axes=(0, 0, 0, None))
-        q = q.reshape(B, H_kv, H // H_kv, l_x, -1)
     V_tilde: Any = jax.vmap(kernel)(q, k, v, segments)
-    return V_tilde.reshape(B, H, l_x, -1).transpose(1, 3, 0, 2)
+    return V_tilde.transpose(1, 3, 0, 2)
 
 
 def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:
