@@ -26,6 +26,7 @@ LLAMA = {
     **family.PAPER, "positions": None, "norm": "rms_norm", "epsilon": EPSILON, "activation": "silu",
     "attention": [{"positions": ROTARY}],
 }  # fmt: skip
+GEMMA = {**LLAMA, "norm_offset": 1.0, "embedding_scale": "sqrt_d_e", "activation": "gelu_tanh"}
 POST_NORM = {**family.PAPER, "epsilon": EPSILON, "order": "norm_last"}
 PRE_NORM = {**family.PAPER, "epsilon": EPSILON}
 
@@ -51,12 +52,11 @@ class Weights:
     def __init__(self, model):
         torch = pytest.importorskip("torch")
         rng = np.random.default_rng(7)
-        model = model.double().eval()
+        self.model = model.double().eval()
         with torch.no_grad():
             for W in model.parameters():
                 values = rng.normal(size=tuple(W.shape))
                 W.copy_(torch.asarray(0.3 * values if W.ndim > 1 else 0.4 * values + 0.3))
-        self.model = model
         self.arrays = {name: W.numpy().astype(np.float64) for name, W in model.state_dict().items()}
 
     def __call__(self, name):
@@ -184,8 +184,7 @@ def test_positions_that_are_given_and_padding(hf):
 
 
 def test_documents(hf):
-    weights = llama(hf)
-    documents = [0] * 9 + [1] * (LENGTH - 9)
+    weights, documents = llama(hf), [0] * 9 + [1] * (LENGTH - 9)
     actual = family.d_logits(X, llama_theta(weights), LLAMA, documents=documents)
     close(actual, np.concatenate([weights.logits(X[:9]), weights.logits(X[9:])], axis=1))
 
@@ -215,9 +214,6 @@ def test_qwen3(hf):
     close(family.d_logits(X, llama_theta(weights), LLAMA), weights.logits())
 
 
-GEMMA = {**LLAMA, "norm_offset": 1.0, "embedding_scale": "sqrt_d_e", "activation": "gelu_tanh"}
-
-
 def test_gemma(hf):
     config = hf.GemmaConfig(**GROUPED, hidden_act="gelu_pytorch_tanh", rope_parameters=ROPE)
     weights = Weights(hf.GemmaForCausalLM(config))
@@ -225,9 +221,11 @@ def test_gemma(hf):
 
 
 def test_gemma2(hf):
-    caps = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}
-    config = {"query_pre_attn_scalar": 11, "sliding_window": 5, "hidden_activation": "gelu_pytorch_tanh"}
-    weights = Weights(hf.Gemma2ForCausalLM(hf.Gemma2Config(**GROUPED, **caps, **config, rope_parameters=ROPE)))
+    config = hf.Gemma2Config(
+        **GROUPED, query_pre_attn_scalar=11, sliding_window=5, hidden_activation="gelu_pytorch_tanh",
+        rope_parameters=ROPE, attn_logit_softcapping=0.5, final_logit_softcapping=0.7,
+    )  # fmt: skip
+    weights = Weights(hf.Gemma2ForCausalLM(config))
     line = {"positions": ROTARY, "scale": 11**-0.5, "cap": 0.5}
     model = {**GEMMA, "attention": [{**line, "window": 5}, line], "logit_cap": 0.7}
     close(family.d_logits(X, llama_theta(weights, GEMMA2_NORMS, tied=True), model), weights.logits())
@@ -274,9 +272,8 @@ def test_gpt_neox(hf, parallel):
         layers.append(layer(attention, mlp, **weights.norms(name, LLAMA_NORMS)))
     norm, W_e = weights.norm("gpt_neox.final_layer_norm"), weights("gpt_neox.embed_in.weight").T
     theta = SimpleNamespace(W_e=W_e, layers=layers, norm=norm, W_u=weights("lm_head.weight"))
-    lines = [{"positions": {**ROTARY, "share": 0.25}}]
-    order = "side_by_side" if parallel else None
-    model = {**PRE_NORM, "positions": None, "attention": lines, "order": order}
+    model = {**PRE_NORM, "positions": None, "attention": [{"positions": {**ROTARY, "share": 0.25}}]}
+    model["order"] = "side_by_side" if parallel else None
     close(family.d_logits(X, theta, model), weights.logits())
 
 
@@ -310,8 +307,8 @@ def test_gpt_neo(hf):
     for l in range(L):
         name = f"transformer.h.{l}"
         attention = weights.attention(*(f"{name}.attn.attention.{part}_proj" for part in ("q", "k", "v", "out")))
-        norms = weights.norms(name, {"norm1": "ln_1", "norm2": "ln_2"})
-        layers.append(layer(attention, weights.mlp(f"{name}.mlp.c_fc", f"{name}.mlp.c_proj"), **norms))
+        norms, mlp = weights.norms(name, {"norm1": "ln_1", "norm2": "ln_2"}), (f"{name}.mlp.c_fc", f"{name}.mlp.c_proj")
+        layers.append(layer(attention, weights.mlp(*mlp), **norms))
     W_e, W_p = weights("transformer.wte.weight").T, weights("transformer.wpe.weight").T
     theta = SimpleNamespace(W_e=W_e, W_p=W_p, layers=layers, norm=weights.norm("transformer.ln_f"), W_u=None)
     lines = [{"scale": 1.0}, {"scale": 1.0, "window": 5}]
@@ -380,10 +377,10 @@ def test_xlnet_has_transformer_xls_scores(hf):
         attention = mh_attention(W_q, None, W_k, None, W_v, None, W_o, None, **more, v=v)
         norms = weights.norms(name, {"norm1": "rel_attn.layer_norm", "norm2": "ff.layer_norm"})
         layers.append(layer(attention, weights.mlp(f"{name}.ff.layer_1", f"{name}.ff.layer_2"), **norms))
-    W_e, b_u = weights("transformer.word_embedding.weight").T, weights("lm_loss.bias")
-    theta = SimpleNamespace(W_e=W_e, layers=layers, norm=None, W_u=None, b_u=b_u)
-    lines = [{"positions": {"kind": "transformer_xl", "base": 10_000.0}}]
-    close(family.d_logits(X, theta, {**POST_NORM, "positions": None, "attention": lines}), weights.logits())
+    W_e = weights("transformer.word_embedding.weight").T
+    theta = SimpleNamespace(W_e=W_e, layers=layers, W_u=None, b_u=weights("lm_loss.bias"))
+    model = {**POST_NORM, "positions": None, "attention": [{"positions": {"kind": "transformer_xl"}}]}
+    close(family.d_logits(X, theta, model), weights.logits())
 
 
 TYPES = (np.arange(LENGTH) > 13).astype(int)
