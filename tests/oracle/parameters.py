@@ -13,6 +13,8 @@ import numpy as np
 from .components import Array
 
 STACKED = ("layers", "encoder", "decoder", "heads")  # their arrays have a leading axis
+OF_A_GROUP = ("W_k", "b_k", "W_v", "b_v")  # of heads: one for all heads that share keys and values
+OF_ALL_HEADS = ("gamma_q", "gamma_k")
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
@@ -108,3 +110,53 @@ def unstack_axis(theta: Any) -> list[Any]:
         raise ValueError(f"stacked arrays must have one and the same leading axis, but have {lengths}")
     (length,) = next(iter(lengths.values()))
     return [unstack(rebuild(theta, {path: W[i] for path, W in arrays.items()})) for i in range(length)]
+
+
+def unstack_family(theta: Any) -> Any:
+    """Return parameters with lists of layers, heads and groups from parameters that stack them on leading axes.
+
+    Args:
+        theta: tree in which the arrays under `heads` have a leading axis: W_k, b_k, W_v and b_v [H_kv, ...], gamma_q
+            and gamma_k none, all others, whether in `heads` or in `heads.relative`, [H, ...]; those under `layers`,
+            `encoder` and `decoder` have one more, in front, for the layers.
+
+    Returns:
+        A tree of SimpleNamespace objects: those fields are lists, what belongs to a group of heads is in `groups`,
+        beside `heads`, and gamma_q and gamma_k are beside them, too.
+    """
+    named = fields(theta)
+    if named is None:
+        return None if theta is None else np.asarray(theta, dtype=np.float64)
+    children: dict[str, Any] = {}
+    for name, child in named.items():
+        if name == "heads":
+            children.update(unstack_heads(child))
+        elif name in STACKED:
+            lengths = {len(W) for W in flatten(child).values()}
+            assert len(lengths) == 1, f"{name}: stacked layers of {lengths}"
+            slices = [{path: W[l] for path, W in flatten(child).items()} for l in range(lengths.pop())]
+            children[name] = [unstack_family(rebuild(child, arrays)) for arrays in slices]
+        else:
+            children[name] = unstack_family(child)
+    return SimpleNamespace(**children)
+
+
+def unstack_heads(heads: Any) -> dict[str, Any]:
+    """Return what `unstack_family` puts in place of `heads`.
+
+    Args:
+        heads: parameters of one attention, stacked.
+
+    Returns:
+        "heads" and "groups", both lists, and "gamma_q" and "gamma_k".
+    """
+    named = dict(fields(heads) or {})
+    named.update(fields(named.pop("relative", None)) or {})
+    mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
+    shared = {k: named.get(k) for k in OF_A_GROUP}
+    norms = {k: unstack_family(named.get(k)) for k in OF_ALL_HEADS}
+    return {
+        "heads": unstack_axis(SimpleNamespace(**mine)),
+        "groups": unstack_axis(SimpleNamespace(**shared)),
+        **norms,
+    }

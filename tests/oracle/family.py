@@ -1,0 +1,486 @@
+"""Algorithms 8 to 10, and the losses of 11 to 13, with the lines that published models change.
+
+A model is a mapping of options. `PAPER` lists them all, with the paper's own values; {**PAPER, ...} is another model:
+
+    positions        line 2, added to embeddings: {"kind": "learned", "first": 0}: W_p, the first token reads column
+                     "first"; {"kind": "learned_in_attention"}: W_p, read by queries and keys only; {"kind":
+                     "sinusoidal", "base", "rows": "neighbors" or "halves"}; {"kind": "paper_sinusoidal", "l_max"}; None
+    embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows
+    W_in_reads       line 3: W_in maps the "sum" of token, position and type (ALBERT) or "tokens" alone (OPT-350m)
+    norm             "layer_norm" or "rms_norm"
+    epsilon          what norms add to the variance, or to the mean square
+    norm_offset      what "rms_norm" adds to gamma
+    order            "norm_first", "norm_last", "side_by_side"; None: the algorithm's own (last in 8 and 9, first in 10)
+    activation       "relu", "gelu", "gelu_tanh", "silu"; None: the algorithm's own (ReLU in 8, GELU in 9 and 10)
+    attention        a list of lines {"positions", "window", "scale", "cap"}, taken in turn, by layer l (from 0) line
+                     l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary", "base",
+                     "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
+                     "num_buckets", "max_distance"} or {"kind": "alibi"}
+    L                number of layers where some share parameters: layer l has theta.layers[l len(theta.layers) // L]
+    logit_scale      what multiplies W_u X; "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
+    logit_cap        c in c tanh(logits / c)
+
+What θ holds is not said again: a norm, bias, gate or matrix that is None or missing is not there. θ is what the paper's
+algorithms in `transformers.py` take, and where there: embedding_norm, W_t [d, N_types], W_in [d_e, d_in] and b_in,
+W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances and decoder_distances),
+encoder_norm and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
+norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention groups, gamma_q and gamma_k, and in its
+heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .components import Array, Tokens, sinusoidal_positional_embedding, softmax
+from .lines import ACTIVATIONS, cap, document_positions, join_masks, linear, mh_attention, mlp, normalize, part
+from .positions import Positions, sinusoid
+from .transformers import causal_mask, ones_mask
+
+Model = Mapping[str, Any]
+
+PAPER: Model = {
+    "positions": {"kind": "learned", "first": 0},
+    "embedding_scale": 1.0,
+    "W_in_reads": "sum",
+    "norm": "layer_norm",
+    "epsilon": 0.0,
+    "norm_offset": 0.0,
+    "order": None,
+    "activation": None,
+    "attention": [{"positions": None, "window": None, "scale": None, "cap": None}],
+    "L": None,
+    "logit_scale": 1.0,
+    "logit_cap": None,
+}
+
+
+def embed(
+    x: Tokens, theta: Any, model: Model, positions: Positions, types: Sequence[int] | None
+) -> tuple[Array, Array | None]:
+    """Return lines 1 to 3 of Algorithms 9 and 10 (1-3 and 10-12 of 8).
+
+    e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in; or
+    with W_in_reads = "tokens" e_t = W_in (s W_e[:, x[t]]) + b_in + W_p[:, first + p_t]. Sources: s: Vaswani et al.
+    2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan et al. 2020,
+    section 3.1, OPT-350m.
+
+    Args:
+        x: token IDs.
+        theta: parameters.
+        model: options.
+        positions: of the tokens.
+        types: type of each token; 0 unless given.
+
+    Returns:
+        X [d_e, l], and what queries and keys add to their input [d_e, l], or None.
+    """
+    rule: Model = model["positions"] or {"kind": None}
+    s = math.sqrt(theta.W_e.shape[0]) if model["embedding_scale"] == "sqrt_d_e" else model["embedding_scale"]
+    W_in, W_t, l = part(theta, "W_in"), part(theta, "W_t"), len(x)
+    X = np.stack([s * theta.W_e[:, x[t]] for t in range(l)], axis=1)
+    if W_in is not None and model["W_in_reads"] == "tokens":
+        X = linear(W_in, part(theta, "b_in"), X)
+    d = X.shape[0]
+    P = None
+    if rule["kind"] == "learned":
+        P = np.stack([theta.W_p[:, rule.get("first", 0) + positions[t]] for t in range(l)], axis=1)
+    elif rule["kind"] == "sinusoidal":
+        P = np.stack([sinusoid(positions[t], d, rule.get("base", 10_000.0), rule["rows"]) for t in range(l)], axis=1)
+    elif rule["kind"] == "paper_sinusoidal":
+        W_p = sinusoidal_positional_embedding(d, rule["l_max"])
+        P = np.stack([W_p[:, positions[t]] for t in range(l)], axis=1)
+    X = X if P is None else X + P
+    if W_t is not None:
+        X = X + np.stack([W_t[:, 0 if types is None else types[t]] for t in range(l)], axis=1)
+    X = normalize(X, part(theta, "embedding_norm"), model)
+    if W_in is not None and model["W_in_reads"] == "sum":
+        X = linear(W_in, part(theta, "b_in"), X)
+    if rule["kind"] == "learned_in_attention":
+        return X, np.stack([theta.W_p[:, positions[t]] for t in range(l)], axis=1)
+    return X, None
+
+
+def sublayer(X: Array, f: Any, norm: Any, norm_out: Any, order: str, model: Model) -> Array:
+    """Return X after one residual sublayer f.
+
+    norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
+    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6). A norm that
+    is None is left out.
+
+    Args:
+        X: [d_e, l].
+        f: the sublayer, of [d_e, l].
+        norm: before the sublayer, or after the sum.
+        norm_out: of the sublayer's output, before the sum.
+        order: "norm_first" or "norm_last".
+        model: options.
+
+    Returns:
+        [d_e, l].
+    """
+    if order == "norm_first":
+        return X + normalize(f(normalize(X, norm, model)), norm_out, model)
+    if order == "norm_last":
+        return normalize(X + normalize(f(X), norm_out, model), norm, model)
+    raise ValueError(f"order must be norm_first or norm_last, but is {order}")
+
+
+def through_layers(
+    X: Array,
+    own: Sequence[Any],
+    model: Model,
+    base: Array,
+    order: str,
+    f: Any,
+    bidirectional: bool,
+    *,
+    positions: Positions,
+    length: int | None,
+    documents: Sequence[int] | None,
+    distances: Array | None,
+    P: Array | None,
+) -> Array:
+    """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8.
+
+    side_by_side: X + Attention(norm1 X) + MLP(norm2 X) (GPT-NeoX, Black et al. 2022, section 2.1). A layer without mlp
+    has attention only (document 001).
+
+    Args:
+        X: embeddings [d_e, l].
+        own: parameters of the layers that have some of their own; see option L.
+        model: options.
+        base: the mask, before windows, padding and documents.
+        order: the algorithm's own, where the model has none.
+        f: the algorithm's own activation.
+        bidirectional: which of T5's buckets apply.
+        positions: [l].
+        length: what follows is padding.
+        documents: number of each token's document.
+        distances: T5's tables [H, num_buckets].
+        P: what queries and keys add to their input.
+
+    Returns:
+        [d_e, l].
+    """
+    order = model["order"] or order
+    f = ACTIVATIONS[model["activation"]] if model["activation"] else f
+    L = model["L"] or len(own)
+    for l in range(L):
+        W = own[l * len(own) // L]
+        line = model["attention"][l % len(model["attention"])]
+        mask = join_masks(base, line.get("window"), length, documents, documents)
+
+        def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line) -> Array:
+            where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
+            return mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
+
+        def feed_forward(X: Array, W: Any = W) -> Array:
+            return mlp(X, W.mlp, f)
+
+        norm1, norm2, has_mlp = part(W, "norm1"), part(W, "norm2"), part(W, "mlp") is not None
+        norm1_out, norm2_out = part(W, "norm1_out"), part(W, "norm2_out")
+        if order == "side_by_side":
+            attended = normalize(attention(normalize(X, norm1, model)), norm1_out, model)
+            fed = normalize(feed_forward(normalize(X, norm2, model)), norm2_out, model) if has_mlp else 0.0
+            X = X + attended + fed
+        else:
+            X = sublayer(X, attention, norm1, norm1_out, order, model)
+            X = sublayer(X, feed_forward, norm2, norm2_out, order, model) if has_mlp else X
+    return X
+
+
+def unembed(X: Array, theta: Any, model: Model) -> Array:
+    """Return the logits of Algorithm 7: cap(s W_u (W_out X) + b_u), W_u = W_e^T where theta has none.
+
+    Sources: b_u: Devlin et al. 2019 and document 003, section 12.3.4; W_out: OPT-350m; s: T5, d_e^(-1/2) where tied;
+    cap: Gemma 2.
+
+    Args:
+        X: [d_e, l].
+        theta: parameters.
+        model: options.
+
+    Returns:
+        [N_V, l].
+    """
+    s = 1 / math.sqrt(X.shape[0]) if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
+    W_out, W_u = part(theta, "W_out"), part(theta, "W_u")
+    X = X if W_out is None else W_out @ X
+    return cap(linear(s * (theta.W_e.T if W_u is None else W_u), part(theta, "b_u"), X), model["logit_cap"])
+
+
+def where_tokens_are(x: Tokens, positions: Positions | None, documents: Sequence[int] | None) -> Positions:
+    """Return the positions given; or 0, 1, ... of the whole sequence, or of each document.
+
+    Args:
+        x: token IDs.
+        positions: of the tokens, or None.
+        documents: number of each token's document, or None.
+
+    Returns:
+        Positions [l].
+    """
+    if positions is not None:
+        return positions
+    return list(range(len(x))) if documents is None else document_positions(documents)
+
+
+def d_logits(
+    x: Tokens,
+    theta: Any,
+    model: Model = PAPER,
+    *,
+    positions: Positions | None = None,
+    mask: Array | None = None,
+    length: int | None = None,
+    documents: Sequence[int] | None = None,
+) -> Array:
+    """Return Algorithm 10 up to its softmax.
+
+    Args:
+        x: sequence of l token IDs.
+        theta: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?, and what the options add.
+        model: options.
+        positions: of the tokens; counted, in each document, unless given.
+        mask: in place of the unidirectional one, boolean [l_z, l_x].
+        length: what follows is padding.
+        documents: number of each token's document.
+
+    Returns:
+        [N_V, l].
+    """
+    positions = where_tokens_are(x, positions, documents)
+    X, P = embed(x, theta, model, positions, None)  # lines 1-3
+    base = causal_mask(len(x)) if mask is None else mask
+    where = {"positions": positions, "length": length, "documents": documents}
+    T5 = {"distances": part(theta, "distances"), "P": P}
+    X = through_layers(
+        X, theta.layers, model, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5
+    )  # lines 4-9
+    X = normalize(X, part(theta, "norm"), model)  # line 10
+    return unembed(X, theta, model)
+
+
+def d_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
+    """Return Algorithm 10: softmax of `d_logits`.
+
+    Args:
+        x: sequence of l token IDs.
+        theta: parameters of `d_logits`.
+        model: options.
+        **where: further arguments of `d_logits`.
+
+    Returns:
+        P, [N_V, l].
+    """
+    return softmax(d_logits(x, theta, model, **where))
+
+
+def e_logits(
+    x: Tokens,
+    theta: Any,
+    model: Model = PAPER,
+    *,
+    types: Sequence[int] | None = None,
+    positions: Positions | None = None,
+    mask: Array | None = None,
+    length: int | None = None,
+    documents: Sequence[int] | None = None,
+) -> Array:
+    """Return Algorithm 9 up to its softmax.
+
+    Args:
+        x: sequence of l token IDs.
+        theta: W_e, W_p?, layers (attention, norm1?, mlp?, norm2?), W_f?, b_f?, norm?, W_u?, and what the options add.
+        model: options.
+        types: type of each token; 0 unless given; only read where theta has W_t.
+        positions: of the tokens; counted, in each document, unless given.
+        mask: in place of the bidirectional one, boolean [l_z, l_x].
+        length: what follows is padding.
+        documents: number of each token's document.
+
+    Returns:
+        [N_V, l].
+    """
+    positions = where_tokens_are(x, positions, documents)
+    X, P = embed(x, theta, model, positions, types)  # lines 1-3
+    base = ones_mask(len(x), len(x)) if mask is None else mask
+    f = ACTIVATIONS[model["activation"] or "gelu"]
+    where = {"positions": positions, "length": length, "documents": documents}
+    T5 = {"distances": part(theta, "distances"), "P": P}
+    X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)  # lines 4-9
+    if part(theta, "W_f") is not None:
+        X = f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
+    X = normalize(X, part(theta, "norm"), model)  # line 11
+    return unembed(X, theta, model)
+
+
+def e_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
+    """Return Algorithm 9: softmax of `e_logits`.
+
+    Args:
+        x: sequence of l token IDs.
+        theta: parameters of `e_logits`.
+        model: options.
+        **where: further arguments of `e_logits`.
+
+    Returns:
+        P, [N_V, l].
+    """
+    return softmax(e_logits(x, theta, model, **where))
+
+
+def decode(
+    X: Array, Z: Array, theta: Any, model: Model, masks: Any, x_positions: Positions, z_positions: Positions
+) -> Array:
+    """Return lines 13 to 20 of Algorithm 8; cross-attention has no window and no positions, for no source says how.
+
+    Args:
+        X: embeddings [d_e, l_x].
+        Z: the encoder's output [d_e, l_z].
+        theta: parameters.
+        model: options.
+        masks: function of a line's window that returns the masks of self-attention and cross-attention.
+        x_positions: [l_x].
+        z_positions: [l_z].
+
+    Returns:
+        [d_e, l_x].
+    """
+    order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
+    for l, W in enumerate(theta.decoder):
+        line = model["attention"][l % len(model["attention"])]
+        across = {"scale": line.get("scale"), "cap": line.get("cap")}
+        self_mask, cross_mask = masks(line.get("window"))
+
+        def self_attention(X: Array, W: Any = W, mask: Array = self_mask, line: Any = line) -> Array:
+            where = {"x_positions": x_positions, "z_positions": x_positions, "bidirectional": False}
+            table = part(theta, "decoder_distances")
+            return mh_attention(X, X, W.self_attention, mask, line, model, **where, distances=table)
+
+        def cross_attention(X: Array, W: Any = W, mask: Array = cross_mask, line: Any = across) -> Array:
+            where = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
+            return mh_attention(X, Z, W.cross_attention, mask, line, model, **where)
+
+        def feed_forward(X: Array, W: Any = W) -> Array:
+            return mlp(X, W.mlp, f)
+
+        X = sublayer(X, self_attention, part(W, "norm3"), part(W, "norm3_out"), order, model)
+        X = sublayer(X, cross_attention, part(W, "norm4"), part(W, "norm4_out"), order, model)
+        X = sublayer(X, feed_forward, part(W, "norm5"), part(W, "norm5_out"), order, model)
+    return normalize(X, part(theta, "decoder_norm"), model)
+
+
+def ed_logits(
+    z: Tokens,
+    x: Tokens,
+    theta: Any,
+    model: Model = PAPER,
+    *,
+    z_length: int | None = None,
+    z_documents: Sequence[int] | None = None,
+    x_documents: Sequence[int] | None = None,
+) -> Array:
+    """Return Algorithm 8 up to its softmax.
+
+    Args:
+        z: context sequence, l_z token IDs.
+        x: primary sequence, l_x token IDs.
+        theta: W_e, W_p?, encoder (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention,
+            norm4?, mlp, norm5?), W_u?, and what the options add.
+        model: options; L is not for this algorithm.
+        z_length: what follows in z is padding.
+        z_documents: number of the document of each token of z.
+        x_documents: likewise, of x.
+
+    Returns:
+        [N_V, l_x].
+    """
+    z_positions = where_tokens_are(z, None, z_documents)
+    x_positions = where_tokens_are(x, None, x_documents)
+    Z, P = embed(z, theta, model, z_positions, None)  # lines 1-3
+    where = {"positions": z_positions, "length": z_length, "documents": z_documents}
+    T5 = {"distances": part(theta, "encoder_distances"), "P": P}
+    base = ones_mask(len(z), len(z))
+    Z = through_layers(
+        Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5
+    )  # lines 4-9
+    Z = normalize(Z, part(theta, "encoder_norm"), model)
+
+    def masks(window: int | None) -> tuple[Array, Array]:
+        within = join_masks(causal_mask(len(x)), window, None, x_documents, x_documents)
+        return within, join_masks(ones_mask(len(z), len(x)), None, z_length, x_documents, z_documents)
+
+    X, _ = embed(x, theta, model, x_positions, None)  # lines 10-12
+    X = decode(X, Z, theta, model, masks, x_positions, z_positions)  # lines 13-20
+    return unembed(X, theta, model)
+
+
+def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
+    """Return Algorithm 8: softmax of `ed_logits`.
+
+    Args:
+        z: context sequence.
+        x: primary sequence.
+        theta: parameters of `ed_logits`.
+        model: options.
+        **where: further arguments of `ed_logits`.
+
+    Returns:
+        P, [N_V, l_x].
+    """
+    return softmax(ed_logits(z, x, theta, model, **where))
+
+
+def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
+    """Return the loss of Algorithm 13, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l - 1.
+
+    Args:
+        x: the sequence, with its bos_token and eos_token.
+        theta: parameters of `d_logits`.
+        model: options.
+        **where: further arguments of `d_logits`.
+
+    Returns:
+        The loss, a scalar.
+    """
+    P = d_transformer(x, theta, model, **where)
+    return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))
+
+
+def e_loss(x: Tokens, x_masked: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
+    """Return the loss of Algorithm 12, -sum of log P[x[t], t] where x_masked has mask_token, in nats.
+
+    Args:
+        x: the sequence.
+        x_masked: the sequence with some tokens replaced by mask_token.
+        theta: parameters of `e_logits`.
+        model: options.
+        **where: further arguments of `e_logits`.
+
+    Returns:
+        The loss, a scalar.
+    """
+    mask_token = theta.W_e.shape[1] - 3
+    P = e_transformer(x_masked, theta, model, **where)
+    return -sum(np.log(P[x[t], t]) for t in range(len(x)) if x_masked[t] == mask_token)
+
+
+def ed_loss(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
+    """Return the loss of Algorithm 11, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l_x - 1.
+
+    Args:
+        z: context sequence.
+        x: primary sequence, with its bos_token and eos_token.
+        theta: parameters of `ed_logits`.
+        model: options.
+        **where: further arguments of `ed_logits`.
+
+    Returns:
+        The loss, a scalar.
+    """
+    P = ed_transformer(z, x, theta, model, **where)
+    return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))

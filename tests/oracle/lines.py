@@ -1,0 +1,331 @@
+"""The lines of Algorithms 4 to 7 that published models change, each one function in NumPy loops.
+
+Written from the cited publications, never from the JAX code. Weights are [d_out, d_in], columns are tokens, and a
+parameter that is None or missing is not there. All functions also work in complex arithmetic.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .components import Array, gelu, relu, softmax
+from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, rotate, transformer_xl_scores
+
+
+def silu(x: Array) -> Array:
+    """Return x sigma(x) = x / (1 + exp(-x)) (Hendrycks and Gimpel 2016; Llama, Mistral, Qwen).
+
+    Args:
+        x: any array.
+
+    Returns:
+        An array of x's shape.
+    """
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016; GPT-2, Gemma, T5 1.1).
+
+    Args:
+        x: any array.
+
+    Returns:
+        An array of x's shape.
+    """
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+
+
+def part(W: Any, name: str) -> Any:
+    """Return a parameter, or None where W has none of that name.
+
+    Args:
+        W: parameters with attributes, or None.
+        name: of the attribute.
+
+    Returns:
+        The attribute or None.
+    """
+    return getattr(W, name, None)
+
+
+def linear(W: Array, b: Array | None, X: Array) -> Array:
+    """Return W X + b 1^T, without the bias where there is none (Llama, T5, document 000).
+
+    Args:
+        W: [d_out, d_in].
+        b: [d_out] or None.
+        X: [d_in, l].
+
+    Returns:
+        [d_out, l].
+    """
+    if b is None:
+        return W @ X
+    return W @ X + np.outer(b, np.ones(X.shape[1]))
+
+
+def layer_norm(e: Array, gamma: Array, beta: Array | None, epsilon: float) -> Array:
+    """Return Algorithm 6 with a term added to the variance (Ba et al. 2016; document 003, section 12.3.2).
+
+    e_hat = (e - m) / sqrt(v + epsilon) * gamma + beta.
+
+    Args:
+        e: activations of one token [d_e].
+        gamma: scale [d_e].
+        beta: offset [d_e] or None.
+        epsilon: added to the variance; 0 in the paper.
+
+    Returns:
+        e_hat, [d_e].
+    """
+    d_e = len(e)
+    m = sum(e[i] for i in range(d_e)) / d_e
+    v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e
+    e_hat = (e - m) / np.sqrt(v + epsilon) * gamma
+    return e_hat if beta is None else e_hat + beta
+
+
+def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
+    """Return Algorithm 6 with m = beta = 0.
+
+    Sources: Zhang and Sennrich 2019; Gopher, document 004; T5, Llama; Gemma, with offset 1.
+    e_hat = e / sqrt(sum_i e[i]^2 / d_e + epsilon) * (gamma + offset).
+
+    Args:
+        e: activations of one token [d_e].
+        gamma: scale [d_e].
+        epsilon: added to the mean square.
+        offset: added to gamma: 0, or Gemma's 1.
+
+    Returns:
+        e_hat, [d_e].
+    """
+    d_e = len(e)
+    v = sum(e[i] * e[i] for i in range(d_e)) / d_e
+    return e / np.sqrt(v + epsilon) * (gamma + offset)
+
+
+def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
+    """Return X with every column normalized, or X itself where this norm is not there.
+
+    Args:
+        X: activations [d, l].
+        norm: gamma [d] and, unless absent, beta [d]; or None.
+        model: "norm" ("layer_norm" or "rms_norm"), "epsilon", "norm_offset".
+
+    Returns:
+        An array [d, l].
+    """
+    if norm is None:
+        return X
+    columns = []
+    for t in range(X.shape[1]):
+        if model["norm"] == "rms_norm":
+            columns.append(rms_norm(X[:, t], norm.gamma, model["epsilon"], model["norm_offset"]))
+        else:
+            columns.append(layer_norm(X[:, t], norm.gamma, part(norm, "beta"), model["epsilon"]))
+    return np.stack(columns, axis=1)
+
+
+def mlp(X: Array, W: Any, f: Any) -> Array:
+    """Return W_mlp2 f(W_mlp1 X), or with a gate W_mlp2 (f(W_gate X) * W_mlp1 X) (Shazeer 2020; Llama; T5 1.1).
+
+    Args:
+        X: [d_e, l].
+        W: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2
+            [d_e].
+        f: activation function.
+
+    Returns:
+        [d_e, l].
+    """
+    U = linear(W.W_mlp1, part(W, "b_mlp1"), X)
+    W_gate = part(W, "W_gate")
+    inner = f(U) if W_gate is None else f(linear(W_gate, part(W, "b_gate"), X)) * U
+    return linear(W.W_mlp2, part(W, "b_mlp2"), inner)
+
+
+def normalize_heads(Ys: Sequence[Array], gamma: Array | None, epsilon: float, offset: float) -> list[Array]:
+    """Return the queries (or keys) of all heads, RMS-normalized, between lines 1-2 and the rotation.
+
+    gamma of d_attn entries: every head's column by itself (Qwen 3, Yang et al. 2025; Gemma 3, with offset 1); gamma of
+    H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025).
+
+    Args:
+        Ys: one array [d_attn, l] for each head.
+        gamma: [d_attn] or [H d_attn] or None.
+        epsilon: added to the mean square.
+        offset: added to gamma.
+
+    Returns:
+        As many arrays of the same shape.
+    """
+    if gamma is None:
+        return list(Ys)
+    d_attn, l = Ys[0].shape
+    if len(gamma) == d_attn:
+        return [np.stack([rms_norm(Y[:, t], gamma, epsilon, offset) for t in range(l)], axis=1) for Y in Ys]
+    together = np.concatenate(Ys, axis=0)
+    together = np.stack([rms_norm(together[:, t], gamma, epsilon, offset) for t in range(l)], axis=1)
+    return [together[h * d_attn : (h + 1) * d_attn] for h in range(len(Ys))]
+
+
+def cap(S: Array, c: float | None) -> Array:
+    """Return c tanh(S / c), or S where there is no cap (Gemma 2, Gemma team 2024, section 2; scores and logits).
+
+    Args:
+        S: scores, already scaled, or logits.
+        c: cap or None.
+
+    Returns:
+        An array of S's shape.
+    """
+    return S if c is None else c * np.tanh(S / c)
+
+
+def attend(S: Array, V: Array, mask: Array) -> Array:
+    """Return V softmax(S), S masked (Algorithm 4, line 5 and return); a column that may attend to nothing gives zeros.
+
+    Args:
+        S: scores [l_z, l_x], scaled and capped.
+        V: values [d_mid, l_z].
+        mask: boolean [l_z, l_x].
+
+    Returns:
+        [d_mid, l_x].
+    """
+    l_z, l_x = S.shape
+    weights = []
+    for t_x in range(l_x):
+        column = np.array([S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_z in range(l_z)])
+        weights.append(softmax(column) if any(mask[t_z, t_x] for t_z in range(l_z)) else np.zeros(l_z))
+    return V @ np.stack(weights, axis=1)
+
+
+def mh_attention(
+    X: Array,
+    Z: Array,
+    W: Any,
+    mask: Array,
+    line: Mapping[str, Any],
+    model: Mapping[str, Any],
+    *,
+    x_positions: Positions,
+    z_positions: Positions,
+    bidirectional: bool,
+    distances: Array | None = None,
+    P: Array | None = None,
+) -> Array:
+    """Return Algorithms 4 and 5 with all of their changed lines.
+
+    1-2. Q^h = W_q^h X + b_q^h, K^g and V^g from Z; the heads' norms; the rotation. Head h = 0..H-1 reads keys and
+    values of group g = h // (H / H_kv) (Ainslie et al. 2023; Shazeer 2019 for one group). 4. S = K^T Q, or
+    Transformer-XL's; times the scale; plus what distance adds (T5, ALiBi); then the cap. No published model has both a
+    cap and added distances, so this order of the two is a choice.
+
+    Args:
+        X: primary sequence [d_x, l_x].
+        Z: context sequence [d_z, l_z].
+        W: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without
+            groups each head has these), gamma_q?, gamma_k?, W_o, b_o?.
+        mask: boolean [l_z, l_x].
+        line: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a mapping
+            of "kind": "rotary", "transformer_xl", "distances", "alibi", and numbers of that kind).
+        model: "epsilon" and "norm_offset", for the heads' norms.
+        x_positions: [l_x].
+        z_positions: [l_z].
+        bidirectional: which of T5's buckets apply.
+        distances: T5's tables [H, num_buckets].
+        P: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
+
+    Returns:
+        [d_out, l_x].
+    """
+    H = len(W.heads)
+    groups = W.heads if part(W, "groups") is None else W.groups
+    positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
+    kind = positions["kind"]
+    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
+    Qs = [linear(head.W_q, part(head, "b_q"), X_q) for head in W.heads]
+    Ks = [linear(group.W_k, part(group, "b_k"), Z_k) for group in groups]
+    Vs = [linear(group.W_v, part(group, "b_v"), Z) for group in groups]
+    Qs = normalize_heads(Qs, part(W, "gamma_q"), model["epsilon"], model["norm_offset"])
+    Ks = normalize_heads(Ks, part(W, "gamma_k"), model["epsilon"], model["norm_offset"])
+    if kind == "rotary":
+        Qs = [rotate(Q, x_positions, positions) for Q in Qs]
+        Ks = [rotate(K, z_positions, positions) for K in Ks]
+    outputs = []
+    for h in range(H):
+        g = h // (H // len(groups))
+        Q, K, V = Qs[h], Ks[g], Vs[g]
+        if kind == "transformer_xl":
+            S = transformer_xl_scores(Q, K, W.heads[h], x_positions, z_positions, positions.get("base", 10_000.0))
+        else:
+            S = np.array([[K[:, t_z] @ Q[:, t_x] for t_x in range(Q.shape[1])] for t_z in range(K.shape[1])])
+        scale = line.get("scale")
+        S = S / math.sqrt(Q.shape[0]) if scale is None else S * scale
+        if kind == "distances":
+            assert distances is not None
+            numbers = positions.get("num_buckets", 32), positions.get("max_distance", 128)
+            S = S + distance_biases(distances[h], x_positions, z_positions, bidirectional, *numbers)
+        if kind == "alibi":
+            S = S + alibi_biases(alibi_slopes(H)[h], x_positions, z_positions)
+        outputs.append(attend(cap(S, line.get("cap")), V, mask))
+    return linear(W.W_o, part(W, "b_o"), np.concatenate(outputs, axis=0))
+
+
+def join_masks(
+    base: Array,
+    window: int | None = None,
+    z_length: int | None = None,
+    x_documents: Sequence[int] | None = None,
+    z_documents: Sequence[int] | None = None,
+) -> Array:
+    """Return which positions may attend to which, the algorithm's own mask and all others together.
+
+    Args:
+        base: the algorithm's mask, or the caller's in its place, boolean [l_z, l_x].
+        window: t_x - window < t_z (Child et al. 2019 and GPT-3, document 004: locally banded; Mistral, Jiang et al.
+            2023).
+        z_length: t_z < z_length; what follows is padding.
+        x_documents: number of the document of each t_x; a token attends within its own only.
+        z_documents: likewise, of each t_z.
+
+    Returns:
+        Boolean [l_z, l_x].
+    """
+    l_z, l_x = base.shape
+    joined = np.empty((l_z, l_x), dtype=bool)
+    for t_z in range(l_z):
+        for t_x in range(l_x):
+            may = bool(base[t_z, t_x])
+            if window is not None:
+                may = may and t_x - window < t_z
+            if z_length is not None:
+                may = may and t_z < z_length
+            if x_documents is not None and z_documents is not None:
+                may = may and x_documents[t_x] == z_documents[t_z]
+            joined[t_z, t_x] = may
+    return joined
+
+
+def document_positions(documents: Sequence[int]) -> list[int]:
+    """Return each token's position in its own document, from 0; a document is a run of equal numbers.
+
+    Args:
+        documents: number of each token's document [l].
+
+    Returns:
+        Positions [l].
+    """
+    positions: list[int] = []
+    for t in range(len(documents)):
+        goes_on = t > 0 and documents[t] == documents[t - 1]
+        positions.append(positions[t - 1] + 1 if goes_on else 0)
+    return positions

@@ -1,0 +1,349 @@
+"""Positions: the lines in which published models tell where a token stands.
+
+Written from the cited publications, in loops, like the rest of the oracle: columns are tokens, indices start at 0, and
+arithmetic is float64 or complex128.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .components import Array
+
+Positions = Sequence[int] | Array
+
+
+def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
+    """Return the sinusoidal embedding of one position or distance.
+
+    "neighbors": e[2i] = sin(t / base^(2i/d_e)), e[2i + 1] = cos(same), as in Vaswani et al. 2017, section 3.5, and
+    document 003, section 12.3.1; "halves": the same sines first, then the cosines, as in tensor2tensor, Transformer-XL
+    (Dai et al. 2019) and Marian.
+
+    Args:
+        t: position or distance, from 0, and negative where a distance is.
+        d_e: number of rows, even.
+        base: of the wavelengths, 10,000 in all these publications.
+        rows: "neighbors" or "halves".
+
+    Returns:
+        e, [d_e].
+    """
+    e = np.empty(d_e)
+    for i in range(d_e // 2):
+        angle = t / base ** (2 * i / d_e)
+        row_sin, row_cos = {"neighbors": (2 * i, 2 * i + 1), "halves": (i, i + d_e // 2)}[rows]
+        e[row_sin] = math.sin(angle)
+        e[row_cos] = math.cos(angle)
+    return e
+
+
+def linear_frequencies(theta: list[float], factor: float) -> list[float]:
+    """Return rotary frequencies for positions divided by a factor (Chen et al. 2023, "position interpolation").
+
+    Args:
+        theta: frequencies, one for each pair of rows.
+        factor: by which positions are divided.
+
+    Returns:
+        theta_i / factor.
+    """
+    return [theta_i / factor for theta_i in theta]
+
+
+def llama3_frequencies(
+    theta: list[float], factor: float, low_freq_factor: float, high_freq_factor: float, original_length: int
+) -> list[float]:
+    """Return the rotary frequencies of Llama 3.1 (Meta 2024, `apply_scaling` in its published code).
+
+    With the wavelength lambda_i = 2 pi / theta_i: short waves, lambda_i < original_length / high_freq_factor, stay;
+    long waves, lambda_i > original_length / low_freq_factor, become theta_i / factor; between them theta_i ((1 - s) /
+    factor + s), s = (original_length / lambda_i - low_freq_factor) / (high_freq_factor - low_freq_factor).
+
+    Args:
+        theta: frequencies, one for each pair of rows.
+        factor: by which low frequencies are divided.
+        low_freq_factor: original_length has at most so many of the waves that are stretched in full.
+        high_freq_factor: original_length has at least so many of the waves that stay.
+        original_length: of the texts in pretraining.
+
+    Returns:
+        The scaled frequencies.
+    """
+    scaled = []
+    for theta_i in theta:
+        wavelength = 2 * math.pi / theta_i
+        if wavelength < original_length / high_freq_factor:
+            scaled.append(theta_i)
+        elif wavelength > original_length / low_freq_factor:
+            scaled.append(theta_i / factor)
+        else:
+            s = (original_length / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
+            scaled.append((1 - s) * theta_i / factor + s * theta_i)
+    return scaled
+
+
+def yarn_frequencies(
+    theta: list[float],
+    base: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+) -> list[float]:
+    """Return YaRN's rotary frequencies (Peng et al. 2023, section 3.2), as `transformers` computes them.
+
+    The pair whose waves fit n times into original_length is i(n) = d ln(original_length / (2 pi n)) / (2 ln base), d
+    being the number of rotated rows. Frequencies stay up to i(beta_fast), are divided by the factor from i(beta_slow)
+    on, and in between theta_i (ramp / factor + 1 - ramp), ramp rising linearly from 0 to 1.
+
+    Args:
+        theta: frequencies, one for each pair of rows.
+        base: of the frequencies.
+        factor: by which low frequencies are divided.
+        original_length: of the texts in pretraining.
+        beta_fast: number of turns in original_length from which on a frequency stays.
+        beta_slow: number of turns up to which a frequency is divided in full.
+        truncate: the two bounds are rounded, down and up, to whole pairs.
+
+    Returns:
+        The scaled frequencies.
+    """
+    d = 2 * len(theta)
+    low = d * math.log(original_length / (2 * math.pi * beta_fast)) / (2 * math.log(base))
+    high = d * math.log(original_length / (2 * math.pi * beta_slow)) / (2 * math.log(base))
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
+    if low == high:
+        high += 0.001
+    scaled = []
+    for i, theta_i in enumerate(theta):
+        ramp = min(max((i - low) / (high - low), 0.0), 1.0)
+        scaled.append(theta_i / factor * ramp + theta_i * (1 - ramp))
+    return scaled
+
+
+def yarn_attention_factor(
+    factor: float,
+    attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
+) -> float:
+    """Return what multiplies YaRN's cosines and sines (Peng et al. 2023, section 3.4; DeepSeek's two mscales).
+
+    m(s) = 0.1 s ln(factor) + 1, or 1 if factor <= 1; the result is attention_factor where given, otherwise
+    m(mscale) / m(mscale_all_dim) where both are given, otherwise m(1).
+
+    Args:
+        factor: by which low frequencies are divided.
+        attention_factor: the result itself.
+        mscale: s in the numerator.
+        mscale_all_dim: s in the denominator.
+
+    Returns:
+        The multiplier.
+    """
+
+    def m(s: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * s * math.log(factor) + 1.0
+
+    if attention_factor is not None:
+        return attention_factor
+    if mscale and mscale_all_dim:
+        return m(mscale) / m(mscale_all_dim)
+    return m(1.0)
+
+
+def rotary_frequencies(d: int, rotary: Mapping[str, Any]) -> tuple[list[float], float]:
+    """Return theta_i = base^(-2i/d) for every pair i of d rotated rows (Su et al. 2021, section 3.2.2), scaled.
+
+    Args:
+        d: number of rotated rows, even.
+        rotary: "base" (10,000 unless given) and "scaling": None or a mapping with "kind" ("linear", "llama3", "yarn")
+            and the arguments of the function of that name above ("yarn": also those of `yarn_attention_factor`).
+
+    Returns:
+        Frequencies [d / 2], and what multiplies cosines and sines.
+
+    Raises:
+        ValueError: if d is odd, or the scaling unknown.
+    """
+    if d % 2:
+        raise ValueError(f"rotated rows come in pairs, but there are {d}")
+    base = rotary.get("base", 10_000.0)
+    theta = [base ** (-2 * i / d) for i in range(d // 2)]
+    scaling: dict[str, Any] = dict(rotary.get("scaling") or {"kind": None})
+    kind = scaling.pop("kind")
+    if kind is None:
+        return theta, 1.0
+    if kind == "linear":
+        return linear_frequencies(theta, **scaling), 1.0
+    if kind == "llama3":
+        return llama3_frequencies(theta, **scaling), 1.0
+    if kind == "yarn":
+        names = ("attention_factor", "mscale", "mscale_all_dim")
+        multiplier = {name: scaling.pop(name) for name in names if name in scaling}
+        return yarn_frequencies(theta, base, **scaling), yarn_attention_factor(scaling["factor"], **multiplier)
+    raise ValueError(f"scaling must be linear, llama3 or yarn, but is {kind}")
+
+
+def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
+    """Return every column of Y turned by its position: R_t Y[:, t] (Su et al. 2021, "RoFormer", equation 15).
+
+    Pair i is rows (a, b) of the first d = floor(share d_attn) rows, with angle phi = t theta_i:
+    Y[a] <- Y[a] cos phi - Y[b] sin phi, Y[b] <- Y[b] cos phi + Y[a] sin phi. The remaining rows stay.
+    Pairs are (i, i + d/2) ("halves": GPT-NeoX, Llama in `transformers`) or (2i, 2i + 1) ("neighbors": RoFormer, GPT-J).
+
+    Args:
+        Y: queries or keys of one head [d_attn, l].
+        positions: [l].
+        rotary: "base", "scaling" (see `rotary_frequencies`), "share" (1 unless given) and "pairs" ("halves" unless
+            given).
+
+    Returns:
+        A new array [d_attn, l].
+    """
+    d_attn, l = Y.shape
+    d = int(d_attn * rotary.get("share", 1.0))
+    frequencies, multiplier = rotary_frequencies(d, rotary)
+    turned = np.array(Y)
+    for t in range(l):
+        for i in range(d // 2):
+            a, b = {"halves": (i, i + d // 2), "neighbors": (2 * i, 2 * i + 1)}[rotary.get("pairs", "halves")]
+            cos = math.cos(positions[t] * frequencies[i]) * multiplier
+            sin = math.sin(positions[t] * frequencies[i]) * multiplier
+            turned[a, t] = Y[a, t] * cos - Y[b, t] * sin
+            turned[b, t] = Y[b, t] * cos + Y[a, t] * sin
+    return turned
+
+
+def transformer_xl_scores(
+    Q: Array, K: Array, head: Any, x_positions: Positions, z_positions: Positions, base: float
+) -> Array:
+    """Return scores by content and distance (Dai et al. 2019, "Transformer-XL", section 3.3; Rae et al. 2021, Gopher).
+
+    S[t_z, t_x] = k_{t_z}^T (q_{t_x} + u) + (W_r r_delta)^T (q_{t_x} + v), delta = t_x - t_z; r_delta is the sinusoid
+    of the distance, the sines before the cosines. Biases of queries and keys are part of q and k.
+
+    Args:
+        Q: queries of one head [d_attn, l_x].
+        K: its keys [d_attn, l_z].
+        head: W_r [d_attn, d_e], u and v [d_attn].
+        x_positions: [l_x].
+        z_positions: [l_z].
+        base: of the sinusoid.
+
+    Returns:
+        S, [l_z, l_x], not yet scaled.
+    """
+    l_x, l_z = Q.shape[1], K.shape[1]
+    rows = []
+    for t_z in range(l_z):
+        row = []
+        for t_x in range(l_x):
+            r = sinusoid(x_positions[t_x] - z_positions[t_z], head.W_r.shape[1], base, "halves")
+            content = K[:, t_z] @ (Q[:, t_x] + head.u)
+            distance = (head.W_r @ r) @ (Q[:, t_x] + head.v)
+            row.append(content + distance)
+        rows.append(row)
+    return np.array(rows)
+
+
+def t5_bucket(distance: int, bidirectional: bool, num_buckets: int, max_distance: int) -> int:
+    """Return the bucket of a distance (Raffel et al. 2020, "T5", section 2.1, and its published code).
+
+    With n buckets for each direction, the first n_0 = n // 2 hold one distance each; bucket n_0 + k holds those of at
+    least n_0 (max_distance / n_0)^(k / (n - n_0)), and the last one all that are farther. Bidirectional: half of
+    num_buckets for t_z <= t_x, the second half for t_z > t_x. Unidirectional: keys ahead count as distance 0.
+
+    The published code takes the logarithm in float32 and rounds down; here whole numbers are compared, without
+    rounding.
+
+    Args:
+        distance: t_z - t_x.
+        bidirectional: both directions have buckets.
+        num_buckets: of both directions together.
+        max_distance: from which on all distances share the last bucket.
+
+    Returns:
+        The bucket, from 0.
+    """
+    bucket, n = 0, num_buckets
+    if bidirectional:
+        n = num_buckets // 2
+        if distance > 0:
+            bucket = n
+        away = abs(distance)
+    else:
+        away = max(-distance, 0)
+    n_0 = n // 2
+    if away < n_0:
+        return bucket + away
+    k = 0
+    while k + 1 < n - n_0 and max_distance ** (k + 1) * n_0 ** (n - n_0 - k - 1) <= away ** (n - n_0):
+        k = k + 1
+    return bucket + n_0 + k
+
+
+def distance_biases(
+    table: Array,
+    x_positions: Positions,
+    z_positions: Positions,
+    bidirectional: bool,
+    num_buckets: int,
+    max_distance: int,
+) -> Array:
+    """Return what T5 adds to one head's scores, table[bucket(t_z - t_x)] (Raffel et al. 2020, section 2.1).
+
+    Args:
+        table: of one head [num_buckets].
+        x_positions: [l_x].
+        z_positions: [l_z].
+        bidirectional: see `t5_bucket`.
+        num_buckets: see `t5_bucket`.
+        max_distance: see `t5_bucket`.
+
+    Returns:
+        B, [l_z, l_x].
+    """
+    return np.array(
+        [
+            [table[t5_bucket(int(t_z - t_x), bidirectional, num_buckets, max_distance)] for t_x in x_positions]
+            for t_z in z_positions
+        ]
+    )
+
+
+def alibi_slopes(H: int) -> list[float]:
+    """Return the slope of each head (Press et al. 2022, "ALiBi", section 3, and its published code).
+
+    For H a power of two, head h = 1..H has 2^(-8h/H). Otherwise, with P the largest power of two below H, the first P
+    heads have the slopes of P heads, the others the first, third, fifth... slope of 2P heads.
+
+    Args:
+        H: number of heads.
+
+    Returns:
+        H slopes.
+    """
+    P = 2 ** int(math.log2(H))
+    slopes = [2 ** (-8 * h / P) for h in range(1, P + 1)]
+    return slopes + [2 ** (-8 * h / (2 * P)) for h in range(1, 2 * (H - P), 2)]
+
+
+def alibi_biases(slope: float, x_positions: Positions, z_positions: Positions) -> Array:
+    """Return what ALiBi adds to one head's scaled scores, -slope (t_x - t_z) (Press et al. 2022, section 3).
+
+    Args:
+        slope: of this head.
+        x_positions: [l_x].
+        z_positions: [l_z].
+
+    Returns:
+        B, [l_z, l_x].
+    """
+    return np.array([[-slope * (t_x - t_z) for t_x in x_positions] for t_z in z_positions])
