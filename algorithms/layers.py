@@ -189,7 +189,7 @@ def lines_of(
     return Lines(variant, implementation, activation, order, **options)
 
 
-def side_by_side(mask: Mask, t: Any) -> Layer:
+def side_by_side(mask: Any, t: Any) -> Layer:
     """Lines 5 to 8 of Algorithm 10 with attention and MLP side by side: both read the layer's input."""
 
     def layer(X, theta_l, f):

@@ -139,8 +139,8 @@ class Rotary(Line):
             frequencies, factor = self.scaling(frequencies, self.base)
         dtype = accumulation_dtype(Q.dtype)
         t = jnp.asarray(t)
-        t = t.reshape(*(1,) * (Q.ndim - 2 - t.ndim), *t.shape).astype(dtype)
-        angle = jnp.asarray(frequencies, dtype).reshape(-1, *(1,) * t.ndim) * t
+        t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)
+        angle = jnp.asarray(frequencies, dtype).reshape(-1, *(1,) * (t.ndim - 1)) * t
         cos, sin = (f(angle) if factor == 1 else f(angle) * factor for f in (jnp.cos, jnp.sin))
         rotated = rotate(Q[:, :d], cos, sin, self.pairs, implementation)
         return rotated if d == Q.shape[1] else jnp.concatenate([rotated, Q[:, d:]], axis=1)

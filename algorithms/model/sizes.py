@@ -57,6 +57,11 @@ class TransformerConfig:
                 object.__setattr__(self, field, self.d_e // self.H)
             self._require_positive(field)
         self._check_heads()
+        if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
+            raise ValueError(
+                f"{type(self).__name__}.d_e: expected an even number, a sine and a cosine for each frequency, "
+                f"got {self.d_e}"
+            )
         if self.tied is None:
             object.__setattr__(self, "tied", self.variant.unembedding.tied)
 

@@ -30,6 +30,7 @@ def _rotated(pairs, X, cos, sin):
     H, d, *columns = X.shape
     shape, axis = ((H, 2, d // 2, *columns), 1) if pairs == "halves" else ((H, d // 2, 2, *columns), 2)
     U, V = jnp.moveaxis(X.reshape(shape), axis, 0).astype(cos.dtype)
+    cos, sin = cos[None], sin[None]
     return jnp.stack([U * cos - V * sin, U * sin + V * cos], axis=axis).reshape(X.shape).astype(X.dtype)
 
 

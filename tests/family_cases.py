@@ -1,0 +1,183 @@
+"""Variants for the tests: the named ones at small sizes, a covering array of lines, and both as the oracle has them.
+
+Windows, caps and shares are small enough to matter at the tests' sizes, so that leaving one out is seen.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+from algorithms import PAPER, DTransformerConfig, Variant, init_d_transformer
+from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Unembedding, Yarn
+from tests import cases
+from tests.oracle import family
+from tests.oracle.parameters import unstack_family
+
+SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
+X = np.random.default_rng(0).integers(0, 19, (2, 13))
+
+ROTARY = {
+    "halves": Rotary(base=20.0),
+    "neighbors": Rotary(base=20.0, share=0.5, pairs="neighbors"),
+    "linear": Rotary(base=20.0, scaling=Linear(factor=3.0)),
+    "llama3": Rotary(base=20.0, scaling=Llama3(factor=4.0, low=0.5, high=2.0, l_original=7)),
+    "yarn": Rotary(base=20.0, scaling=Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)),
+}
+
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "norm": (LayerNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3, offset=1.0)),
+    "embedding": ("learned", "sinusoidal_halves", None),
+    "positions": (None, *ROTARY),
+    "order": (None, "side_by_side", "no_norm"),
+    "windows": ((None,), (5,), (None, 3)),
+    "scale": (None, 0.7),
+    "cap": (None, 0.5),
+    "biases": (True, False, "qkv", "out"),
+    "normalize_heads": (False, True),
+    "normalize_output": (False, True),
+    "mlp": ("gelu", "gated silu", "relu without biases", None),
+    "H_kv": (6, 2, 1),
+    "scaled": (False, True),
+    "tied": (False, True),
+    "final": ("norm", "cap", "nothing"),
+}
+
+
+def covering_array() -> list[dict[str, Any]]:
+    """Rows in which every value of each field meets every value of every other field at least once."""
+    names = tuple(VALUES)
+    pairs = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(VALUES[a]))
+        for j in range(len(VALUES[b]))
+    }
+    rng = np.random.default_rng(0)
+    rows = []
+    while pairs:
+        (a, i), (b, j) = min(pairs)
+        candidates = [{n: int(rng.integers(len(VALUES[n]))) for n in names} | {a: i, b: j} for _ in range(200)]
+        covered = [pairs & set(itertools.combinations(row.items(), 2)) for row in candidates]
+        best = max(range(len(candidates)), key=lambda n: len(covered[n]))
+        pairs -= covered[best]
+        rows.append({n: VALUES[n][k] for n, k in candidates[best].items()})
+    return rows
+
+
+def variant_of(row: Mapping[str, Any]) -> tuple[Variant, int, bool]:
+    """The variant of a row, its H_kv and whether it is tied."""
+    norm = row["norm"]
+    of_heads = RMSNorm(epsilon=norm.epsilon, offset=getattr(norm, "offset", 0.0))
+    line = Attention(
+        positions=None if row["positions"] is None else ROTARY[row["positions"]],
+        scale=row["scale"],
+        cap=row["cap"],
+        biases=row["biases"],
+        normalize_heads=of_heads if row["normalize_heads"] else None,
+        normalize_output=norm if row["normalize_output"] else None,
+    )
+    mlp = {
+        "gelu": MLP(),
+        "gated silu": MLP(activation="silu", gated=True, biases=False),
+        "relu without biases": MLP(activation="relu", biases=False),
+        None: None,
+    }[row["mlp"]]
+    if mlp is not None and row["normalize_output"]:
+        mlp = mlp.but(normalize_output=norm)
+    variant = PAPER.but(
+        embedding=Embedding(positions=row["embedding"], scaled=row["scaled"], normalized=row["scaled"]),
+        norm=norm,
+        attention=tuple(line.but(window=window) for window in row["windows"]),
+        mlp=mlp,
+        order=row["order"],
+        final_norm=None if row["final"] == "norm" else False,
+        unembedding=Unembedding(tied=row["tied"], cap=0.7 if row["final"] == "cap" else None, bias=row["tied"]),
+    )
+    return variant, row["H_kv"], row["tied"]
+
+
+def small(variant: Variant) -> Variant:
+    """A named variant with windows, caps and bases that matter at the tests' sizes."""
+
+    def line(a: Attention) -> Attention:
+        positions = None if a.positions is None else a.positions.but(base=20.0 if a.window is None else 7.0)
+        share = {} if positions is None or positions.share == 1 else {"share": 0.5}
+        return a.but(
+            positions=None if positions is None else positions.but(**share),
+            window=None if a.window is None else 5,
+            cap=None if a.cap is None else 0.5,
+            scale=None if a.scale is None else 0.7,
+        )
+
+    cap = None if variant.unembedding.cap is None else 0.7
+    return variant.but(attention=tuple(map(line, variant.attentions)), unembedding=variant.unembedding.but(cap=cap))
+
+
+DECODERS = ("GPT3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT")
+NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
+COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
+EVERY = NAMED | COVERING
+
+
+def config_of(name: str, **changes: Any) -> DTransformerConfig:
+    """The configuration of a named variant, or of a row."""
+    variant, H_kv, tied = EVERY[name]
+    return DTransformerConfig(**{**SIZES, "variant": variant, "H_kv": H_kv, "tied": tied, **changes})
+
+
+def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
+    """Random parameters, none of them 0 or 1."""
+    shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
+    return cases.random_like(shapes, dtype=jnp.dtype(dtype), scale=0.4)
+
+
+def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndarray:
+    """The logits of Algorithm 10 by the oracle's loops, of one sequence."""
+    unstacked = unstack_family(theta)
+    for layer in unstacked.layers:
+        layer.norm1_out = getattr(layer.attention, "norm_out", None)
+        layer.norm2_out = getattr(layer.mlp, "norm_out", None) if layer.mlp is not None else None
+    return family.d_logits([int(token) for token in x], unstacked, options_of(variant), **where)
+
+
+def options_of(variant: Variant) -> dict[str, Any]:
+    """A variant as the oracle has it."""
+    e, norm, u = variant.embedding, variant.norm, variant.unembedding
+    rows = "neighbors" if e.positions == "sinusoidal" else "halves"
+    sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows}
+    learned = {"kind": "learned", "first": e.first_position}
+    return {
+        **family.PAPER,
+        "positions": None if e.positions is None else learned if e.positions == "learned" else sinusoid,
+        "embedding_scale": "sqrt_d_e" if e.scaled else 1.0,
+        "norm": "rms_norm" if isinstance(norm, RMSNorm) else "layer_norm",
+        "epsilon": norm.epsilon,
+        "norm_offset": getattr(norm, "offset", 0.0),
+        "order": "norm_first" if variant.order == "no_norm" else variant.order,
+        "activation": variant.mlp.activation if variant.mlp else None,
+        "attention": [_line(a) for a in variant.attentions],
+        "logit_cap": u.cap,
+    }
+
+
+def _line(a: Attention) -> dict[str, Any]:
+    rotary = None if a.positions is None else {"kind": "rotary", **dataclasses.asdict(a.positions)}
+    if rotary is not None and a.positions.scaling is not None:
+        rotary["scaling"] = _scaling(a.positions.scaling)
+    return {"positions": rotary, "window": a.window, "scale": a.scale, "cap": a.cap}
+
+
+def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:
+    if isinstance(scaling, Linear):
+        return {"kind": "linear", "factor": scaling.factor}
+    if isinstance(scaling, Llama3):
+        lengths = {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+        return {"kind": "llama3", "factor": scaling.factor, **lengths, "original_length": scaling.l_original}
+    rotations = {"beta_slow": scaling.slow, "beta_fast": scaling.fast, "truncate": scaling.truncate}
+    return {"kind": "yarn", "factor": scaling.factor, **rotations, "original_length": scaling.l_original}
