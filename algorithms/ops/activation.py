@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.notation import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype
 
 Function = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 

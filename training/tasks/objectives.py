@@ -23,7 +23,7 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import Variant, log_loss
 from algorithms.notation import Remat
-from algorithms.ops.log_loss import likeliest
+from algorithms.ops.chunked_logits import likeliest
 from training.settings import Settings
 
 Batch = Mapping[str, Array]
