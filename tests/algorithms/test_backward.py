@@ -20,7 +20,6 @@ from algorithms import (
     scaled_dot_product_attention,
 )
 from algorithms.ops import chunked_logits
-from algorithms.ops import lookup as of_columns
 from algorithms.ops.activation import activate
 from algorithms.ops.attention import blockwise
 from algorithms.ops.linear import linear
@@ -121,23 +120,6 @@ def test_position_wise_rules(name):
         _, actual = rule(low)
         assert all(actual[k].dtype == dtype for k in actual)
         assert_same(actual, printed(exact)[1], bound)
-
-
-def test_embedding_of_a_large_vocabulary_scatters(monkeypatch):
-    W, v = normal(0, 5, 11), jnp.array([3, 3, 10, 0])
-
-    def gradient(how, v):
-        return value_and_gradients(lambda W: lookup(W, v, how))({"W": W})[1]
-
-    with_invalid = jnp.array([3, 11, -1, 0])
-    by_product, expected = gradient("auto", v), gradient("paper", v)
-    assert np.isnan(gradient("auto", with_invalid)["W"]).any()
-    monkeypatch.setattr(of_columns, "ONE_HOT_LIMIT", 4)
-    scattered = gradient("auto", v)
-    assert np.isnan(gradient("auto", with_invalid)["W"]).any()
-    assert_same(by_product, expected)
-    assert_same(scattered, expected)
-    assert np.count_nonzero(np.abs(np.asarray(expected["W"])).sum(0)) == 3  # tokens 3, 10 and 0 alone
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

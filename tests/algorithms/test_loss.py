@@ -65,8 +65,13 @@ def test_the_loss_of_each_token(implementation, label_smoothing):
     losses = token_losses(X, W_u, targets, **options)
     cases.assert_close(losses, expected_of_each(p, label_smoothing), 1e-12)
     with_padding = jnp.concatenate([W_u, jnp.full((3, D_E), 5.0)])  # rows after the vocabulary's
-    padded = token_losses(X, with_padding, targets, **options | {"b_u": jnp.pad(b_u, (0, 3)), "N_V": N_V})
-    cases.assert_close(padded, losses, 1e-12)
+    options_padded = options | {"b_u": jnp.pad(b_u, (0, 3)), "N_V": N_V}
+    cases.assert_close(token_losses(X, with_padding, targets, **options_padded), losses, 1e-12)
+    gradient, of_padded = (
+        jax.grad(lambda X, W=W, o=o: (weights * token_losses(X, W, targets, **o)).sum())(X)
+        for W, o in ((W_u, options), (with_padding, options_padded))
+    )
+    cases.assert_close(of_padded, gradient, 1e-12)
     outside = token_losses(X, W_u, targets.at[4].set(N_V), **options)
     np.testing.assert_array_equal(np.isnan(outside), np.arange(L) == 4)
 
