@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.hand_derived import hand_derived
 
 Function = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 

@@ -1,4 +1,4 @@
-"""The logits W_u X a chunk at a time: how many are computed at once, which rows are padding, which one is the largest."""
+"""The logits W_u X, a chunk at a time: how many at once, which rows are padding, and the token of the largest."""
 
 import math
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
+from algorithms.machinery.arrays import are_numbers, as_columns
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares
-from algorithms.machinery.arrays import are_numbers, as_columns
 from algorithms.ops.linear import logits
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}

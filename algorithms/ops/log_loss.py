@@ -17,7 +17,7 @@ from algorithms.ops.lookup import one_or_nan
 
 def _check_rows(arguments) -> None:
     N_V, rows = arguments["N_V"], arguments["W_u"].shape[0]
-    if N_V is not None and N_V > rows:
+    if N_V is not None and rows < N_V:
         raise ValueError(f"N_V: expected at most {rows} tokens, the rows of W_u, got {N_V}; give N_V=None for all rows")
 
 

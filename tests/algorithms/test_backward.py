@@ -128,7 +128,11 @@ def test_log_loss(label_smoothing, monkeypatch):
     inputs = {"X": normal(0, 5, 13), "W_u": normal(1, 7, 5), "b_u": normal(2, 7)}
 
     def compiled(how):
-        return value_and_gradients(lambda X, W_u, b_u: token_losses(X, W_u, targets, b_u=b_u, label_smoothing=label_smoothing, implementation=how))
+        return value_and_gradients(
+            lambda X, W_u, b_u: token_losses(
+                X, W_u, targets, b_u=b_u, label_smoothing=label_smoothing, implementation=how
+            )
+        )
 
     P = np.exp(np.asarray(inputs["W_u"] @ inputs["X"] + inputs["b_u"][:, None]))
     log_P = np.log(P / P.sum(0))
@@ -150,7 +154,9 @@ def test_log_loss_of_more_sequences_than_logits_fit(monkeypatch):
     inputs = {"X": normal(0, 5, 4, 3), "W_u": normal(1, 7, 5), "b_u": normal(2, 7)}
 
     def compiled(how):
-        return value_and_gradients(lambda X, W_u, b_u: token_losses(X, W_u, targets, b_u=b_u, label_smoothing=0.1, implementation=how))
+        return value_and_gradients(
+            lambda X, W_u, b_u: token_losses(X, W_u, targets, b_u=b_u, label_smoothing=0.1, implementation=how)
+        )
 
     (losses, gradients), (expected, of_paper) = compiled("auto")(inputs), compiled("paper")(inputs)
     np.testing.assert_allclose(losses, expected, rtol=1e-12)

@@ -40,9 +40,7 @@ OF_COMPONENTS: dict[str, Mutation] = {
     "position off by one": Mutation(
         "alg01_embedding.py", "e_p = lookup(W_p, l,", "e_p = lookup(W_p, l + 1,", 2, "return", EMBEDDING
     ),
-    "IDs count from the end": Mutation(
-        "ops/lookup.py", "(v >= 0) & (v < n), 1.0", "v < n, 1.0", 1, None, EMBEDDING
-    ),
+    "IDs count from the end": Mutation("ops/lookup.py", "(v >= 0) & (v < n), 1.0", "v < n, 1.0", 1, None, EMBEDDING),
     "IDs wrap": Mutation("ops/lookup.py", "(v >= 0) & (v < n), 1.0", "v >= 0, 1.0", 1, None, EMBEDDING),
     "IDs stay as narrow as they came": Mutation(
         "machinery/arrays.py", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", 1, None, NARROW
