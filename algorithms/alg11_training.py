@@ -4,7 +4,7 @@ Minibatches, Adam, schedules and everything else of the paper's section 8 are in
 """
 
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,7 @@ def ed_training(
     Source: Phuong and Hutter 2022, Algorithm 11.
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
+    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -76,9 +77,7 @@ def ed_training(
                     z_n, x_n, theta, z_length=l_z, variant=variant, implementation=implementation
                 )
                 W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)
-                loss = log_loss(  # line 5
-                    X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, implementation=implementation
-                )
+                loss = log_loss(X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, **options)  # line 5
                 return loss
 
             g = jax.grad(loss)(theta)  # line 6: ∇loss
@@ -118,6 +117,7 @@ def e_training(
     Source: Phuong and Hutter 2022, Algorithm 12.
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
+    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
     draw = by_own_key(functools.partial(jax.random.bernoulli, shape=t.shape))
 
     @for_each(N_epochs, theta)  # line 1
@@ -134,7 +134,7 @@ def e_training(
                     x_tilde, theta, length=l, variant=variant, implementation=implementation
                 )
                 W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, T_tilde.astype(X.dtype)
-                loss = log_loss(X, W_u, x_n, weights=weights, b_u=b_u, implementation=implementation)  # line 9
+                loss = log_loss(X, W_u, x_n, weights=weights, b_u=b_u, **options)  # line 9
                 return loss
 
             g = jax.grad(loss)(theta)  # line 10: ∇loss
@@ -170,6 +170,7 @@ def d_training(
     Source: Phuong and Hutter 2022, Algorithm 13.
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
+    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -183,9 +184,7 @@ def d_training(
                     x_n, theta, variant=variant, implementation=implementation
                 )
                 W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)
-                loss = log_loss(  # line 5
-                    X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, implementation=implementation
-                )
+                loss = log_loss(X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, **options)  # line 5
                 return loss
 
             g = jax.grad(loss)(theta)  # line 6: ∇loss

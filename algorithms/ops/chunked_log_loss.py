@@ -27,13 +27,13 @@ class _Residuals(NamedTuple):
     log_sum_exp: Array  # of each column's logits
 
 
-def _forward(label_smoothing, N_V, X, W_u, b_u, targets):
+def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
     """The losses; where devices divide the vocabulary, their sums of exponentials are added up."""
     shares, n = Shares.of(W_u, X), W_u.shape[0]
 
     def of_device(X, W_u, b_u, targets):
         first_row = shares.first_row(W_u.shape[0])
-        log_sum_exp, at_target = _of_rows(label_smoothing, n, N_V, first_row, X, W_u, b_u, targets)
+        log_sum_exp, at_target = _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets)
         if shares.rows:
             largest = shares.max_over_rows(log_sum_exp)
             log_sum_exp = largest + jnp.log(shares.sum_over_rows(jnp.exp(log_sum_exp - largest)))
@@ -46,13 +46,14 @@ def _forward(label_smoothing, N_V, X, W_u, b_u, targets):
     return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
 
 
-def _of_rows(label_smoothing, n, N_V, first_row, X, W_u, b_u, targets):
+def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
     """The log-sum-exp of some rows of logits, and what stands at the target, a few tokens of every sequence at a time.
 
     Args:
         label_smoothing: s.
         n: the number of all rows.
         N_V: how many of those are of tokens.
+        cap: of the logits, or None.
         first_row: which of them the first row of W_u is.
         X: columns.
         W_u: some of the n rows.
@@ -63,13 +64,13 @@ def _of_rows(label_smoothing, n, N_V, first_row, X, W_u, b_u, targets):
     if len(of_each) > 1 and are_numbers(l, *of_each) and math.prod(of_each) > logits_at_once(X):
         # not one token of every sequence: the columns of all sequences are one sequence's
         columns = X.reshape(len(X), -1), W_u, b_u, targets.reshape(-1)
-        return tuple(a.reshape(targets.shape) for a in _of_rows(label_smoothing, n, N_V, first_row, *columns))
+        return tuple(a.reshape(targets.shape) for a in _of_rows(label_smoothing, n, N_V, cap, first_row, *columns))
     c = chunk_size(X, l, *of_each)
 
     def of_chunk(i, done):
         first = jnp.minimum(i * c, l - c)  # the last chunk overlaps the one before it
         X_c, targets_c = (jax.lax.dynamic_slice_in_dim(a, first, c, axis=-1) for a in (X, targets))
-        Y = logits_of_rows(n, N_V, first_row, X_c, W_u, b_u)
+        Y = logits_of_rows(n, N_V, first_row, X_c, W_u, b_u, cap)
         of_chunk = jax.nn.logsumexp(Y, axis=0), _at_target(label_smoothing, N_V, first_row, targets_c, Y)
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(of_all, of_c, first, axis=-1)
@@ -102,7 +103,7 @@ def _is_target(first, rows, targets):
     return as_columns(first + jnp.arange(rows), targets[None]) == targets[None]
 
 
-def _backward(label_smoothing, N_V, residuals: _Residuals, dlosses):
+def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
     """With Y = W_u X + b_u 1ᵀ the logits, P = softmax(Y), and the smoothed target q_t = (1 − s) 1_{x[t]} + s/N_V 1::
 
         ∂F/∂Y[:, t] = (P[:, t] − q_t) dloss[t]
@@ -110,7 +111,8 @@ def _backward(label_smoothing, N_V, residuals: _Residuals, dlosses):
         ∂F/∂W_u = ∂F/∂Y Xᵀ
         ∂F/∂b_u = ∂F/∂Y 1
 
-    of a device's rows and columns; what the devices have is added up.
+    of a device's rows and columns; what the devices have is added up. With a cap c, P = softmax(c tanh(Y/c)), and ∂F/∂Y
+    has the factor 1 − tanh²(Y/c).
 
     Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
     """
@@ -121,7 +123,7 @@ def _backward(label_smoothing, N_V, residuals: _Residuals, dlosses):
     def of_device(X, W_u, b_u, *columns):
         first_row = shares.first_row(W_u.shape[0])
         dtype = dlosses.dtype if shares.columns else W_u.dtype  # what is added up is not rounded before
-        dX, dW_u, db_u = _through_rows(label_smoothing, n, N_V, first_row, dtype, X, W_u, b_u, *columns)
+        dX, dW_u, db_u = _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, *columns)
         dX, dW_u = shares.sum_over_rows(dX).astype(X.dtype), shares.sum_over_columns(dW_u).astype(W_u.dtype)
         return dX, dW_u, None if b_u is None else shares.sum_over_columns(db_u).astype(b_u.dtype)
 
@@ -131,7 +133,7 @@ def _backward(label_smoothing, N_V, residuals: _Residuals, dlosses):
     return *shares.each(of_device, (X, W_u, b_u, targets, log_sum_exp, dlosses), specs, out), None
 
 
-def _through_rows(label_smoothing, n, N_V, first_row, dtype, X, W_u, b_u, targets, log_sum_exp, dlosses):
+def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, targets, log_sum_exp, dlosses):
     """The gradients by X, W_u and b_u through some rows of logits, a chunk of them at a time.
 
     The rows of P are computed again from the log-sum-exp: each row of W_u gets its gradient at once, where chunks of
@@ -147,10 +149,13 @@ def _through_rows(label_smoothing, n, N_V, first_row, dtype, X, W_u, b_u, target
         first = first_row + start
         W_v = jax.lax.dynamic_slice_in_dim(W_u, start, rows)
         b_v = None if b_u is None else jax.lax.dynamic_slice_in_dim(b_u, start, rows)
-        P = jnp.exp(logits_of_rows(n, N_V, first, X, W_v, b_v) - log_sum_exp[None])
+        Y = logits_of_rows(n, N_V, first, X, W_v, b_v, cap)
+        P = jnp.exp(Y - log_sum_exp[None])
         q = (1 - label_smoothing) * _is_target(first, rows, targets)
         q = q + label_smoothing / N_V * is_token(first, N_V, P) if label_smoothing else q
         dY = (P - q) * dlosses[None]
+        if cap is not None:  # 1 − tanh² of the capped logits of tokens; in the rows of padding P = q = 0
+            dY = dY * (1 - jnp.square(jnp.where(is_token(first, N_V, Y), Y, 0) / cap))
         is_new = as_columns(start + jnp.arange(rows) >= i * rows, dY)
         dW_v = product_over(dY.astype(X.dtype), X, (columns, columns), wide).astype(dtype)
         dX_v = product_over(W_v, jnp.where(is_new, dY, 0).astype(W_u.dtype), ((0,), (0,)), wide)
@@ -168,4 +173,4 @@ def _losses(*arguments):
     return _forward(*arguments)[0]
 
 
-chunked_log_loss = hand_derived(_losses, _forward, _backward, static=(0, 1))
+chunked_log_loss = hand_derived(_losses, _forward, _backward, static=(0, 1, 2))

@@ -11,6 +11,7 @@ from algorithms.machinery.arrays import are_numbers, as_columns
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares
 from algorithms.ops.linear import logits
+from algorithms.ops.softmax import capped
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
 """How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 2 GiB of them in float32.
@@ -56,7 +57,13 @@ def is_token(first: int | Array, N_V: int, Y: Float[Array, "rows *columns"]) -> 
 
 
 def logits_of_rows(
-    n: int, N_V: int, first: int | Array, X: Float[Array, "d_e *columns"], W: Array, b: Array | None
+    n: int,
+    N_V: int,
+    first: int | Array,
+    X: Float[Array, "d_e *columns"],
+    W: Array,
+    b: Array | None,
+    cap: float | None = None,
 ) -> Float[Array, "rows *columns"]:
     """Some of n rows of logits, from row ``first`` on; −∞ in the padding after the N_V tokens.
 
@@ -67,8 +74,9 @@ def logits_of_rows(
         X: the columns.
         W: some rows of W_u.
         b: their biases, or None.
+        cap: c, for logits ``c tanh(Y/c)``, or None.
     """
-    Y = logits(X, W, b)
+    Y = capped(logits(X, W, b), cap)
     return jnp.where(is_token(first, N_V, Y), Y, -jnp.inf) if n > N_V else Y
 
 

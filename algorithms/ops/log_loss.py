@@ -2,17 +2,17 @@
 
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import as_ids
-from algorithms.machinery.contract import Relation
+from algorithms.machinery.contract import Range, Relation
 from algorithms.notation import Count, Implementation, Share
 from algorithms.ops.chunked_log_loss import chunked_log_loss
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
+from algorithms.ops.softmax import capped, log_softmax
 
 
 def _check_rows(arguments) -> None:
@@ -20,6 +20,8 @@ def _check_rows(arguments) -> None:
     if N_V is not None and rows < N_V:
         raise ValueError(f"N_V: expected at most {rows} tokens, the rows of W_u, got {N_V}; give N_V=None for all rows")
 
+
+Cap = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
 
 Tokens = Annotated[Count | None, Relation(_check_rows)]
 
@@ -33,6 +35,7 @@ def log_loss(
     b_u: Float[Array, "N_V"] | None = None,
     label_smoothing: Share = 0.0,
     N_V: Tokens = None,
+    cap: Cap = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, ""]:
     """``Σ_t w_t loss_t``, the weighted sum of `token_losses`; without weights, line 5 of Algorithms 11 and 13.
@@ -48,6 +51,7 @@ def log_loss(
         b_u: an output bias, as in BERT.
         label_smoothing: s of `token_losses`.
         N_V: number of tokens, if the last rows of W_u are padding; None if they are not.
+        cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None for none.
         implementation: how it is computed; see ``IMPLEMENTATIONS``.
 
     Returns:
@@ -60,7 +64,7 @@ def log_loss(
 
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11.
     """
-    options = {"b_u": b_u, "label_smoothing": label_smoothing, "N_V": N_V, "implementation": implementation}
+    options = {"b_u": b_u, "label_smoothing": label_smoothing, "N_V": N_V, "cap": cap, "implementation": implementation}
     if weights is None:
         return token_losses(X, W_u, targets, **options).sum()
     targets, n = as_ids(targets), W_u.shape[0] if N_V is None else N_V
@@ -79,6 +83,7 @@ def token_losses(
     b_u: Float[Array, "N_V"] | None = None,
     label_smoothing: Share = 0.0,
     N_V: Tokens = None,
+    cap: Cap = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch l"]:
     """The loss of each token, ``−log P[targets[t], t]`` with ``P = softmax(W_u X)``, in nats, without all of P at once.
@@ -97,12 +102,13 @@ def token_losses(
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11; Radu 2026, §12.3.4 and §12.9.
     """
     losses = _as_printed if implementation == "paper" else chunked_log_loss
-    return losses(label_smoothing, W_u.shape[0] if N_V is None else N_V, X, W_u, b_u, as_ids(targets))
+    return losses(label_smoothing, W_u.shape[0] if N_V is None else N_V, cap, X, W_u, b_u, as_ids(targets))
 
 
-def _as_printed(label_smoothing, N_V, X, W_u, b_u, targets):
+def _as_printed(label_smoothing, N_V, cap, X, W_u, b_u, targets):
     s, t = label_smoothing, jnp.clip(targets, 0, N_V - 1)
-    log_P = jax.nn.log_softmax(logits(X, W_u[:N_V], None if b_u is None else b_u[:N_V]), axis=0)
+    Y = logits(X, W_u[:N_V], None if b_u is None else b_u[:N_V])
+    log_P = log_softmax(capped(Y, cap))
     losses = -(1 - s) * jnp.take_along_axis(log_P, t[None], axis=0)[0]
     if s:
         losses = losses - s / N_V * log_P.sum(axis=0)

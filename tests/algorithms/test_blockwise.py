@@ -35,7 +35,7 @@ def visited(blocks, i):
         return [*found, int(j)] if is_visited else found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "_loop", lambda n, step, state: _in_python(n, step, state))
+        patch.setattr(blockwise, "_loop", _in_python)
         return blocks.over_context(i, step, [])
 
 

@@ -104,21 +104,52 @@ def test_what_weight_0_hides_is_not_in_any_gradient(implementation):
             cases.assert_close(a, b, 1e-12)
 
 
+@implementations
+@pytest.mark.parametrize("padding", [0, 3])
+def test_capped_logits(implementation, padding):
+    """``c tanh(Y/c)`` in place of the logits Y, as `unembedding` has it, in value and gradients."""
+    cap, targets_onehot = 1.5, np.arange(N_V)[:, None] == np.asarray(targets)
+
+    def expected_loss(p):
+        Y = cap * np.tanh((p.W_u @ p.X + np.asarray(p.b_u)[:, None]) / cap)
+        return -(np.asarray(weights) * (np.log(oracle.softmax(Y)) * targets_onehot).sum(axis=0)).sum()
+
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
+    rows = ((0, padding), (0, 0))
+    options = {"weights": weights, "N_V": N_V, "cap": cap, "implementation": implementation}
+
+    @jax.jit
+    def loss_and_gradients(X, W_u, b_u):
+        def loss(X, W_u, b_u):
+            return log_loss(X, jnp.pad(W_u, rows), targets, b_u=jnp.pad(b_u, rows[0]), **options)
+
+        return jax.value_and_grad(loss, (0, 1, 2))(X, W_u, b_u)
+
+    loss, gradients = loss_and_gradients(X, W_u, b_u)
+    assert float(loss) == pytest.approx(expected_loss(p), rel=1e-12)
+    of_oracle = oracle.complex_step_gradient(expected_loss, p)
+    for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
+        cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
+
+
 @functools.cache
-def second_derivatives(implementation):
-    """Reverse over reverse of the squared loss, by every pair of X, W_u, b_u and the weights."""
+def second_derivatives(implementation, cap):
+    """Reverse over reverse of the squared loss, by every pair of X, W_u, b_u and the weights; 3 rows are padding."""
 
     def squared(X, W_u, b_u, weights):
+        W_u, b_u = jnp.pad(W_u, ((0, 3), (0, 0))), jnp.pad(b_u, (0, 3))
         options = {"weights": weights, "b_u": b_u, "label_smoothing": 0.1, "implementation": implementation}
+        options |= {"N_V": N_V, "cap": cap}
         return log_loss(X, W_u, targets, **options) ** 2
 
     every = (0, 1, 2, 3)
     return jax.jit(jax.jacrev(jax.grad(squared, every), every))(X, W_u, b_u, weights)
 
 
-def test_second_derivatives_of_a_function_of_the_loss():
+@pytest.mark.parametrize("cap", [None, pytest.param(1.5, marks=pytest.mark.slow)])
+def test_second_derivatives_of_a_function_of_the_loss(cap):
     """The cotangent of the loss is differentiated, too."""
-    for actual, expected_row in zip(second_derivatives("auto"), second_derivatives("paper"), strict=True):
+    for actual, expected_row in zip(second_derivatives("auto", cap), second_derivatives("paper", cap), strict=True):
         for a, b in zip(actual, expected_row, strict=True):
             cases.assert_close(a, b, 1e-11, largest=max(1.0, float(jnp.abs(b).max())))
 

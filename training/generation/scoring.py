@@ -307,7 +307,9 @@ def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array
     else:
         z, z_lengths = context
         X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
-    losses = token_losses(X, variant.unembedding.matrix(theta), next_tokens(x), b_u=theta.b_u)
+    losses = token_losses(
+        X, variant.unembedding.matrix(theta), next_tokens(x), b_u=theta.b_u, cap=variant.unembedding.cap
+    )
     return jnp.where(has_next(x, lengths) > 0, losses, 0)
 
 
