@@ -90,12 +90,14 @@ e_hidden_state               = compiled(_e_transformer.e_hidden_state)          
 e_encoding                   = compiled(_e_transformer.e_encoding)                # Algorithm 9, lines 1-9
 d_hidden_state               = compiled(_d_transformer.d_hidden_state)            # Algorithm 10, lines 1-10
 log_loss                     = compiled(_log_loss.log_loss)                       # Algorithms 11 and 13, line 5
+token_losses                 = compiled(_log_loss.token_losses)                   # its terms, a loss for each token
 
 __all__ = [
     "token_embedding", "positional_embedding", "single_query_attention", "attention", "mh_attention", "layer_norm",
     "unembedding", "ed_transformer", "e_transformer", "d_transformer", "ed_training", "e_training", "d_training",
     "d_inference", "ed_inference", "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding",
     "ed_decoding", "e_hidden_state", "e_encoding", "d_hidden_state", "log_loss",
+    "token_losses",
     "BART", "BERT", "BIDIRECTIONAL", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GPT2", "GPT3", "GPT_NEO", "IMPLEMENTATIONS",
     "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY", "ROBERTA", "UNIDIRECTIONAL",
     "VARIANTS", "VASWANI", "lines",

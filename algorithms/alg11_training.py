@@ -3,17 +3,18 @@
 Minibatches, Adam, schedules and everything else of the paper's section 8 are in the package ``training``.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Integer, Key
+from jaxtyping import Integer, Key
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
+from algorithms.loops import for_each
 from algorithms.machinery.arrays import as_ids
 from algorithms.model.variant import NO_DROPOUT, Variant
 from algorithms.model.variants import PAPER
@@ -27,6 +28,7 @@ from algorithms.notation import (
     Rate,
     mask_token,
 )
+from algorithms.ops.draws import by_own_key
 from algorithms.ops.log_loss import log_loss
 from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 
@@ -60,43 +62,31 @@ def ed_training(
 
     Source: Phuong and Hutter 2022, Algorithm 11.
     """
+    N_data, t = x.shape[0], jnp.arange(x.shape[1])
+    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
 
-    def step(theta, data, _):
-        g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss
-        theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
-        return theta
+    @for_each(N_epochs, theta)  # line 1
+    def theta_hat(i, theta):
+        @for_each(N_data, theta)  # line 2
+        def theta_i(n, theta):
+            l = _length(x, x_lengths, n)  # line 3
+            z_n, l_z, x_n = z[n], _length(z, z_lengths, n), jnp.where(t < l, as_ids(x[n]), 0)
 
-    data = (z, x, _all_of(z, z_lengths), _all_of(x, x_lengths))
-    theta_hat = _for_each_sequence_of_each_epoch(step, theta, data, N_epochs)  # lines 1-2
+            def loss(theta):
+                X = ed_hidden_state(  # line 4, up to the softmax
+                    z_n, x_n, theta, z_length=l_z, variant=variant, implementation=implementation
+                )
+                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)
+                loss = log_loss(X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, **options)  # line 5
+                return loss
+
+            g = jax.grad(loss)(theta)  # line 6: ∇loss
+            theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
+            return theta
+
+        return theta_i
+
     return theta_hat
-
-
-def ed_loss(
-    theta: EDTransformerParams,
-    z: Integer[Array, "l_z"],
-    x: Integer[Array, "l_x"],
-    l_z: Integer[Array, ""],
-    l: Integer[Array, ""],
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-) -> Float[Array, ""]:
-    """The loss of Algorithm 11, of a pair of sequences with l_z and l tokens that are not padding."""
-    t = jnp.arange(x.shape[0])  # line 3: those with t < l
-    x = jnp.where(t < l, as_ids(x), 0)
-    X = ed_hidden_state(  # line 4, up to the softmax
-        z, x, theta, variant=variant, implementation=implementation, z_length=l_z
-    )
-    weights = (t < l - 1).astype(X.dtype)
-    loss = log_loss(
-        X,
-        variant.unembedding.matrix(theta),
-        jnp.roll(x, -1),
-        weights=weights,
-        b_u=theta.b_u,
-        implementation=implementation,
-    )  # line 5
-    return loss
 
 
 def e_training(
@@ -126,47 +116,34 @@ def e_training(
 
     Source: Phuong and Hutter 2022, Algorithm 12.
     """
+    N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
+    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
+    draw = by_own_key(functools.partial(jax.random.bernoulli, shape=t.shape))
 
-    def step(theta, data, indices):
-        x, l = data
-        i, n = indices
-        key_n = jax.random.fold_in(jax.random.fold_in(key, i), n)
-        x_tilde = mask_tokens(x, p_mask, key_n, mask_token(theta.W_e.shape[1]))  # lines 4-6
-        g = jax.grad(e_loss)(theta, x, x_tilde, l, variant=variant, implementation=implementation)  # line 10: ∇loss
-        theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 10
-        return theta
+    @for_each(N_epochs, theta)  # line 1
+    def theta_hat(i, theta):
+        @for_each(N_data, theta)  # line 2
+        def theta_i(n, theta):
+            l = _length(x, lengths, n)  # line 3
+            x_n, key_n = as_ids(x[n]), jax.random.fold_in(jax.random.fold_in(key, i), n)
+            x_tilde = jnp.where(draw(key_n, p_mask), mask, x_n)  # lines 4-6
+            T_tilde = (x_tilde == mask) & (t < l)  # line 7
 
-    theta_hat = _for_each_sequence_of_each_epoch(step, theta, (x, _all_of(x, lengths)), N_epochs)  # lines 1-2
+            def loss(theta):
+                X = e_hidden_state(  # line 8, up to the softmax
+                    x_tilde, theta, length=l, variant=variant, implementation=implementation
+                )
+                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, T_tilde.astype(X.dtype)
+                loss = log_loss(X, W_u, x_n, weights=weights, b_u=b_u, **options)  # line 9
+                return loss
+
+            g = jax.grad(loss)(theta)  # line 10: ∇loss
+            theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 10
+            return theta
+
+        return theta_i
+
     return theta_hat
-
-
-def mask_tokens(
-    x: Integer[Array, "l"], p_mask: float | Float[Array, ""], key: Key[Array, ""], mask_token: int
-) -> Integer[Array, "l"]:
-    """Lines 4-6 of Algorithm 12: each token is replaced by mask_token with probability p_mask, independently."""
-    return jnp.where(jax.random.bernoulli(key, p_mask, x.shape), mask_token, as_ids(x))
-
-
-def e_loss(
-    theta: ETransformerParams,
-    x: Integer[Array, "l"],
-    x_tilde: Integer[Array, "l"],
-    l: Integer[Array, ""],
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-) -> Float[Array, ""]:
-    """The loss of Algorithm 12, of a sequence with l tokens that are not padding, masked as x_tilde."""
-    t = jnp.arange(x.shape[0])  # line 3: those with t < l
-    T_tilde = (x_tilde == mask_token(theta.W_e.shape[1])) & (t < l)  # line 7
-    X = e_hidden_state(
-        x_tilde, theta, variant=variant, implementation=implementation, length=l
-    )  # line 8, but its softmax
-    weights = T_tilde.astype(X.dtype)
-    loss = log_loss(  # line 9
-        X, variant.unembedding.matrix(theta), x, weights=weights, b_u=theta.b_u, implementation=implementation
-    )
-    return loss
 
 
 def d_training(
@@ -192,55 +169,33 @@ def d_training(
 
     Source: Phuong and Hutter 2022, Algorithm 13.
     """
+    N_data, t = x.shape[0], jnp.arange(x.shape[1])
+    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
 
-    def step(theta, data, _):
-        g = jax.grad(d_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss
-        theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
-        return theta
+    @for_each(N_epochs, theta)  # line 1
+    def theta_hat(i, theta):
+        @for_each(N_data, theta)  # line 2
+        def theta_i(n, theta):
+            l = _length(x, lengths, n)  # line 3
+            x_n = jnp.where(t < l, as_ids(x[n]), 0)  # padding may hold anything
 
-    theta_hat = _for_each_sequence_of_each_epoch(step, theta, (x, _all_of(x, lengths)), N_epochs)  # lines 1-2
+            def loss(theta):
+                X = d_hidden_state(  # line 4, up to the softmax
+                    x_n, theta, variant=variant, implementation=implementation
+                )
+                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)
+                loss = log_loss(X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, **options)  # line 5
+                return loss
+
+            g = jax.grad(loss)(theta)  # line 6: ∇loss
+            theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
+            return theta
+
+        return theta_i
+
     return theta_hat
 
 
-def d_loss(
-    theta: DTransformerParams,
-    x: Integer[Array, "l"],
-    l: Integer[Array, ""],
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-) -> Float[Array, ""]:
-    """The loss of Algorithm 13, of a sequence with l tokens that are not padding."""
-    t = jnp.arange(x.shape[0])  # line 3: those with t < l
-    x = jnp.where(t < l, as_ids(x), 0)
-    X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax
-    weights = (t < l - 1).astype(X.dtype)
-    loss = log_loss(
-        X,
-        variant.unembedding.matrix(theta),
-        jnp.roll(x, -1),
-        weights=weights,
-        b_u=theta.b_u,
-        implementation=implementation,
-    )  # line 5
-    return loss
-
-
-def _for_each_sequence_of_each_epoch(step: Callable[..., Any], theta: Any, data: Any, N_epochs: int) -> Any:
-    """``for i = 1, …, N_epochs: for n = 1, …, N_data: θ ← step(θ, data of n, (i, n))``."""
-    N_data = jax.tree.leaves(data)[0].shape[0]
-
-    def of_sequence(theta, i_n_and_data):
-        i, n, data_n = i_n_and_data
-        return step(theta, data_n, (i, n)), None
-
-    def of_epoch(theta, i):
-        theta, _ = jax.lax.scan(of_sequence, theta, (jnp.full(N_data, i), jnp.arange(N_data), data))  # line 2
-        return theta, None
-
-    theta_hat, _ = jax.lax.scan(of_epoch, theta, jnp.arange(N_epochs))  # line 1
-    return theta_hat
-
-
-def _all_of(x: Array, lengths: Array | None) -> Integer[Array, "N_data"]:
-    return jnp.full(x.shape[0], x.shape[1]) if lengths is None else lengths
+def _length(x: Integer[Array, "N_data l"], lengths: Array | None, n: Array) -> Integer[Array, ""]:
+    """The length of sequence n, as wide as token IDs: in uint8, ℓ − 1 would wrap at ℓ = 0."""
+    return as_ids(x.shape[1] if lengths is None else jnp.asarray(lengths)[n])

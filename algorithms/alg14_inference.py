@@ -1,4 +1,4 @@
-"""Algorithms 14 and 15: sampling, with a full forward pass for every token, exactly as printed.
+"""Algorithms 14 and 15: sampling, with a full forward pass for every token, as printed.
 
 ``training.generation`` computes the same tokens fast.
 """
@@ -8,18 +8,21 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Integer, Key
+from jaxtyping import Bool, Float, Integer, Key
 
-from algorithms.alg08_ed_transformer import ed_transformer
-from algorithms.alg10_d_transformer import d_transformer
+from algorithms.alg08_ed_transformer import ed_hidden_state
+from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.alg11_training import FixedVariant
+from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
+from algorithms.ops.draws import by_own_key
 from algorithms.ops.dropout import fold_in
+from algorithms.ops.softmax import log_softmax, shifted
 from algorithms.parameters import DTransformerParams, EDTransformerParams
 
 
@@ -58,9 +61,10 @@ def d_inference(
     """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt by ``l_gen`` tokens, one by one, with Algorithm 10.
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``: τ = 0 takes the
-    likeliest, 1 samples faithfully, inf uniformly. Token i = 0 … l_gen − 1 is drawn with ``fold_in(key, i)``.
+    likeliest, 1 samples faithfully, inf uniformly; a batch has one τ, or one for each prompt. Token i = 0 … l_gen − 1
+    is drawn with ``fold_in(key, i)``.
 
-    Departures: none (columns behind the last one are computed too, and not read).
+    Departures: none (columns past the last token are computed but ignored; of P, only the logarithm of p is formed).
 
     Example:
         >>> from algorithms import DTransformerConfig, init_d_transformer
@@ -74,15 +78,17 @@ def d_inference(
     x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
     x = match_varying_axes((x, theta, tau, key))[0]
 
-    def generate(x, i):
-        P = d_transformer(x[..., :-1], theta, variant=variant, implementation=implementation)  # line 3
-        p = P[..., l + i - 1]  # line 4
-        y = sample(p, tau, fold_in(key, i))  # line 5
+    @for_each(l_gen, x)  # line 2
+    def x_y(i, x):
+        X = d_hidden_state(
+            x[..., :-1], theta, variant=variant, implementation=implementation
+        )  # line 3, up to the softmax
+        log_p = log_softmax(variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
+        y = sample(log_p, tau, fold_in(key, i))  # line 5
         x = x.at[..., l + i].set(y)  # line 6
-        return x, None
+        return x
 
-    x, _ = jax.lax.scan(generate, x, jnp.arange(l_gen))  # line 2
-    y = x[..., l:].astype(jnp.int32)  # return
+    y = x_y[..., l:].astype(jnp.int32)  # return
     return y
 
 
@@ -103,9 +109,9 @@ def ed_inference(
     14. ``l_max`` is the length at which to stop without eos_token, bos_token counted; None is that of the parameters.
 
     Returns:
-        x̂ from bos_token to eos_token, padded with eos_token to l_max; and how many of its tokens are no padding.
+        x̂ from bos_token to eos_token, padded with eos_token to l_max; and how many of its tokens are not padding.
 
-    Departures: stops at l_max tokens, where the paper goes on until eos_token comes.
+    Departures: stops at l_max tokens, where the paper continues until eos_token comes.
 
     Example:
         >>> from algorithms import EDTransformerConfig, init_ed_transformer
@@ -117,50 +123,59 @@ def ed_inference(
 
     Source: Phuong and Hutter 2022, Algorithm 15.
     """
-    N_V, batch = theta.W_e.shape[1], z.shape[:-1]
-    l_max = l_max or _limit(theta, variant) or 0  # one of them is there
-    x_hat = jnp.full((*batch, l_max), eos_token(N_V), jnp.int32).at[..., 0].set(bos_token(N_V))  # line 1
-    y = jnp.zeros(batch, x_hat.dtype)  # line 2, where 0 means: not eos_token
-    length = jnp.ones(batch, jnp.int32)
-    x_hat, y, length = match_varying_axes((x_hat, y, length, z, theta, tau, key, z_length))[:3]
+    bos, eos, batch = bos_token(theta.W_e.shape[1]), eos_token(theta.W_e.shape[1]), z.shape[:-1]
+    l_max = l_max or _limit(theta, variant) or 0  # checked by _check_longest
+    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
+    x_hat = jnp.full((*batch, l_max), eos).at[..., 0].set(bos)  # line 1
+    y = jnp.zeros(batch, int)  # line 2: any token but eos_token
+    x_hat, y = match_varying_axes((x_hat, y, z, theta, tau, key, z_length))[:2]
 
-    def unfinished(state):
-        _, y, _, i = state
-        return jnp.any(y != eos_token(N_V)) & (i < l_max)  # line 3
+    @repeat_while(lambda x_hat, y, l: jnp.any(y != eos) & (l < l_max), (x_hat, y, jnp.asarray(1)))  # line 3
+    def last(x_hat, y, l):
+        X = ed_hidden_state(z, x_hat, theta, **options)  # line 4, up to the softmax
+        log_p = log_softmax(variant.unembedding.logits(X[..., l - 1], theta))  # line 5
+        y = jnp.where(y == eos, eos, sample(log_p, tau, fold_in(key, l - 1)))  # line 6; an x̂ that has ended stays so
+        x_hat = x_hat.at[..., l].set(y)  # line 7
+        return x_hat, y, l + 1
 
-    def generate(state):
-        x_hat, y, length, i = state
-        P = ed_transformer(  # line 4
-            z, x_hat, theta, variant=variant, implementation=implementation, z_length=z_length
-        )
-        p = P[..., i - 1]  # line 5
-        is_open = y != eos_token(N_V)
-        y = jnp.where(is_open, sample(p, tau, fold_in(key, i - 1)), eos_token(N_V)).astype(x_hat.dtype)  # line 6
-        x_hat = x_hat.at[..., i].set(y)  # line 7
-        return x_hat, y, length + is_open, i + 1
-
-    x_hat, _, length, _ = jax.lax.while_loop(unfinished, generate, (x_hat, y, length, jnp.asarray(1, jnp.int32)))
+    x_hat = last[0].astype(jnp.int32)
+    before_eos = (jnp.cumsum(x_hat == eos, axis=-1) == 0).sum(axis=-1)
+    length = jnp.minimum(before_eos + 1, l_max).astype(jnp.int32)
     return x_hat, length
 
 
 def sample(
-    p: Float[Array, "N_V *batch"], tau: float | Float[Array, ""], key: Key[Array, "*batch"]
+    log_p: Float[Array, "N_V *batch"], tau: float | Float[Array, "*#batch"], key: Key[Array, "*batch"]
 ) -> Integer[Array, "*batch"]:
-    """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any at τ = ∞.
+    """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any that is possible at τ = ∞.
 
     The draw is made in float32 at least.
 
     Args:
-        p: probabilities.
-        tau: temperature τ.
+        log_p: the logarithms of the probabilities, or scores that differ from these by a constant.
+        tau: temperature τ, one or one for each distribution.
         key: randomness, consumed; one for each distribution.
     """
+    log_p = log_p.astype(accumulation_dtype(log_p.dtype))
+    tau = jnp.asarray(tau, log_p.dtype)
 
-    def draw(p, key):
-        exponent = 1 / jnp.where(tau == 0, 1, tau)
-        log_q = jnp.where(exponent == 0, 0, jnp.log(p) * exponent)
-        return jnp.where(tau == 0, jnp.argmax(p), jax.random.categorical(key, log_q))
+    @by_own_key
+    def draw(key, log_p, tau):
+        log_q = tempered(log_p, tau)
+        return jax.random.categorical(key, log_q)
 
     for _ in range(key.ndim):
-        draw = jax.vmap(draw, in_axes=(1, 0))
-    return draw(p.astype(accumulation_dtype(p.dtype)), key)
+        draw = jax.vmap(draw, in_axes=(0, 1, 0 if tau.ndim else None))
+    return jnp.where(is_greedy(tau), jnp.argmax(log_p, axis=0), draw(key, log_p, tau))
+
+
+def tempered(log_p: Float[Array, "N_V *batch"], tau: Float[Array, "*#batch"]) -> Float[Array, "N_V *batch"]:
+    """``log q`` with ``q ∝ p^{1/τ}``, up to a constant: the largest is 0, and what is impossible stays so at τ = ∞."""
+    impossible = jnp.isneginf(log_p)
+    log_q = jnp.where(impossible, 0, shifted(log_p)) / jnp.where(is_greedy(tau), 1, tau)
+    return jnp.where(impossible, -jnp.inf, log_q)
+
+
+def is_greedy(tau: Float[Array, "*batch"]) -> Bool[Array, "*batch"]:
+    """Whether a temperature is 0, or so small that a float cannot hold 1/τ."""
+    return tau < jnp.finfo(tau.dtype).tiny

@@ -1,13 +1,28 @@
 """The nonlinearities of the MLPs: ReLU, and GELU in the paper's form and in GPT-2's."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
+
+Function = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
+
+
+def _rounded_once(f: Function) -> Function:
+    """``f`` computed in float32 at least, and rounded to the dtype of x at the end."""
+
+    @functools.wraps(f)
+    def rounded(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return f(x.astype(accumulation_dtype(x.dtype))).astype(x.dtype)
+
+    return rounded
 
 
 def relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -23,8 +38,11 @@ def _relu_derivative(x):
     return (x > 0).astype(x.dtype)
 
 
+@_rounded_once
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """``x Φ(x) = x · P[X < x]`` for a standard normal X, with ``Φ(x) = (1 + erf(x/√2))/2``.
+    """``x Φ(x) = x · P[X < x]`` for a standard normal X, with ``Φ(x) = erfc(−x/√2)/2``.
+
+    The same as ``(1 + erf(x/√2))/2``, which cancels where x is negative.
 
     Source: equation (5), lines 7 and 10 of Algorithm 9, line 8 of Algorithm 10.
     """
@@ -32,34 +50,40 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def _normal_cdf(x):
-    return (1 + jax.lax.erf(x * math.sqrt(1 / 2))) / 2
+    return jax.lax.erfc(-x * math.sqrt(1 / 2)) / 2
 
 
+@_rounded_once
 def _gelu_derivative(x):
     """``Φ(x) + x φ(x)``, with the density ``φ(x) = Φ'(x) = exp(−x²/2)/√(2π)``."""
     phi = jnp.exp(-x * x / 2) * (1 / math.sqrt(2 * math.pi))
     return _normal_cdf(x) + x * phi
 
 
+@_rounded_once
 def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))``, GPT-2's approximation of GELU.
 
+    Computed as ``x σ(2u)``, which is the same, for ``1 + tanh u`` cancels where u is negative.
+
     Source: Hendrycks and Gimpel 2016, section 2.
     """
-    return x * (1 + jnp.tanh(_tanh_argument(x))) / 2
+    return x * jax.lax.logistic(2 * _tanh_argument(x))
 
 
 def _tanh_argument(x):
     return math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
 
 
+@_rounded_once
 def _gelu_tanh_derivative(x):
-    """``(1 + tanh u)/2 + x/2 (1 − tanh² u) u'``, with ``u = √(2/π)(x + 0.044715 x³)``."""
-    tanh_u = jnp.tanh(_tanh_argument(x))
+    """``σ(2u) (1 + 2x (1 − σ(2u)) u')``, with ``u = √(2/π)(x + 0.044715 x³)``."""
+    sigma = jax.lax.logistic(2 * _tanh_argument(x))
     du = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
-    return (1 + tanh_u) / 2 + x / 2 * (1 - tanh_u * tanh_u) * du
+    return sigma * (1 + 2 * x * (1 - sigma) * du)
 
 
+@_rounded_once
 def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``x σ(x)`` with ``σ(x) = 1/(1 + exp(−x))``, also called swish.
 
@@ -68,6 +92,7 @@ def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return x * jax.lax.logistic(x)
 
 
+@_rounded_once
 def _silu_derivative(x):
     """``σ(x) (1 + x (1 − σ(x)))``, since ``σ' = σ (1 − σ)``."""
     sigma = jax.lax.logistic(x)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Key, UInt32
 
+from algorithms.ops.draws import by_own_key
+
 K = TypeVar("K", bound=Array | None)
 
 
@@ -17,7 +19,7 @@ def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
     """``jax.random.fold_in`` of every key of a batch; None stays None."""
     if key is None:
         return key
-    fold: Any = jax.random.fold_in
+    fold: Any = by_own_key(jax.random.fold_in)
     for _ in range(key.ndim):
         fold = jax.vmap(fold, in_axes=(0, None))
     return fold(key, data)
@@ -44,10 +46,7 @@ def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"
 
 def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
     """Two random words of a key, or of every key of a batch, from which ``keep_mask`` draws a matrix."""
-
-    def draw(key):
-        return jax.random.bits(key, (2,), jnp.uint32)
-
+    draw = by_own_key(lambda key: jax.random.bits(key, (2,), jnp.uint32))
     for _ in range(key.ndim):
         draw = jax.vmap(draw)
     return draw(key)

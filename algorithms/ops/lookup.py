@@ -21,11 +21,12 @@ def lookup(
 
 def _columns(W, v):
     E = W.at[:, v].get(mode="clip")
-    return E * _one_or_nan(v, W.shape[1]).astype(E.dtype)
+    return E * one_or_nan(v, W.shape[1])[None].astype(E.dtype)
 
 
-def _one_or_nan(v, n):
-    return jnp.where((v >= 0) & (v < n), 1, jnp.nan)[None]
+def one_or_nan(v: Integer[Array, "*shape"], n: int) -> Float[Array, "*shape"]:
+    """1 for an index in [0, n), NaN for any other: a factor that spoils a value and its gradient."""
+    return jnp.where((v >= 0) & (v < n), 1.0, jnp.nan)
 
 
 def _forward(W, v):
@@ -44,7 +45,7 @@ def _backward(residuals, dE):
     W, v = residuals
     d_e, n = W.shape
     dE = dE.astype(accumulation_dtype(dE.dtype))
-    dE, v = (dE * _one_or_nan(v, n).astype(dE.dtype)).reshape(d_e, -1), jnp.clip(v, 0, n - 1).reshape(-1)
+    dE, v = (dE * one_or_nan(v, n)[None].astype(dE.dtype)).reshape(d_e, -1), jnp.clip(v, 0, n - 1).reshape(-1)
     if n <= ONE_HOT_LIMIT:
         dW = dE @ jax.nn.one_hot(v, n, dtype=dE.dtype)
     else:

@@ -11,10 +11,22 @@ def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
 
     Source: Phuong and Hutter 2022, equation (2).
     """
-    largest = A.max(axis=0, keepdims=True, initial=-jnp.inf)
-    numerator = jnp.exp(A - jax.lax.stop_gradient(jnp.where(jnp.isneginf(largest), 0, largest)))
+    numerator = jnp.exp(shifted(A))
     denominator = numerator.sum(axis=0, keepdims=True)
     return numerator / jnp.where(denominator == 0, 1, denominator)
+
+
+def log_softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
+    """The logarithm of ``softmax``, which does not underflow; −∞ in a column that is −∞ throughout."""
+    A = shifted(A)
+    denominator = jnp.exp(A).sum(axis=0, keepdims=True)
+    return A - jnp.log(jnp.where(denominator == 0, 1, denominator))
+
+
+def shifted(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
+    """A, less the largest entry of each column: neither the softmax nor its derivative sees that."""
+    largest = A.max(axis=0, keepdims=True, initial=-jnp.inf)
+    return A - jax.lax.stop_gradient(jnp.where(jnp.isneginf(largest), 0, largest))
 
 
 def capped(S: Float[Array, "*shape"], cap: float | None, d_attn: int = 1) -> Float[Array, "*shape"]:

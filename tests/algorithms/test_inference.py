@@ -132,13 +132,14 @@ P = np.array([0.5, 0.25, 0.125, 0.125, 0.0])
         (1.0, P),
         (0.5, np.array([16, 4, 1, 1, 0]) / 22),
         (2.0, np.sqrt(P) / np.sqrt(P).sum()),
-        (math.inf, np.full(5, 0.2)),
+        (100.0, np.array([*(P[:4] ** 0.01 / (P[:4] ** 0.01).sum()), 0])),
+        (math.inf, np.array([0.25, 0.25, 0.25, 0.25, 0])),  # the limit: a token of probability 0 is never drawn
         (1e-4, np.array([1, 0, 0, 0, 0])),
         (0.0, np.array([1, 0, 0, 0, 0])),
     ],
 )
 def test_a_token_is_drawn_from_p_to_the_power_1_over_tau(tau, q):
-    drawn = jax.vmap(sample, (None, None, 0))(jnp.asarray(P), tau, jax.random.split(KEY, 5000))
+    drawn = jax.vmap(sample, (None, None, 0))(jnp.log(P), tau, jax.random.split(KEY, 5000))
     if q.max() == 1:
         np.testing.assert_array_equal(drawn, 0)
     else:
@@ -150,7 +151,7 @@ def test_step_i_draws_with_fold_in_of_i():
     uniform = jnp.full(N_V, 1 / N_V)
     theta = cases.random_theta(D)
     y = d_inference(prompt, theta, l_gen=11, tau=math.inf, key=KEY)
-    expected = [int(sample(uniform, math.inf, jax.random.fold_in(KEY, i))) for i in range(11)]
+    expected = [int(sample(jnp.log(uniform), math.inf, jax.random.fold_in(KEY, i))) for i in range(11)]
     assert y.tolist() == expected
     x_hat, length = ed_inference(z, cases.random_theta(ED), tau=math.inf, key=KEY, l_max=11)
     assert x_hat[1:length].tolist() == expected[: length - 1]

@@ -1,4 +1,4 @@
-"""``log_loss`` against −log of the oracle's probabilities; its gradients against complex steps."""
+"""``log_loss`` and ``token_losses`` against −log of the oracle's probabilities; gradients against complex steps."""
 
 import functools
 from types import SimpleNamespace
@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import log_loss
+from algorithms import log_loss, token_losses
+from algorithms.ops import chunked_logits
+from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
 from tests import cases, oracle
 
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
@@ -18,12 +20,14 @@ targets = cases.random_tokens(L, seed=3)
 weights = jnp.asarray(np.random.default_rng(4).random(L)).at[2].set(0.0)
 
 
-def expected(p, weights, label_smoothing):
+def expected_of_each(p, label_smoothing):
     log_P = np.log(oracle.softmax(p.W_u @ p.X + np.asarray(p.b_u)[:, None]))
     s = label_smoothing
-    return -sum(
-        weights[t] * ((1 - s) * log_P[targets[t], t] + s / N_V * sum(log_P[v, t] for v in range(N_V))) for t in range(L)
-    )
+    return [-(1 - s) * log_P[targets[t], t] - s / N_V * sum(log_P[v, t] for v in range(N_V)) for t in range(L)]
+
+
+def expected(p, weights, label_smoothing):
+    return sum(weights[t] * loss for t, loss in enumerate(expected_of_each(p, label_smoothing)))
 
 
 @implementations
@@ -51,6 +55,126 @@ def test_without_options_every_column_counts_once(implementation):
     p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.zeros(N_V))
     loss = log_loss(X, W_u, targets, implementation=implementation)
     assert float(loss) == pytest.approx(expected(p, np.ones(L), 0.0), rel=1e-12)
+
+
+@implementations
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_loss_of_each_token(implementation, label_smoothing):
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
+    options = {"b_u": b_u, "label_smoothing": label_smoothing, "implementation": implementation}
+    losses = token_losses(X, W_u, targets, **options)
+    cases.assert_close(losses, expected_of_each(p, label_smoothing), 1e-12)
+    with_padding = jnp.concatenate([W_u, jnp.full((3, D_E), 5.0)])  # rows after the vocabulary's
+    options_padded = options | {"b_u": jnp.pad(b_u, (0, 3)), "N_V": N_V}
+    cases.assert_close(token_losses(X, with_padding, targets, **options_padded), losses, 1e-12)
+    gradient, of_padded = (
+        jax.grad(lambda X, W=W, o=o: (weights * token_losses(X, W, targets, **o)).sum())(X)
+        for W, o in ((W_u, options), (with_padding, options_padded))
+    )
+    cases.assert_close(of_padded, gradient, 1e-12)
+    outside = token_losses(X, W_u, targets.at[4].set(N_V), **options)
+    np.testing.assert_array_equal(np.isnan(outside), np.arange(L) == 4)
+
+
+@implementations
+def test_the_gradient_by_a_weight_is_the_loss_of_its_token(implementation):
+    """Of weight 0, too, so that a model can learn to raise it; 0 where weight 0 hides padding."""
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.zeros(N_V))
+    none = weights.at[jnp.array([5, 8])].set(0.0)
+    of_weights = jax.jit(jax.grad(lambda w, X, t: log_loss(X, W_u, t, weights=w, implementation=implementation)))
+    losses = np.array(expected_of_each(p, 0.0))
+    cases.assert_close(of_weights(none, X, targets), losses, 1e-12)
+    losses[[5, 8]] = 0
+    cases.assert_close(of_weights(none, X.at[1, 5].set(jnp.nan), targets.at[8].set(-1)), losses, 1e-12)
+    cases.assert_close(of_weights(none, X.at[:, 5].set(jnp.inf), targets.at[8].set(N_V)), losses, 1e-12)
+
+
+@implementations
+def test_what_weight_0_hides_is_not_in_any_gradient(implementation):
+    by_all = jax.jit(
+        jax.grad(
+            lambda X, W_u, b_u, t: log_loss(X, W_u, t, b_u=b_u, weights=weights, implementation=implementation),
+            (0, 1, 2),
+        )
+    )
+    expected_gradients = by_all(X, W_u, b_u, targets)
+    for hidden, target in ((jnp.nan, 3), (-jnp.inf, N_V), (0.0, -1)):
+        actual = by_all(X.at[0, 2].set(hidden), W_u, b_u, targets.at[2].set(target))
+        for a, b in zip(actual, expected_gradients, strict=True):
+            cases.assert_close(a, b, 1e-12)
+
+
+@implementations
+@pytest.mark.parametrize("padding", [0, 3])
+def test_capped_logits(implementation, padding):
+    """``c tanh(Y/c)`` in place of the logits Y, as `unembedding` has it, in value and gradients."""
+    cap, targets_onehot = 1.5, np.arange(N_V)[:, None] == np.asarray(targets)
+
+    def expected_loss(p):
+        Y = cap * np.tanh((p.W_u @ p.X + np.asarray(p.b_u)[:, None]) / cap)
+        return -(np.asarray(weights) * (np.log(oracle.softmax(Y)) * targets_onehot).sum(axis=0)).sum()
+
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
+    rows = ((0, padding), (0, 0))
+    options = {"weights": weights, "N_V": N_V, "cap": cap, "implementation": implementation}
+
+    @jax.jit
+    def loss_and_gradients(X, W_u, b_u):
+        def loss(X, W_u, b_u):
+            return log_loss(X, jnp.pad(W_u, rows), targets, b_u=jnp.pad(b_u, rows[0]), **options)
+
+        return jax.value_and_grad(loss, (0, 1, 2))(X, W_u, b_u)
+
+    loss, gradients = loss_and_gradients(X, W_u, b_u)
+    assert float(loss) == pytest.approx(expected_loss(p), rel=1e-12)
+    of_oracle = oracle.complex_step_gradient(expected_loss, p)
+    for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
+        cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
+
+
+@functools.cache
+def second_derivatives(implementation, cap):
+    """Reverse over reverse of the squared loss, by every pair of X, W_u, b_u and the weights; 3 rows are padding."""
+
+    def squared(X, W_u, b_u, weights):
+        W_u, b_u = jnp.pad(W_u, ((0, 3), (0, 0))), jnp.pad(b_u, (0, 3))
+        options = {"weights": weights, "b_u": b_u, "label_smoothing": 0.1, "implementation": implementation}
+        options |= {"N_V": N_V, "cap": cap}
+        return log_loss(X, W_u, targets, **options) ** 2
+
+    every = (0, 1, 2, 3)
+    return jax.jit(jax.jacrev(jax.grad(squared, every), every))(X, W_u, b_u, weights)
+
+
+@pytest.mark.parametrize("cap", [None, pytest.param(1.5, marks=pytest.mark.slow)])
+def test_second_derivatives_of_a_function_of_the_loss(cap):
+    """The cotangent of the loss is differentiated, too."""
+    for actual, expected_row in zip(second_derivatives("auto", cap), second_derivatives("paper", cap), strict=True):
+        for a, b in zip(actual, expected_row, strict=True):
+            cases.assert_close(a, b, 1e-11, largest=max(1.0, float(jnp.abs(b).max())))
+
+
+def test_a_chunk_of_rows_that_overlaps_the_one_before_counts_once(monkeypatch):
+    """17 rows of logits in chunks of 5: the last chunk begins at row 12, three rows of which are done."""
+    monkeypatch.setitem(chunked_logits.LOGITS_AT_ONCE, "cpu", 5 * L)
+    assert chunked_logits.chunk_size(X, N_V, L) == 5
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
+    f = functools.partial(expected, weights=np.ones(L), label_smoothing=0.1)
+    of_oracle = oracle.complex_step_gradient(f, p)
+    options = {"label_smoothing": 0.1}
+    gradients = jax.jit(
+        jax.grad(lambda X, W_u, b_u: uncompiled_log_loss(X, W_u, targets, b_u=b_u, **options), (0, 1, 2))
+    )(X, W_u, b_u)
+    for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
+        cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
+
+
+@pytest.mark.parametrize("f", [log_loss, token_losses])
+def test_more_tokens_than_rows_are_refused(f):
+    with pytest.raises(ValueError, match=f"N_V: expected at most {N_V} tokens, the rows of W_u, got {N_V + 1}"):
+        f(X, W_u, targets, N_V=N_V + 1)
+    with pytest.raises(ValueError, match="N_V: expected at least 1, got 0"):
+        f(X, W_u, targets, N_V=0)
 
 
 @implementations

@@ -173,14 +173,6 @@ def test_a_model(architecture, dtype):
     cases.assert_close(MODELS[architecture](few), MODELS[architecture](wide), 1e-13)
 
 
-@pytest.mark.parametrize(("dtype", "mask"), [("uint8", 256), ("int8", 128), ("uint8", 297), ("uint16", 69_997)])
-def test_what_is_masked_becomes_mask_token(dtype, mask):
-    few, wide = tokens(dtype, 500)
-    masked = mask_tokens(few, 0.5, KEY, mask)
-    np.testing.assert_array_equal(np.asarray(masked, int), np.asarray(mask_tokens(wide, 0.5, KEY, mask), int))
-    assert 200 < (np.asarray(masked, int) == mask).sum() < 300
-
-
 TRAININGS = {
     "d": (D, lambda x: d_training(x, D, N_epochs=1, eta=0.1, lengths=np.array([5, 3]))),
     "e": (E, lambda x: e_training(x, E, N_epochs=1, eta=0.1, p_mask=0.5, key=KEY, lengths=np.array([5, 3]))),
@@ -188,10 +180,16 @@ TRAININGS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-@pytest.mark.parametrize("architecture", TRAININGS)
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        pytest.param(a, dtype, marks=() if (a, dtype) == ("e", "uint8") else pytest.mark.slow)
+        for a in TRAININGS
+        for dtype in ("uint8", "int8")
+    ],
+)
 def test_training(architecture, dtype):
+    """Algorithm 12 hides tokens behind mask_token, which uint8 and int8 cannot hold."""
     theta, train = TRAININGS[architecture]
     few, wide = tokens(dtype, 2, 5, below=N_V)
     trained = train(few)

@@ -21,7 +21,7 @@ from algorithms import (
 )
 from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
 from algorithms.masks import documents
-from algorithms.ops.log_loss import likeliest
+from algorithms.ops.chunked_logits import likeliest
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 

@@ -24,6 +24,11 @@ def _prediction(X: Any, names: Locals) -> np.ndarray:
     return _softmax(W_u @ plain(X))
 
 
+def _probabilities(log_p: Any, _: Locals) -> np.ndarray:
+    """p, of which the code forms the logarithm."""
+    return np.exp(plain(log_p))
+
+
 def _masked_positions(T_tilde: Any, names: Locals) -> np.ndarray:
     """The set of masked positions, from an array that says of each whether it is."""
     return np.flatnonzero(plain(T_tilde))
@@ -190,8 +195,8 @@ D_INFERENCE = Algorithm(
         Line("2", "for i = 1..ℓ_gen do", r"\text{for } i = 1, 2, \dots, \ell_\text{gen} \text{ do}", "i", kind="loop",
              label="step"),
         Line("3", "P ← DTransformer(x | θ̂)", r"P \leftarrow \text{DTransformer}(x \mid \hat{\theta})", "P", "N_V l",
-             depth=1),
-        Line("4", "p ← P[:, ℓ+i−1]", r"p \leftarrow P[:, \ell + i - 1]", "p", "N_V", depth=1),
+             depth=1, code=_prediction),
+        Line("4", "p ← P[:, ℓ+i−1]", r"p \leftarrow P[:, \ell + i - 1]", "p", "N_V", depth=1, code=_probabilities),
         _sample("5"),
         Line("6", "x ← [x, y]", r"x \leftarrow [x, y]", "x", "l", depth=1),
         Line("return", "return y = x[ℓ+1 : ℓ+ℓ_gen]", r"\text{return } y = x[\ell + 1 : \ell + \ell_\text{gen}]", "y",
@@ -214,8 +219,9 @@ ED_INFERENCE = Algorithm(
         Line("2", "y ← 0", r"y \leftarrow 0", "y"),
         Line("3", "while y ≠ eos_token do", r"\text{while } y \ne \text{eos\_token do}", "y", kind="loop", label="step"),
         Line("4", "P ← EDTransformer(z, x̂ | θ̂)", r"P \leftarrow \text{EDTransformer}(z, \hat{x} \mid \hat{\theta})",
-             "P", "N_V l", depth=1),
-        Line("5", "p ← P[:, length(x̂)]", r"p \leftarrow P[:, \text{length}(\hat{x})]", "p", "N_V", depth=1),
+             "P", "N_V l", depth=1, code=_prediction),
+        Line("5", "p ← P[:, length(x̂)]", r"p \leftarrow P[:, \text{length}(\hat{x})]", "p", "N_V", depth=1,
+             code=_probabilities),
         _sample("6"),
         Line("7", "x̂ ← [x̂, y]", r"\hat{x} \leftarrow [\hat{x}, y]", "x_hat", "l", depth=1),
         Line("return", "return x̂", r"\text{return } \hat{x}", "x_hat", "l", code=_translation),

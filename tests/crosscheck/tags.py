@@ -47,7 +47,7 @@ class Statement:
         target: the name that it assigns, the first of several; None for a return.
         returns: whether it is a return.
         body: for a loop, the first and the last line of its body.
-        scans: the functions that are the bodies of a loop of `jax.lax`, or over the layers, in it.
+        scans: the functions that are the bodies of a loop in it: of `jax.lax`, over the layers, or below this head.
     """
 
     file: str
@@ -118,7 +118,7 @@ def read(path: pathlib.Path, root: pathlib.Path) -> Source:
         if isinstance(node, ast.FunctionDef):
             summary = (ast.get_docstring(node) or "").split("\n")[0]
             named = re.search(r"\bAlgorithm (\d+)\b", summary)
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            first = _first_line(node)
             functions[first] = Function(
                 name=node.name,
                 file=file,
@@ -153,11 +153,17 @@ def _statements(function: ast.FunctionDef, text: list[str], comments: dict, file
             last = body[0] - 1
         elif isinstance(node, (ast.If, ast.With)):
             continue
+        elif isinstance(node, ast.FunctionDef):  # a body below the head of its loop, `@for_each(…)  # line n`
+            first, last = _first_line(node), _first_line(node.body[0]) - 1
         tags = next((comments[n] for n in range(first, last + 1) if n in comments), None)
         if tags:
             statement = _statement(node, first, last, text, file, tags, body)
             found.update(dict.fromkeys(range(first, last + 1), statement))
     return found
+
+
+def _first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
 
 
 def _result(function: ast.FunctionDef, text: list[str], file: str) -> Statement | None:
@@ -193,9 +199,11 @@ def _statement(
 def _own(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a function's body, inner blocks included, but not those of the functions inside it."""
     for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, ast.ClassDef):
             continue
         yield node
+        if isinstance(node, ast.FunctionDef):
+            continue
         for field in ("body", "orelse"):
             yield from _own(getattr(node, field, []))
 
@@ -205,6 +213,8 @@ def _without_tags(lines: list[str]) -> str:
 
 
 def _target(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.FunctionDef):
+        return node.name
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     first = targets[0]
     while isinstance(first, ast.Tuple):
@@ -214,6 +224,9 @@ def _target(node: ast.stmt) -> str | None:
 
 def _scanned(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, (ast.For, ast.While)):
+        return
+    if isinstance(node, ast.FunctionDef):
+        yield node.name
         return
     for call in ast.walk(node):
         if isinstance(call, ast.Call):

@@ -24,6 +24,8 @@ MASKS = (f"{T}/test_masks.py",)
 NORMS = (f"{T}/test_normalization.py",)
 LINEAR = (f"{T}/test_linear.py",)
 DROPOUT = (f"{T}/test_dropout.py",)
+ACTIVATION = (f"{T}/test_activation.py",)
+LOSS = (f"{T}/test_loss.py",)
 UNEMBEDDING = (f"{T}/test_unembedding.py",)
 ED_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[ed-paper]",)
 E_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[e-paper]",)
@@ -38,10 +40,8 @@ OF_COMPONENTS: dict[str, Mutation] = {
     "position off by one": Mutation(
         "alg01_embedding.py", "e_p = lookup(W_p, l,", "e_p = lookup(W_p, l + 1,", 2, "return", EMBEDDING
     ),
-    "IDs count from the end": Mutation(
-        "ops/lookup.py", "(v >= 0) & (v < n), 1, jnp.nan", "v < n, 1, jnp.nan", 1, None, EMBEDDING
-    ),
-    "IDs wrap": Mutation("ops/lookup.py", "(v >= 0) & (v < n), 1, jnp.nan", "v >= 0, 1, jnp.nan", 1, None, EMBEDDING),
+    "IDs count from the end": Mutation("ops/lookup.py", "(v >= 0) & (v < n), 1.0", "v < n, 1.0", 1, None, EMBEDDING),
+    "IDs wrap": Mutation("ops/lookup.py", "(v >= 0) & (v < n), 1.0", "v >= 0, 1.0", 1, None, EMBEDDING),
     "IDs stay as narrow as they came": Mutation(
         "machinery/arrays.py", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", 1, None, NARROW
     ),
@@ -267,5 +267,37 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "ops/dropout.py", " ^ word_of_column[None, :]", " ^ 0 * word_of_column", 10, None, DROPOUT
     ),
     "dropped activations not made up for": Mutation("ops/dropout.py", "X / (1 - rate), 0)", "X, 0)", 10, None, DROPOUT),
+    # What only a chunk, a block or a tail shows: each caught by the tests of its own file
+    "a token's last place alone": Mutation(
+        "ops/lookup.py", ".at[v].add(dE.T)", ".at[v].set(dE.T)", 1, None, (f"{T}/test_lookup.py",)
+    ),
+    "a band begins a block too late": Mutation(
+        "ops/attention/blockwise.py",
+        "i * self.b_x - mask.width + 1, 0)",
+        "i * self.b_x - mask.width + 2, 0)",
+        4,
+        None,
+        (f"{T}/test_blockwise.py",),
+    ),
+    "GELU's derivative without the density": Mutation(
+        "ops/activation.py", "return _normal_cdf(x) + x * phi", "return _normal_cdf(x) + phi", 9, None, ACTIVATION
+    ),
+    "GELU by erf": Mutation(
+        "ops/activation.py",
+        "jax.lax.erfc(-x * math.sqrt(1 / 2)) / 2",
+        "(1 + jax.lax.erf(x * math.sqrt(1 / 2))) / 2",
+        9,
+        None,
+        ACTIVATION,
+    ),
+    "rows of an overlap counted twice": Mutation(
+        "ops/chunked_log_loss.py", "jnp.where(is_new, dY, 0)", "jnp.where(True, dY, 0)", 13, None, LOSS
+    ),
+    "smoothing over the padding, too": Mutation(
+        "ops/chunked_log_loss.py", "of_target + s / N_V *", "of_target + s / Y.shape[0] *", 13, None, LOSS
+    ),
+    "smoothing over the padding, too, in the gradient": Mutation(
+        "ops/chunked_log_loss.py", "q + label_smoothing / N_V *", "q + label_smoothing / n *", 13, None, LOSS
+    ),
 }
 """What was changed → the edit."""

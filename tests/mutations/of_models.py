@@ -139,7 +139,7 @@ OF_MODELS: dict[str, Mutation] = {
         ED_TRAINING,
     ),
     "weights of the loss ignored": Mutation(
-        "ops/log_loss.py", "return (weights * token", "return (1 * token", 11, "5", LOSS
+        "ops/log_loss.py", "return (weights * losses)", "return (1 * losses)", 11, "5", LOSS
     ),
     "what is masked and what is not": Mutation(
         "alg11_training.py", "x.shape), mask_token, as_ids(x))", "x.shape), as_ids(x), mask_token)", 12, "5", E_TRAINING
@@ -186,29 +186,34 @@ OF_MODELS: dict[str, Mutation] = {
         D_TRAINING,
     ),
     "target not in the gradient": Mutation(
-        "ops/log_loss.py", "(P - q) * dlosses[None])", "P * dlosses[None])", 13, None, LOSS
+        "ops/chunked_log_loss.py", "(P - q) * dlosses[None]", "P * dlosses[None]", 13, None, LOSS
     ),
     "smoothing dropped": Mutation(
-        "ops/log_loss.py", "of_target + s / N_V * jnp.where(", "of_target + 0 * jnp.where(", 13, None, LOSS
+        "ops/chunked_log_loss.py", "of_target + s / N_V * jnp.where(", "of_target + 0 * jnp.where(", 13, None, LOSS
     ),
     "columns of weight 0 take part": Mutation(
         "ops/log_loss.py",
-        "X, targets = jnp.where(weights[None] == 0, 0, X), jnp.where(weights == 0, 0, as_ids(targets))",
-        "X, targets = X, as_ids(targets)",
+        "takes_part = (weights != 0) | is_valid",
+        "takes_part = (weights == weights) | is_valid",
         13,
         None,
         LOSS,
     ),
     "a target outside of the vocabulary is the nearest": Mutation(
         "ops/log_loss.py",
-        "jnp.where((targets >= 0) & (targets < N_V), 1, jnp.nan)",
-        "jnp.where((targets >= 0) & (targets < N_V), 1, 1)",
+        "return one_or_nan(targets, N_V).astype(losses.dtype) * losses",
+        "return losses",
         13,
         None,
         LOSS,
     ),
     "a target outside of the vocabulary sends a gradient": Mutation(
-        "ops/log_loss.py", "dlosses, dlosses * jnp.nan)", "dlosses, dlosses)", 13, None, INVALID_TARGETS
+        "ops/chunked_log_loss.py",
+        "dlosses = dlosses * one_or_nan(targets, N_V).astype(dlosses.dtype)",
+        "dlosses = +dlosses",
+        13,
+        None,
+        INVALID_TARGETS,
     ),
     "columns of a batch and their targets in another order": Mutation(
         "ops/log_loss.py",

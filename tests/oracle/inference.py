@@ -17,7 +17,7 @@ def tempered(p: Array, tau: float) -> Array:
 
     Args:
         p: distribution [N_V].
-        tau: temperature; 0 puts all weight on the first maximum of p, infinity makes q uniform.
+        tau: temperature; 0 puts all weight on the first maximum of p, infinity makes q uniform where p is not 0.
 
     Returns:
         q, [N_V].
@@ -25,7 +25,7 @@ def tempered(p: Array, tau: float) -> Array:
     if tau == 0:
         return np.array([float(v == np.argmax(p)) for v in range(len(p))])
     if tau == math.inf:
-        return np.ones(len(p)) / len(p)
+        return (p > 0) / sum(p > 0)
     return p ** (1 / tau) / sum(p ** (1 / tau))
 
 

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # new one gets its place here. First comes what the paper does not say, then its files, from Algorithm 1 to 15.
 FLOORS = {
     "algorithms": (
-        {"machinery"},
+        {"loops", "machinery"},
         {"notation"},
         {"masks", "parameters"},
         {"ops"},

@@ -26,7 +26,7 @@ from algorithms.alg08_ed_transformer import OWN, decoder_hidden_state
 from algorithms.alg10_d_transformer import decoder_lines, hidden_state
 from algorithms.layers import attend_in_full, lines_of, zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.ops.softmax import softmax
+from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
 from training.generation.repetition import History, penalized
 from training.generation.sampling import draw
@@ -322,14 +322,14 @@ def decode(
         scores, caches = _scores(weights, context, state, variant)
         P = softmax(scores)
         i = state.drawn + state.slot - state.first
-        Q, exhausted = P, False
+        exhausted = False
         if state.history is not None or begins is not None:
             if state.history is not None:
                 scores = penalized(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
             if begins is not None:
                 scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
-            Q, exhausted = softmax(scores), jnp.all(jnp.isneginf(scores), axis=0)
-        y = draw(Q, keys, i, tau=tau, top_k=top_k, top_p=top_p)
+            exhausted = jnp.all(jnp.isneginf(scores), axis=0)
+        y = draw(log_softmax(scores), keys, i, tau=tau, top_k=top_k, top_p=top_p)
         y = jnp.where(state.ended | exhausted, eos, y)
         return _appended(state._replace(caches=caches), P, y, eos)
 

@@ -28,10 +28,10 @@ from algorithms import (
     e_transformer,
     ed_hidden_state,
     mask_token,
+    token_losses,
 )
 from algorithms.layers import zero_padding
 from algorithms.ops.linear import logits
-from algorithms.ops.log_loss import token_losses
 from training.generation import inputs
 from training.generation.cache import bucket
 from training.tasks.classify import ClassifierParams, class_probabilities
@@ -307,7 +307,9 @@ def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array
     else:
         z, z_lengths = context
         X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
-    losses = token_losses(X, variant.unembedding.matrix(theta), next_tokens(x), theta.b_u, 0.0, "auto")
+    losses = token_losses(
+        X, variant.unembedding.matrix(theta), next_tokens(x), b_u=theta.b_u, cap=variant.unembedding.cap
+    )
     return jnp.where(has_next(x, lengths) > 0, losses, 0)
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import Variant, log_loss
 from algorithms.notation import Remat
-from algorithms.ops.log_loss import likeliest
+from algorithms.ops.chunked_logits import likeliest
 from training.settings import Settings
 
 Batch = Mapping[str, Array]
@@ -92,7 +92,7 @@ class Objective:
         """
         variant = variant.without_dropout() if keys is None else variant
         c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
-        options = {"label_smoothing": label_smoothing, "N_V": N_V}
+        options = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": variant.unembedding.cap}
         return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, **options)
 
     def totals(
@@ -102,7 +102,7 @@ class Objective:
         variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
         weights = self.weights(batch)
-        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V)
+        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V, cap=variant.unembedding.cap)
         return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest(c.X, c.W_u, c.b_u, N_V) == c.targets)))
 
 

@@ -37,7 +37,7 @@ def drawn(theta, x, lengths, tau, variant):
     P = d_transformer(x, theta, variant=variant)
     i = jnp.maximum(jnp.arange(x.shape[1])[None] - lengths[:, None] + 1, 0)
     keys = jax.vmap(lambda r, i_r: jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(KEY, r), i_r))
-    return sample(P, tau, keys(jnp.arange(len(x)), i))
+    return sample(jnp.log(P), tau, keys(jnp.arange(len(x)), i))
 
 
 def assert_replayed(theta, tokens, tau, variant=CONFIG.variant):
@@ -205,7 +205,7 @@ def brute_force_restricted(p, tau, top_k, top_p):
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (3, None), (5, 0.7), (1, 0.1), (None, 0.999), (11, None)])
 def test_restricted_is_the_definition(tau, top_k, top_p):
     P = np.random.default_rng(1).dirichlet(np.full(11, 0.5), size=4).T
-    Q = restricted(jnp.asarray(P), tau=tau, top_k=top_k, top_p=top_p)
+    Q = jnp.exp(restricted(jnp.log(P), tau=tau, top_k=top_k, top_p=top_p))
     for r in range(4):
         np.testing.assert_allclose(Q[:, r], brute_force_restricted(P[:, r], tau, top_k, top_p), atol=1e-12)
 
@@ -222,12 +222,13 @@ def test_restricted_agrees_with_transformers(top_k, top_p):
     if top_p:
         scores = logits_process.TopPLogitsWarper(top_p)(None, scores)
     expected = torch.softmax(scores, -1).numpy().T
-    np.testing.assert_allclose(restricted(jnp.asarray(P), tau=0.7, top_k=top_k, top_p=top_p), expected, atol=1e-12)
+    log_Q = restricted(jnp.log(P), tau=0.7, top_k=top_k, top_p=top_p)
+    np.testing.assert_allclose(jnp.exp(log_Q), expected, atol=1e-12)
 
 
 def test_an_infinite_temperature_leaves_the_excluded_tokens_out():
-    q = restricted(jnp.array([0.5, 0.1, 0.15, 0.25]), tau=np.inf, top_k=2, top_p=None)
-    np.testing.assert_allclose(q, [0.5, 0, 0, 0.5])
+    log_q = restricted(jnp.log(jnp.array([0.5, 0.1, 0.15, 0.25])), tau=np.inf, top_k=2, top_p=None)
+    np.testing.assert_allclose(jnp.exp(log_q), [0.5, 0, 0, 0.5])
 
 
 def test_the_likeliest_token_alone_is_greedy():
@@ -245,7 +246,7 @@ def test_drawn_tokens_have_their_frequencies():
     n, tau = 20000, jnp.asarray(1.3)
     p = np.random.default_rng(3).dirichlet(np.ones(N_V))
     P = jnp.tile(p[:, None], (1, n))
-    y = draw(P, jax.random.split(KEY, n), jnp.zeros(n, int), tau=tau, top_k=9, top_p=jnp.asarray(0.8))
+    y = draw(jnp.log(P), jax.random.split(KEY, n), jnp.zeros(n, int), tau=tau, top_k=9, top_p=jnp.asarray(0.8))
     q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
     counts = np.bincount(y, minlength=N_V)
     assert (counts[q == 0] == 0).all()

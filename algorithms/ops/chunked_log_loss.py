@@ -1,0 +1,176 @@
+"""The loss of each token, a chunk of the logits at a time, with its backward pass derived by hand.
+
+The forward pass keeps only the log-sum-exp of each column's logits; the backward pass computes P again from it.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
+from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import Shares, devices_sharing
+from algorithms.ops.chunked_logits import chunk_count, chunk_size, is_token, logits_at_once, logits_of_rows
+from algorithms.ops.linear import product_over
+from algorithms.ops.lookup import one_or_nan
+
+
+class _Residuals(NamedTuple):
+    X: Array
+    W_u: Array
+    b_u: Array | None
+    targets: Array
+    log_sum_exp: Array  # of each column's logits
+
+
+def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
+    """The losses; where devices divide the vocabulary, their sums of exponentials are added up."""
+    shares, n = Shares.of(W_u, X), W_u.shape[0]
+
+    def of_device(X, W_u, b_u, targets):
+        first_row = shares.first_row(W_u.shape[0])
+        log_sum_exp, at_target = _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets)
+        if shares.rows:
+            largest = shares.max_over_rows(log_sum_exp)
+            log_sum_exp = largest + jnp.log(shares.sum_over_rows(jnp.exp(log_sum_exp - largest)))
+        return log_sum_exp, shares.sum_over_rows(at_target)
+
+    columns, rows = shares.of_columns(), shares.of_rows()
+    specs = shares.of_columns(None), shares.of_weights(), None if b_u is None else rows, columns
+    log_sum_exp, at_target = shares.each(of_device, (X, W_u, b_u, targets), specs, (columns, columns))
+    losses = one_or_nan(targets, N_V).astype(log_sum_exp.dtype) * (log_sum_exp - at_target)
+    return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
+
+
+def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
+    """The log-sum-exp of some rows of logits, and what stands at the target, a few tokens of every sequence at a time.
+
+    Args:
+        label_smoothing: s.
+        n: the number of all rows.
+        N_V: how many of those are of tokens.
+        cap: of the logits, or None.
+        first_row: which of them the first row of W_u is.
+        X: columns.
+        W_u: some of the n rows.
+        b_u: their biases, or None.
+        targets: of the columns.
+    """
+    l, of_each = X.shape[-1], (W_u.shape[0], *targets.shape[:-1])
+    if len(of_each) > 1 and are_numbers(l, *of_each) and math.prod(of_each) > logits_at_once(X):
+        # not one token of every sequence: the columns of all sequences are one sequence's
+        columns = X.reshape(len(X), -1), W_u, b_u, targets.reshape(-1)
+        return tuple(a.reshape(targets.shape) for a in _of_rows(label_smoothing, n, N_V, cap, first_row, *columns))
+    c = chunk_size(X, l, *of_each)
+
+    def of_chunk(i, done):
+        first = jnp.minimum(i * c, l - c)  # the last chunk overlaps the one before it
+        X_c, targets_c = (jax.lax.dynamic_slice_in_dim(a, first, c, axis=-1) for a in (X, targets))
+        Y = logits_of_rows(n, N_V, first_row, X_c, W_u, b_u, cap)
+        of_chunk = jax.nn.logsumexp(Y, axis=0), _at_target(label_smoothing, N_V, first_row, targets_c, Y)
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(of_all, of_c, first, axis=-1)
+            for of_all, of_c in zip(done, of_chunk, strict=True)
+        )
+
+    zeros = jnp.zeros_like(X, shape=targets.shape, dtype=accumulation_dtype(X.dtype))
+    return jax.lax.fori_loop(0, chunk_count(l, c), of_chunk, (zeros, zeros))
+
+
+def _at_target(s, N_V, first, targets, Y):
+    """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]`` of the rows of Y, the first of which is row ``first``."""
+    of_target = (1 - s) * _of_target(first, targets, Y)
+    return of_target + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else of_target
+
+
+def _of_target(first, targets, Y):
+    """The entry of each column's target, 0 where another device has it.
+
+    A CPU looks it up; elsewhere a sum lets the rows lie on several devices, and is part of the other sums over them.
+    """
+    if platform_of(Y) == "cpu" and devices_sharing(Y) == 1:
+        row = jnp.clip(targets - first, 0, Y.shape[0] - 1)
+        return jnp.where(row == targets - first, jnp.take_along_axis(Y, row[None], axis=0)[0], 0)
+    return jnp.where(_is_target(first, Y.shape[0], targets), Y, 0).sum(axis=0)
+
+
+def _is_target(first, rows, targets):
+    """Which of some rows of logits each column's target is."""
+    return as_columns(first + jnp.arange(rows), targets[None]) == targets[None]
+
+
+def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
+    """With Y = W_u X + b_u 1ᵀ the logits, P = softmax(Y), and the smoothed target q_t = (1 − s) 1_{x[t]} + s/N_V 1::
+
+        ∂F/∂Y[:, t] = (P[:, t] − q_t) dloss[t]
+        ∂F/∂X   = W_uᵀ ∂F/∂Y
+        ∂F/∂W_u = ∂F/∂Y Xᵀ
+        ∂F/∂b_u = ∂F/∂Y 1
+
+    of a device's rows and columns; what the devices have is added up. With a cap c, P = softmax(c tanh(Y/c)), and ∂F/∂Y
+    has the factor 1 − tanh²(Y/c).
+
+    Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
+    """
+    X, W_u, b_u, targets, log_sum_exp = residuals
+    shares, n = Shares.of(W_u, X), W_u.shape[0]
+    dlosses = dlosses * one_or_nan(targets, N_V).astype(dlosses.dtype)
+
+    def of_device(X, W_u, b_u, *columns):
+        first_row = shares.first_row(W_u.shape[0])
+        dtype = dlosses.dtype if shares.columns else W_u.dtype  # what is added up is not rounded before
+        dX, dW_u, db_u = _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, *columns)
+        dX, dW_u = shares.sum_over_rows(dX).astype(X.dtype), shares.sum_over_columns(dW_u).astype(W_u.dtype)
+        return dX, dW_u, None if b_u is None else shares.sum_over_columns(db_u).astype(b_u.dtype)
+
+    columns, rows = shares.of_columns(), shares.of_rows()
+    specs = shares.of_columns(None), shares.of_weights(), None if b_u is None else rows, columns, columns, columns
+    out = shares.of_columns(None), shares.of_weights(gradient=True), None if b_u is None else rows
+    return *shares.each(of_device, (X, W_u, b_u, targets, log_sum_exp, dlosses), specs, out), None
+
+
+def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, targets, log_sum_exp, dlosses):
+    """The gradients by X, W_u and b_u through some rows of logits, a chunk of them at a time.
+
+    The rows of P are computed again from the log-sum-exp: each row of W_u gets its gradient at once, where chunks of
+    columns would add up matrices of the size of W_u.
+    """
+    n_rows, wide = W_u.shape[0], log_sum_exp.dtype
+    rows = chunk_size(X, n_rows, *targets.shape)
+    columns = tuple(range(1, X.ndim))
+
+    def of_chunk(i, gradients):
+        dX, dW_u, db_u = gradients
+        start = jnp.minimum(i * rows, n_rows - rows)  # the last chunk overlaps the one before it
+        first = first_row + start
+        W_v = jax.lax.dynamic_slice_in_dim(W_u, start, rows)
+        b_v = None if b_u is None else jax.lax.dynamic_slice_in_dim(b_u, start, rows)
+        Y = logits_of_rows(n, N_V, first, X, W_v, b_v, cap)
+        P = jnp.exp(Y - log_sum_exp[None])
+        q = (1 - label_smoothing) * _is_target(first, rows, targets)
+        q = q + label_smoothing / N_V * is_token(first, N_V, P) if label_smoothing else q
+        dY = (P - q) * dlosses[None]
+        if cap is not None:  # 1 − tanh² of the capped logits of tokens; in the rows of padding P = q = 0
+            dY = dY * (1 - jnp.square(jnp.where(is_token(first, N_V, Y), Y, 0) / cap))
+        is_new = as_columns(start + jnp.arange(rows) >= i * rows, dY)
+        dW_v = product_over(dY.astype(X.dtype), X, (columns, columns), wide).astype(dtype)
+        dX_v = product_over(W_v, jnp.where(is_new, dY, 0).astype(W_u.dtype), ((0,), (0,)), wide)
+        return (
+            dX + dX_v,
+            jax.lax.dynamic_update_slice_in_dim(dW_u, dW_v, start, 0),
+            jax.lax.dynamic_update_slice_in_dim(db_u, dY.sum(axis=columns), start, 0),
+        )
+
+    zeros = jnp.zeros_like(X, dtype=wide), jnp.zeros_like(W_u, dtype=dtype), jnp.zeros_like(log_sum_exp, shape=n_rows)
+    return jax.lax.fori_loop(0, chunk_count(n_rows, rows), of_chunk, zeros)
+
+
+def _losses(*arguments):
+    return _forward(*arguments)[0]
+
+
+chunked_log_loss = hand_derived(_losses, _forward, _backward, static=(0, 1, 2))

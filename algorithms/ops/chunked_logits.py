@@ -1,0 +1,100 @@
+"""The logits W_u X, a chunk at a time: how many at once, which rows are padding, and the token of the largest."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Integer
+
+from algorithms.machinery.arrays import are_numbers, as_columns
+from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import Shares
+from algorithms.ops.linear import logits
+from algorithms.ops.softmax import capped
+
+LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
+"""How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 2 GiB of them in float32.
+
+If these are all, XLA sees that the backward pass computes the same ones again, and keeps them.
+"""
+
+LANES = 128
+"""Larger chunks are whole multiples of this: what a TPU's registers hold."""
+
+
+def logits_at_once(X: Array) -> int:
+    """How many logits of the columns X a device may hold at once."""
+    return LOGITS_AT_ONCE.get(platform_of(X), LOGITS_AT_ONCE["other"])
+
+
+def chunk_size(X: Array, n: int, *of_each: int) -> int:
+    """How many of n rows or columns of logits are computed at once: all n where a size is not known.
+
+    Args:
+        X: the columns that the logits are of.
+        n: how many rows, or columns, there are.
+        of_each: the sizes whose product is the number of logits in one of them.
+    """
+    if not are_numbers(n, *of_each):
+        return n
+    fitting = max(1, logits_at_once(X) // max(1, math.prod(of_each)))
+    if fitting >= n:
+        return n
+    unit = min(fitting, LANES)
+    even = -(-n // chunk_count(n, fitting // unit * unit))
+    return -(-even // unit) * unit
+
+
+def chunk_count(n: int, at_once: int) -> int:
+    """How many chunks of that size hold n rows or columns."""
+    return 1 if at_once is n else -(-n // max(1, at_once))
+
+
+def is_token(first: int | Array, N_V: int, Y: Float[Array, "rows *columns"]) -> Bool[Array, "rows *ones"]:
+    """Which rows of logits, the first of them row ``first``, are of tokens and not padding."""
+    return as_columns(first + jnp.arange(Y.shape[0]) < N_V, Y)
+
+
+def logits_of_rows(
+    n: int,
+    N_V: int,
+    first: int | Array,
+    X: Float[Array, "d_e *columns"],
+    W: Array,
+    b: Array | None,
+    cap: float | None = None,
+) -> Float[Array, "rows *columns"]:
+    """Some of n rows of logits, from row ``first`` on; −∞ in the padding after the N_V tokens.
+
+    Args:
+        n: the number of all rows.
+        N_V: how many of these are tokens.
+        first: the number of the first row of W.
+        X: the columns.
+        W: some rows of W_u.
+        b: their biases, or None.
+        cap: c, for logits ``c tanh(Y/c)``, or None.
+    """
+    Y = capped(logits(X, W, b), cap)
+    return jnp.where(is_token(first, N_V, Y), Y, -jnp.inf) if n > N_V else Y
+
+
+def likeliest(
+    X: Float[Array, "d_e B l"], W_u: Float[Array, "n d_e"], b_u: Float[Array, "n"] | None, N_V: int | None = None
+) -> Integer[Array, "B l"]:
+    """The token of the largest logit of every column; rows of W_u after the first N_V are padding."""
+    shares, n = Shares.of(W_u, X), W_u.shape[0]
+
+    def of_device(X, W_u, b_u):
+        first = shares.first_row(W_u.shape[0])
+
+        def of_sequence(X):  # one after another: the logits of all of them are the largest array there would be
+            Y = logits_of_rows(n, n if N_V is None else N_V, first, X, W_u, b_u)
+            return Y.max(axis=0), first + jnp.argmax(Y, axis=0)
+
+        largest, token = jax.lax.map(of_sequence, jnp.moveaxis(X, 1, 0))
+        return -shares.max_over_rows(jnp.where(largest == shares.max_over_rows(largest), -token, -n))
+
+    specs = shares.of_columns(None), shares.of_weights(), None if b_u is None else shares.of_rows()
+    return shares.each(of_device, (X, W_u, b_u), specs, shares.of_columns())

@@ -1,0 +1,72 @@
+"""Which blocks of the scores blockwise attention visits: all that a mask permits anything in, and hardly more."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, padding
+from algorithms.ops.attention import blockwise
+
+BLOCK = 4
+LENGTHS = (1, 4, 7, 13, 16)
+
+
+def masks():
+    yield "bidirectional", BIDIRECTIONAL
+    yield "unidirectional", UNIDIRECTIONAL
+    for width in (1, 2, 3, 4, 5, 6, 7, 9, 13, 40):
+        yield f"banded({width})", banded(width)
+        yield f"banded({width}) and padded", banded(width) & padding(6)
+    for length in (0, 1, 4, 5, 8):
+        yield f"padding({length})", padding(length)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", BLOCK)
+
+
+def visited(blocks, i):
+    """The context blocks that are visited for the primary block i."""
+
+    def step(j, is_visited, found):
+        return [*found, int(j)] if is_visited else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "_loop", _in_python)
+        return blocks.over_context(i, step, [])
+
+
+def _in_python(n, step, state):
+    for k in range(n):
+        state = step(k, state)
+    return state
+
+
+@pytest.mark.parametrize(("name", "mask"), [pytest.param(name, mask, id=name) for name, mask in masks()])
+def test_every_block_that_a_mask_permits_something_in_is_visited(name, mask):
+    for l_z, l_x in itertools.product(LENGTHS, LENGTHS):
+        blocks = blockwise._Blocks(l_z, l_x, mask, None, 0.0)
+        permitted = np.asarray(mask.dense(l_z, l_x))
+        for i in range(blocks.n_x):
+            columns = permitted[:, i * blocks.b_x : (i + 1) * blocks.b_x]
+            of_blocks = [columns[j * blocks.b_z : (j + 1) * blocks.b_z].any() for j in range(blocks.n_z)]
+            found = visited(blocks, i)
+            assert found == sorted(set(found))
+            assert set(np.flatnonzero(of_blocks)) <= set(found), (l_z, l_x, i)
+            last = (i + 1) * blocks.b_x == l_x or l_x % blocks.b_x == 0
+            if blocks.n_z > 1 and last and any(of_blocks):
+                assert found == list(np.flatnonzero(of_blocks)), (l_z, l_x, i)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 5, 6])
+def test_a_blocks_mask_is_the_masks_block(width):
+    mask = banded(width)
+    blocks = blockwise._Blocks(13, 11, mask, None, 0.0)
+    whole = np.zeros((blocks.n_z * blocks.b_z, blocks.n_x * blocks.b_x), bool)
+    for j, i in np.ndindex(blocks.n_z, blocks.n_x):
+        whole[j * blocks.b_z :, i * blocks.b_x :][: blocks.b_z, : blocks.b_x] = blocks.permitted(jnp.asarray(j), i)
+    np.testing.assert_array_equal(whole[:13, :11], mask.dense(13, 11))
+    assert not whole[13:].any()
