@@ -21,7 +21,7 @@ from training.data.tokenizers import (
     load_tokenizer,
 )
 from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
-from training.interchange import translation_files
+from training.interchange import tokenizer_config, translation_files
 from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 
@@ -45,9 +45,8 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     if of_translation:
         return of_translation
     names = ("tokenizer.json", "vocab.txt")
-    is_bpe = (
-        all((path / name).is_file() for name in ("vocab.json", "merges.txt")) and fields.get("model_type") == "gpt2"
-    )
+    is_byte_level = fields.get("model_type") in ("gpt2", "bart")
+    is_bpe = is_byte_level and all((path / name).is_file() for name in ("vocab.json", "merges.txt"))
     if not is_bpe and not any((path / name).is_file() for name in names):
         return None
     try:
@@ -57,6 +56,7 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
         raise InterchangeError(str(error)) from None
     assert isinstance(found, LibraryTokenizer)
     inner, N_V = found.inner, model.config.N_V
+    tokenizer_config.apply(path, inner, fields.get("model_type"))
     size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
     if size > N_V:
         raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")

@@ -62,7 +62,7 @@ def _vocabulary(path: Path, N_V: int) -> dict[str, int]:
 
 def _merges(path: Path) -> list[list[str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a piece may hold what else ends a line
     except UnicodeDecodeError as error:
         raise InterchangeError(f"{path} is no text in UTF-8: {error.reason}") from None
     found = [line.split()[:2] for line in lines if line.strip()]
