@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -202,7 +203,7 @@ class Settings:
                 f"batch_size is {self.batch_size}, no multiple of accumulation_steps, {self.accumulation_steps}"
             )
         for name in (*RATES, "eps"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise SettingsError(f"{name} is {getattr(self, name)}, expected a positive number")
         if self.schedule != "vaswani" and self.warmup > self.steps:
             raise SettingsError(f"warmup is {self.warmup}, expected at most the {self.steps} steps of the training")

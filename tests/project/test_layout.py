@@ -24,7 +24,7 @@ FLOORS = {
         {"alg14_inference"},
     ),
     "training": (
-        {"settings"},
+        {"settings", "disk"},
         {"mesh"},
         {"tasks"},
         {"data"},

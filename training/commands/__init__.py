@@ -15,6 +15,8 @@ import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
+from training.disk import reason
+
 __all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "serve_main", "train_main"]
 
 EXTRAS = {"starlette": "serve", "uvicorn": "serve"}
@@ -51,7 +53,7 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
     except (ValueError, OverflowError, RecursionError) as error:
         return _said(name, str(error), 2)
     except OSError as error:
-        return _said(name, f"{error.filename or 'output'}: {error.strerror}", 2)
+        return _said(name, f"{error.filename or 'output'}: {reason(error)}", 2)
     except RuntimeError as error:
         return _said(name, str(error), 1)
     except MemoryError:

@@ -15,6 +15,7 @@ from typing import Any
 
 from algorithms import DTransformerConfig
 from training.compression import CompressionError, compress, decompress
+from training.disk import reason
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
 from training.runs.directory import load_run
@@ -78,7 +79,7 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CompressionError(f"cannot read {path}: {error.strerror}") from None
+        raise CompressionError(f"cannot read {path}: {reason(error)}") from None
 
 
 def write(path: Path, data: bytes) -> None:
@@ -86,7 +87,7 @@ def write(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise CompressionError(f"cannot write {path}: {error.strerror}") from None
+        raise CompressionError(f"cannot write {path}: {reason(error)}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,8 +16,9 @@ from pathlib import Path
 from training.commands.arguments import at_least
 from training.commands.terminal import say, show
 from training.data.loading import load_run_data
+from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part
-from training.runs.directory import RunDirectory, load_run, write_atomically
+from training.runs.directory import RunDirectory, load_run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,5 +69,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
-        say(f"note: cannot write {kept}: {error.strerror}")
+        say(f"note: cannot write {kept}: {reason(error)}")
     return 0

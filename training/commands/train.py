@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import platform
 import secrets
@@ -35,6 +34,7 @@ from training.data.corpora import SOURCES
 from training.data.loading import RunData, load_run_data
 from training.data.mixtures import weighted
 from training.data.tokenizers import load_tokenizer
+from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
 from training.interchange.starting import Start, start_from
 from training.loop.trainer import Trainer
@@ -159,10 +159,10 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _settings_file(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except OSError as error:
-        raise SettingsError(f"cannot read the settings {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"cannot read the settings {path}: {reason(error)}") from None
+    except ValueError as error:
         raise SettingsError(f"cannot read the settings {path}: {error}") from None
     if isinstance(values, dict) and "settings" in values:
         values = values["settings"]

@@ -40,6 +40,7 @@ from training.data.records import (
     record_key,
     without_shared_paragraphs,
 )
+from training.disk import parse_json
 
 BLOCK = 1 << 20
 LONGEST = 4  # sections' sizes: a paragraph that goes on so long is cut between lines
@@ -213,7 +214,7 @@ class FileRecords:
             for number, line in enumerate(file, start=1):
                 where = f"{path}:{number}"
                 try:
-                    value = json.loads(line)
+                    value = parse_json(line)
                 except ValueError as error:
                     raise DataError(f"{where}: not a JSON object on one line ({error})") from None
                 yield self._record(self._fields(value, where), where)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from training.data.records import DataError
+from training.disk import require_file
 
 __all__ = ["check_table", "inner_suffix", "is_table", "opened", "readable", "rows"]
 
@@ -53,7 +54,7 @@ def opened(path: Path) -> BinaryIO:
         DataError: the library for its compression is not installed.
         OSError: it cannot be opened.
     """
-    return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(path)
+    return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
 
 
 @contextlib.contextmanager
@@ -100,7 +101,7 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
         DataError: it cannot be read, has no rows, or lacks a column.
     """
     with readable(path):
-        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [path]
+        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
         digest = hashlib.sha256()
         for file in files:
             with file.open("rb") as contents:

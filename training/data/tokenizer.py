@@ -42,6 +42,11 @@ class Tokenizer(abc.ABC):
         return self.special.token("eos") if self.special else self.N_V - 1
 
     @property
+    def end(self) -> int | None:
+        """The token that ends what is generated: eos_token, or None if the model came with none."""
+        return self.special.eos if self.special else self.eos_token
+
+    @property
     def special_tokens(self) -> tuple[int, ...]:
         """The tokens that no text has."""
         return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)

@@ -35,6 +35,7 @@ from training.data import translation_tokenizers
 from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
+from training.disk import parse_json, read_text, reason
 
 # A word takes one preceding space along; what is between words are tokens too, so that joining tokens
 # gives the text.
@@ -370,12 +371,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         if path.suffix == ".txt":
             return bert_tokenizer(path)
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = parse_json(read_text(path))
         if state.get("format") == FORMAT:
             return from_json(state)
         return LibraryTokenizer(library.Tokenizer.from_str(json.dumps(state)))
     except OSError as error:
-        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+        raise DataError(f"cannot read the tokenizer {path}: {reason(error)}") from None
     except DataError:
         raise
     except Exception as error:  # the library raises plain Exception

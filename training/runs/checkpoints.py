@@ -24,6 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from training.disk import reason
 from training.runs.interrupts import Interrupted
 from training.runs.named_arrays import flatten, unflatten
 from training.runs.sums import sums
@@ -107,7 +108,7 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
         except OSError as error:
-            raise CheckpointError(f"cannot make {directory}: {error.strerror}") from None
+            raise CheckpointError(f"cannot make {directory}: {reason(error)}") from None
 
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, the newest first."""
@@ -212,9 +213,10 @@ class Checkpoints:
     def _not_written(self, error: Exception) -> CheckpointError:
         steps = [step for step in self.steps() if (self._directory / str(step)).is_dir()]
         last = f"the last good one is of step {steps[0]}" if steps else "there is no earlier one"
+        rerun = "resume from there" if steps else "start over"
         return CheckpointError(
             f"cannot write a checkpoint to {self._directory}: {_first_line(error)}; {last}. "
-            "Make room, and rerun the command to resume from there"
+            f"Make room, and rerun the command to {rerun}"
         )
 
 

@@ -108,7 +108,9 @@ def test_gpt2s_settings_are_heeded(tmp_path, config, as_json):
     for text in ("the cat", " the cat", "cat"):
         ids = theirs(text)["input_ids"]
         assert ours.framed(ours.encode(text)) == ids, text
-    assert (ours.framed(ours.encode("cat"))[0] == ours.bos_token) == (config.get("add_bos_token", False) and not as_json)
+    assert (ours.framed(ours.encode("cat"))[0] == ours.bos_token) == (
+        config.get("add_bos_token", False) and not as_json
+    )
 
 
 def test_the_vocabulary_and_merges_of_a_bart_are_read(tmp_path):
