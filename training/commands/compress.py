@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import DTransformerConfig
+from training.commands.arguments import Parser
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
@@ -21,9 +22,9 @@ from training.generation import Generator
 from training.runs.directory import load_run
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (

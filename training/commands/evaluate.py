@@ -7,13 +7,12 @@ Prints a table and some samples, and writes both to RUN/evaluation-PART.json. Ex
 input.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.commands.arguments import at_least
+from training.commands.arguments import Parser, at_least
 from training.commands.terminal import say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
@@ -21,9 +20,9 @@ from training.evaluation.report import PARTS, Comparison, compare, default_part
 from training.runs.directory import RunDirectory, load_run
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, or validation without it)")
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")

@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from training.commands.arguments import spelled
+from training.commands.arguments import Parser, spelled
 from training.commands.terminal import say, show
 from training.generation.text import Answer, Answerer, AnswerError, Options, answerer_for
 from training.runs.directory import load_run
@@ -39,9 +39,9 @@ NAMES = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help="directory of the run")
     add("--prompt", action="append", metavar="TEXT", help="a text; may be repeated (default: what comes on stdin)")

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from training.commands.arguments import at_least, flag, spelled
+from training.commands.arguments import Parser, at_least, flag, spelled
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
@@ -52,9 +52,9 @@ from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line: a subcommand for each task, a flag for each of its settings."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
         sub = tasks.add_parser(task.name, help=task.summary, description=f"Train on {task.summary}.")
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
-def _add_processes(sub: argparse.ArgumentParser) -> None:
+def _add_processes(sub: Parser) -> None:
     group = sub.add_argument_group("processes", "several that train together, each with devices of its own")
     where = "where process 0 is to be found, or auto: what SLURM, Kubernetes or a Cloud TPU say"
     group.add_argument("--coordinator", metavar="HOST:PORT", help=where)
