@@ -12,6 +12,7 @@ Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
 
 import argparse
 import importlib
+import io
 import itertools
 import json
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands.arguments import Parser, spelled
 from training.commands.terminal import say, show
-from training.generation.text import Answer, Answerer, AnswerError, Options, answerer_for
+from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
@@ -89,21 +90,9 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
     if arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
-        yield from (line.rstrip("\n") for line in _stdin())
+        yield from (line.rstrip("\n") for line in sys.stdin)
     else:
-        yield "".join(_stdin())
-
-
-def _stdin() -> Iterator[str]:
-    """Yield the lines of standard input.
-
-    Raises:
-        AnswerError: they are not UTF-8.
-    """
-    try:
-        yield from sys.stdin
-    except UnicodeDecodeError as error:
-        raise AnswerError(f"standard input is no text in UTF-8: {error.reason}") from None
+        yield "".join(sys.stdin)
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
@@ -127,11 +116,27 @@ def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines
         ):
             well = well and answers is not None
             if as_json:
-                print(json.dumps({"prompt": text, "answers": answers or []}, ensure_ascii=False), flush=True)
+                print(json.dumps({"prompt": _shown(text), "answers": answers or []}, ensure_ascii=False), flush=True)
             else:
                 show_answers(answerer, answers or [{"text": ""}], number if several else 0)
         first += len(some)
     return well
+
+
+def _shown(text: str) -> str:
+    """Return a text with U+FFFD for the bytes in it that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def note_unknown(answerer: Answerer, text: str, number: int) -> None:
+    """Say so where a text is mostly outside the vocabulary."""
+    tokenizer = answerer.tokenizer
+    try:
+        mostly_unknown = tokenizer.are_mostly_unknown(tokenizer.encode(text.replace(MASK, "")))
+    except ValueError:  # which is said when the text is answered
+        return
+    if mostly_unknown:
+        say(f"note: text {number}: more than half of its tokens are unknown to the run's tokenizer")
 
 
 def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> None:
@@ -155,6 +160,8 @@ def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> 
 
 def _answers(answerer: Answerer, texts: list[str], first: int, *, lines: bool) -> Sequence[list[Answer] | None]:
     """Return the answers to each text: none to an empty line, and None where a line cannot be answered."""
+    for number, text in enumerate(texts, first):
+        note_unknown(answerer, text, number)
     stand_in = next(filter(None, texts), "")  # so that every line is the request of its own number
     if not lines:
         return answerer.answers(texts, first=first)
@@ -190,6 +197,7 @@ def shown(answer: dict) -> str:
 
 def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
     """Print the answer to one text as it comes, and return it."""
+    note_unknown(answerer, text, number)
     pieces = []
     for piece in answerer.stream(text, number=number):
         pieces.append(piece)
@@ -201,7 +209,7 @@ def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
 def typed() -> Iterator[str]:
     """Yield line after line of standard input; on a terminal they may be edited, and called back."""
     if not sys.stdin.isatty():
-        yield from _stdin()
+        yield from sys.stdin
         return
     importlib.import_module("readline")  # input() finds it
     while True:
@@ -240,6 +248,7 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     """Print the answers to one text, and return the first."""
     if answerer.streams and not as_json and not several:
         return answer_one(answerer, prompt, number)
+    note_unknown(answerer, prompt, number)
     (answers,) = answerer.answers([prompt], first=number)
     if as_json:
         print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)
@@ -257,6 +266,8 @@ def answer(arguments: argparse.Namespace) -> bool:
     Raises:
         ValueError: there is no such run, or a text or an option is wrong.
     """
+    if isinstance(sys.stdin, io.TextIOWrapper):  # so that a line which is not UTF-8 is said when it is to be answered
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = options_of(arguments)
     answerer = answerer_for(load_run(arguments.run), options)
     several = options.n is not None and options.n > 1

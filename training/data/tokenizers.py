@@ -46,9 +46,13 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:  # as Python passes on what it cannot decode
+            raise DataError(
+                f"expected UTF-8, got the byte 0x{code - 0xDC00:02x} at character {error.start}; convert the text"
+            ) from None
         raise DataError(
-            f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}: "
-            "it is not valid Unicode"
+            f"the text has a lone surrogate, U+{code:04X}, at character {error.start}: it is not valid Unicode"
         ) from None
 
 
@@ -89,6 +93,7 @@ class CharacterTokenizer(Tokenizer):
         Raises:
           DataError: names the first character that is not in the vocabulary.
         """
+        _utf8(text)
         try:
             return [self._ids[character] for character in text]
         except KeyError as error:
@@ -116,6 +121,8 @@ class WordTokenizer(Tokenizer):
       vocabulary: the words; the index is the token ID.
     """
 
+    unknown = 0
+
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.vocabulary = list(vocabulary)
         self.N_V = len(self.vocabulary) + 3
@@ -123,6 +130,7 @@ class WordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Return one ID for each word, 0 for an unknown one."""
+        _utf8(text)
         return [self._ids.get(word, 0) for word in WORD.findall(text)]
 
     def _decode(self, ids: list[int]) -> str:
@@ -159,6 +167,8 @@ class LibraryTokenizer(Tokenizer):
         size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values())
         self.N_V = special.N_V if special else size + 3
         self.special_origins = self._origins()
+        unknown = getattr(self._inner.model, "unk_token", None)
+        self.unknown = self._inner.token_to_id(unknown) if unknown else None
 
     @property
     def inner(self) -> library.Tokenizer:
