@@ -47,7 +47,7 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
             raise
         extra = EXTRAS[error.name]
         return _said(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
-    except BrokenPipeError:  # `| head -1`: who reads has seen enough
+    except BrokenPipeError:  # `| head -1`: the reader closed the pipe
         _abandon_output()
         return PIPE
     except (ValueError, OverflowError, RecursionError) as error:

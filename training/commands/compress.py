@@ -16,7 +16,7 @@ from typing import Any
 from algorithms import DTransformerConfig
 from training.commands.arguments import Parser
 from training.compression import CompressionError, compress, decompress
-from training.disk import reason
+from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
 from training.runs.directory import load_run
@@ -36,6 +36,7 @@ def parser() -> Parser:
         action.add_argument("input", metavar="IN", type=Path)
         if name != "report":
             action.add_argument("output", metavar="OUT", type=Path)
+            action.add_argument("--force", action="store_true", help="write over OUT if it exists")
     return main
 
 
@@ -58,6 +59,10 @@ def transform(arguments: argparse.Namespace) -> None:
         raise CompressionError(
             f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"
         )
+    if arguments.action != "report" and not arguments.force and arguments.output.is_file():
+        raise CompressionError(
+            f"{arguments.output}: expected a file that does not exist, got one that does; name another, or give --force"
+        )
     data = read(arguments.input)
     generator = Generator(model.theta, model.config)
     if arguments.action == "decompress":
@@ -68,7 +73,7 @@ def transform(arguments: argparse.Namespace) -> None:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise CompressionError(f"{arguments.input} is not UTF-8 at byte {error.start}, so it is no text") from None
+        raise CompressionError(f"{arguments.input} is not UTF-8 at byte {error.start}, so it is not text") from None
     compressed = compress(text, generator, model.tokenizer)
     if arguments.action == "compress":
         write(arguments.output, compressed)
@@ -86,7 +91,10 @@ def read(path: Path) -> bytes:
 def write(path: Path, data: bytes) -> None:
     """Write a file."""
     try:
-        path.write_bytes(data)
+        if path.exists() and (path.is_symlink() or not path.is_file()):  # such as /dev/stdout
+            path.write_bytes(data)
+        else:
+            write_atomically(path, lambda unfinished: unfinished.write_bytes(data))
     except OSError as error:
         raise CompressionError(f"cannot write {path}: {reason(error)}") from None
 

@@ -1,9 +1,10 @@
-"""Measure a trained run on held-out data, beside what simpler methods make of the same.
+"""Measure a trained run on held-out data, beside simpler methods.
 
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
 
-Prints a table and some samples, and writes both to RUN/evaluation-PART.json. Exit status: 0 done; 2 wrong usage or
+Prints a table and some samples, and writes both to RUN/evaluation-PART.json; those on other data (--data) to a file
+with a number of these data in its name. Exit status: 0 done; 2 wrong usage or
 input.
 """
 
@@ -62,9 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     comparison = compare(run, description, data, part, limit=arguments.limit or 0)
     print(f"{part} data of {files.path}:")
     show_table(comparison)
-    results = {"part": part, "rows": comparison.rows, "samples": comparison.samples}
+    results = {"part": part, "data": arguments.data, "rows": comparison.rows, "samples": comparison.samples}
+    results = {name: value for name, value in results.items() if value is not None}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    kept = files.path / f"evaluation-{part}.json"
+    other = f"-{data.corpus.fingerprint[:8]}" if arguments.data else ""  # the record of the run's own data stays
+    kept = files.path / f"evaluation-{part}{other}.json"
     try:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:

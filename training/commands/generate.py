@@ -49,7 +49,7 @@ def parser() -> Parser:
     add(
         "--interactive",
         action="store_true",
-        help="answer line after line; a decoder goes on with the conversation, until /reset",
+        help="answer line after line; a decoder continues the conversation, until /reset",
     )
     add("--json", action="store_true", help="print a JSON object for each text")
     add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
@@ -69,7 +69,9 @@ def parser() -> Parser:
         metavar="X",
         help="divide the scores of tokens that came before by X, if positive, or multiply them (default: 1)",
     )
-    add("--no-repeat-ngram-size", type=int, metavar="N", help="let no N tokens in a row come twice (default: they may)")
+    add(
+        "--no-repeat-ngram-size", type=int, metavar="N", help="forbid repeating any n-gram of N tokens (default: allow)"
+    )
     add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")

@@ -12,6 +12,7 @@ checkpoint.
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -122,9 +123,7 @@ def with_task(argv: Sequence[str]) -> list[str]:
     if run is None:
         return list(argv)
     if not RunDirectory(run).config.is_file():
-        raise RunError(
-            f"there is no run in {run} to go on with; to begin one, say first what to train: {', '.join(TASKS)}"
-        )
+        raise RunError(f"{run} has no run to resume; to begin one, say first what to train: {', '.join(TASKS)}")
     return [RunDirectory(run).description().settings.task, *argv]
 
 
@@ -167,7 +166,7 @@ def _settings_file(path: Path) -> dict[str, Any]:
     if isinstance(values, dict) and "settings" in values:
         values = values["settings"]
     if not isinstance(values, dict):
-        raise SettingsError(f"{path} holds no JSON object of settings")
+        raise SettingsError(f"--config: expected a JSON object of settings, got something else in {path}")
     return values
 
 
@@ -243,6 +242,12 @@ def _prepared(
     description = Description(settings, config, data.labels, data.fingerprints)
     if began:
         files.check_continues(description)
+    if start and start.labels and start.labels != data.labels:
+        note = (
+            f"the data have {len(data.labels)} classes, others than the {len(start.labels)} of {settings.start_from}: "
+            "its head is replaced by a new one"
+        )
+        data = dataclasses.replace(data, notes=(*data.notes, note))
     return description, data, start.params(data.labels) if start else None
 
 
@@ -253,7 +258,9 @@ def _check_processes(arguments: argparse.Namespace) -> None:
         ProcessesError: each of them would train alone.
     """
     if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
-        raise ProcessesError("num_processes and process_id need a coordinator: give HOST:PORT, the same to all of them")
+        raise ProcessesError(
+            "--num-processes and --process-id need --coordinator: give HOST:PORT, the same to all processes"
+        )
 
 
 def _join(arguments: argparse.Namespace, processes: Processes) -> None:

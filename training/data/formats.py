@@ -59,7 +59,7 @@ def opened(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Say what keeps a file from being read.
+    """Turn whatever keeps a file from being read into one sentence.
 
     Raises:
         DataError: the file cannot be read.
@@ -129,7 +129,7 @@ def _dataset(path: Path) -> Any:
     if splits:
         raise DataError(f"{path} holds the parts {', '.join(splits)}: name one of them, such as {path / splits[0]}")
     if not (path / "dataset_info.json").is_file():
-        raise DataError(f"{path} is no directory of the library datasets (save_to_disk makes one): name files in it")
+        raise DataError(f"{path} is not a directory of the library datasets (save_to_disk makes one): name files in it")
     return _needed("datasets", path).load_from_disk(str(path))
 
 

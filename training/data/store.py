@@ -53,7 +53,7 @@ class TokenStore:
       dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
       exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
       special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
-      counts: how many of the sequences are of which file, where that was to be counted.
+      counts: the number of sequences of each file, where they were counted.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -106,7 +106,7 @@ class TokenStore:
         """
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
-            raise DataError(f"token IDs from {flat.min()} to {flat.max()} came, expected [0, {N_V})")
+            raise DataError(f"token IDs: expected [0, {N_V}), got {flat.min()} to {flat.max()}")
         offsets = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
         tokens = flat.astype(token_dtype(N_V))
         return cls(tokens, offsets, N_V, n_bytes, fingerprint(N_V, flat.tolist(), offsets.tolist()), part)

@@ -50,7 +50,7 @@ class Tokenizer(abc.ABC):
 
     @property
     def special_tokens(self) -> tuple[int, ...]:
-        """The tokens that no text has."""
+        """The tokens that never occur in text."""
         return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)
 
     def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:

@@ -220,12 +220,12 @@ class NumberTokenizer(Tokenizer):
         """Return the numbers in a text.
 
         Raises:
-          DataError: names the first word that is no token ID.
+          DataError: names the first word that is not a token ID.
         """
         for word in text.split():
             if not (word.isascii() and word.isdigit() and int(word) < self.N_V):
                 raise DataError(
-                    f"{word!r} is no token ID: the model came without a tokenizer, so give numbers below {self.N_V}"
+                    f"{word!r} is not a token ID: the model came without a tokenizer, so give numbers below {self.N_V}"
                 )
         return [int(word) for word in text.split()]
 
@@ -271,7 +271,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
     Args:
       kind: "bytes" (needs no data), "characters", "words" or "bpe".
       texts: the data; for characters every text that will ever be encoded, held-out ones too; for bpe and
-        words the training texts, of which 100 MB are plenty (see `sampled`).
+        words the training texts; 100 MB are plenty (see `sampled`).
       N_V: the wanted vocabulary size, special tokens included, for words and bpe. Little data gives fewer.
 
     Returns:
@@ -285,7 +285,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
         raise DataError(f"there is no tokenizer {kind!r}; choose one of {', '.join(minimum)}")
     least = minimum[kind]
     if least > N_V:
-        raise DataError(f"N_V is {N_V}, but a tokenizer of {kind} needs at least {least}")
+        raise DataError(f"N_V: expected at least {least} for a tokenizer of {kind}, got {N_V}")
     if kind == "bytes":
         return ByteTokenizer()
     tokenizer: Tokenizer
@@ -338,7 +338,7 @@ def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
     """
     lines = Path(vocabulary).read_text(encoding="utf-8").splitlines()
     if "[UNK]" not in lines:
-        raise DataError(f"{vocabulary} has no [UNK], so it is no WordPiece vocabulary")
+        raise DataError(f"{vocabulary} has no [UNK], so it is not a WordPiece vocabulary")
     words = [line for line in lines if not re.fullmatch(r"\[.*\]", line)]
     inner = library.Tokenizer(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
     inner.normalizer = normalizers.BertNormalizer(lowercase=not any(w != w.lower() for w in words))
@@ -390,4 +390,4 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except DataError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise DataError(f"{path} is no tokenizer that can be read: {error}") from None
+        raise DataError(f"{path} is not a tokenizer that can be read: {error}") from None

@@ -162,7 +162,7 @@ def _unending(path: Path, model: Model) -> str:
     named = f"{path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
     if model.task == "ed":
         raise InterchangeError(f"{named}; nothing would end a translation: name the token that does")
-    return f"\nnote: {named}; so a text goes on to its full length, and the model cannot be trained further."
+    return f"\nnote: {named}; so generation continues to the full length, and the model cannot be trained further."
 
 
 def _sizes(model: Model, variant: str) -> dict[str, Any]:

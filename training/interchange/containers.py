@@ -63,7 +63,7 @@ class Tensors:
                     raise InterchangeError(f"{file}: {name} has the type {dtype}, expected one of {', '.join(_DTYPES)}")
                 self._add(name, lambda p=part: tuple(p.get_shape()), lambda o=opened, n=name: o.get_tensor(n))
         except (safetensors.SafetensorError, OSError) as error:
-            raise InterchangeError(f"{file} is damaged or no safetensors file: {error}; download it again") from None
+            raise InterchangeError(f"{file} is damaged or not a safetensors file: {error}; download it again") from None
 
     def _open_torch(self, file: Path) -> None:
         for name, tensor in _state_dict(file).items():

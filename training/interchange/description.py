@@ -1,4 +1,4 @@
-"""What a config.json says: read with its defaults, and with a list of what this library lacks."""
+"""The fields of a config.json, with their defaults, and a list of what this library lacks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Fields:
 
     Attributes:
         path: the file.
-        needs: what the model needs and this library lacks.
+        needs: what the model needs but this library lacks.
     """
 
     def __init__(self, path: Path, state: dict[str, Any]) -> None:
@@ -156,5 +156,5 @@ def theirs(activation: str) -> str:
 
 
 def unlike(what: Any, expected: Any, message: str) -> list[str]:
-    """Return the message, in a list, if a value is not what it has to be."""
+    """Return the message, in a list, if a value is not the expected one."""
     return [] if what == expected else [message]

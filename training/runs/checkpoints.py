@@ -79,7 +79,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
         if _checksum(record) != read["meta"]["checksum"]:
             raise ValueError("its description is not what was saved")
         record = json.loads(record)
-    except Exception as error:  # whatever a damaged file makes of the storage library
+    except Exception as error:  # whatever the storage library raises for a damaged file
         raise CheckpointError(_first_line(error)) from error
     for item in names:
         saved, found = record["sums"][item], sums(read[item])
@@ -100,7 +100,7 @@ def _target(leaf: Any) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints in a directory, of which the newest `max_to_keep` stay."""
+    """The checkpoints in a directory; the newest `max_to_keep` are kept."""
 
     def __init__(self, directory: Path, *, max_to_keep: int) -> None:
         self._directory = directory.absolute()
@@ -226,6 +226,6 @@ def _checksum(text: str) -> int:
 
 def _first_line(error: Exception) -> str:
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:  # tensorstore's message goes on about its database
+    if code:  # tensorstore's message continues with details of its database
         return os.strerror(int(code[1]))
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,7 +9,7 @@
 | checkpoints/STEP/ | what training resumes from |
 | best/STEP/ | the best parameters, where training stops early |
 | parameters.safetensors | the trained parameters, when the run is complete |
-| results.json | what they make of the held-out data |
+| results.json | their figures on the held-out data |
 """
 
 import contextlib
@@ -39,7 +39,7 @@ FORMAT = "formal-algorithms run 4"
 
 
 class RunError(ValueError):
-    """A directory is no run, or the run in it is another one; the message is one sentence."""
+    """A directory is not a run, or holds another one; the message is one sentence."""
 
 
 class Run(NamedTuple):
@@ -118,7 +118,7 @@ class RunDirectory:
             if self.tokenizer.is_file():
                 return False  # a run that was ended before its first step
             raise RunError(
-                f"{self.path} is not empty, and there is no config.json in it, so it is no run: name another directory"
+                f"{self.path} is not empty, but it has no config.json, so it is not a run directory: name another one"
             )
         return False
 
@@ -146,12 +146,12 @@ class RunDirectory:
         try:
             state = parse_json(read_text(self.config))
             if state.get("format") != FORMAT:
-                raise ValueError(f"its format is {state.get('format')!r}, expected {FORMAT!r}; train it anew")
+                raise ValueError(f"format: expected {FORMAT!r}, got {state.get('format')!r}; train it again")
             settings = settings_from(state["settings"], task=state["task"])
             config = config_from_json(state["task"], state["model"])
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
         except OSError as error:
-            raise RunError(f"{self.path} is no run: cannot read {self.config}: {reason(error)}") from None
+            raise RunError(f"{self.path} is not a run directory: cannot read {self.config}: {reason(error)}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{self.config} cannot be read: {error}") from None
 
@@ -248,7 +248,7 @@ class RunDirectory:
         write_atomically(self.parameters, lambda path: save_tensors(path, leaves, metadata))
 
     def save_results(self, results: dict[str, Any]) -> None:
-        """Write what the trained parameters make of the held-out data."""
+        """Write the figures of the trained parameters on the held-out data."""
         write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
 
 
@@ -262,7 +262,7 @@ def load_run(directory: str | Path) -> Run:
         parameters, configuration, tokenizer, task and classes.
 
     Raises:
-        RunError: there is no run, or nothing was trained yet, or it is damaged.
+        RunError: the directory holds no run, nothing was trained yet, or it is damaged.
     """
     files = RunDirectory(directory)
     if not files.path.is_dir():

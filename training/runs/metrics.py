@@ -119,7 +119,7 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases, whose files are in `directory`/wandb; a run that resumes goes on there.
+    """Return a writer for Weights & Biases, whose files are in `directory`/wandb; a run that resumes continues there.
 
     Where and whether it uploads is Weights & Biases' own affair: WANDB_MODE, WANDB_PROJECT, `wandb login`.
 

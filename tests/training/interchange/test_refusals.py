@@ -104,7 +104,7 @@ def test_damaged_files_are_refused(path, tmp_path):
     whole = (path / "model.safetensors").read_bytes()
     for damaged in (whole[:-5], whole[:40], b"", b"not safetensors"):
         (path / "model.safetensors").write_bytes(damaged)
-        assert "is damaged or no safetensors file" in refused(path, tmp_path)
+        assert "is damaged or not a safetensors file" in refused(path, tmp_path)
     (path / "model.safetensors").unlink()
     assert "holds no weights: expected model.safetensors or pytorch_model.bin" in refused(path, tmp_path)
     (path / "config.json").write_text("{")
@@ -236,7 +236,7 @@ def test_a_limit_of_file_sizes_is_said_in_a_sentence(path, tmp_path):
 def test_a_model_that_nothing_ends_is_converted_with_a_note(path, tmp_path):
     change_config(path, eos_token_id=50256, bos_token_id=50256)
     said = convert(path, tmp_path / "out")
-    assert "eos_token_id: expected a token below N_V = 17, got 50256; so a text goes on to its full length" in said
+    assert "eos_token_id: expected a token below N_V = 17, got 50256; so generation continues" in said
     answer = answerer_for(load_run(tmp_path / "out"), Options(l_gen=9, tau=0.0)).answers(["1 2"])[0][0]
     assert (len(answer["text"].split()), answer["ended_by"]) == (9, "length")
 
@@ -308,7 +308,7 @@ def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
     tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(18)})).save(str(path / "tokenizer.json"))
     assert "the tokenizer has 18 tokens, but the model only N_V = 17" in refused(path, tmp_path)
     (path / "tokenizer.json").write_text("{")
-    assert "is no tokenizer that can be read" in refused(path, tmp_path)
+    assert "is not a tokenizer that can be read" in refused(path, tmp_path)
 
 
 @pytest.mark.parametrize(

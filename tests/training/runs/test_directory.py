@@ -135,7 +135,7 @@ def test_what_is_no_run_is_said(tmp_path):
         load_run(tmp_path / "none")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"is no run: cannot read .*config.json"):
+    with pytest.raises(RunError, match=r"is not a run directory: cannot read .*config.json"):
         load_run(tmp_path / "other")
     with pytest.raises(RunError, match=r"not empty, and there is no config\.json in it"):
         RunDirectory(tmp_path / "other").exists()
