@@ -120,6 +120,28 @@ def assert_bits(a, b):
         assert a[name].tobytes() == b[name].tobytes(), name
 
 
+def assert_same_model(torch, opened, model, outputs, *, unwritten=(), tolerance=1e-12):
+    """Two models of PyTorch's have the same tensors to the last bit, and in float64 the same outputs.
+
+    The outputs only within rounding: PyTorch's kernels add in an order that depends on the processor and on where the
+    memory happens to lie.
+
+    Args:
+        torch: the library.
+        opened: what was written by us.
+        model: what it has to be.
+        outputs: of a model.
+        unwritten: tensors that are not in a checkpoint of ours.
+        tolerance: of the outputs, relative to the largest.
+    """
+    found, expected = opened.state_dict(), model.state_dict()
+    assert found.keys() == expected.keys()
+    for name in expected.keys() - unwritten:
+        assert torch.equal(found[name], expected[name]), name
+    found, expected = (outputs(m.double()).detach().numpy() for m in (opened, model))
+    np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
+
+
 def column_logits(X, theta):
     """Logits of columns, [*batch, l, N_V], as other libraries have them."""
     return jnp.moveaxis(logits(X, Unembedding().matrix(theta), getattr(theta, "b_u", None)), 0, -1)

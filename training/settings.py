@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,20 @@ RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
 """The optimizers that have a weight decay."""
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
+
+
+PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "l_max", "l_gen", "p_mask"})
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting or an option; the paper's names stay as the paper writes them.
+
+    Example:
+        >>> flag("batch_size"), flag("l_max")
+        ('--batch-size', '--l_max')
+    """
+    name = {"start_from": "from"}.get(name, name)  # a word that Python keeps for itself
+    return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
 
 
 class SettingsError(ValueError):
@@ -197,23 +212,25 @@ class Settings:
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             if setting.choices and value not in setting.choices:
-                raise SettingsError(f"{name} is {value!r}; choose one of {', '.join(setting.choices)}")
+                raise SettingsError(f"{flag(name)}: expected one of {', '.join(setting.choices)}, got {value!r}")
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) < high:
-                raise SettingsError(f"{name} is {getattr(self, name)}, expected at least {low} and less than {high}")
+                value = getattr(self, name)
+                raise SettingsError(f"{flag(name)}: expected at least {low} and less than {high}, got {value}")
         if self.batch_size % self.accumulation_steps:
             raise SettingsError(
-                f"batch_size is {self.batch_size}, no multiple of accumulation_steps, {self.accumulation_steps}"
+                f"--batch-size: expected a multiple of --accumulation-steps, {self.accumulation_steps}, got "
+                f"{self.batch_size}"
             )
         for name in (*RATES, "eps"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} is {getattr(self, name)}, expected a positive number")
+            if not 0 < getattr(self, name) < math.inf:
+                raise SettingsError(f"{flag(name)}: expected a positive number, got {getattr(self, name)}")
         if self.schedule != "vaswani" and self.warmup > self.steps:
-            raise SettingsError(f"warmup is {self.warmup}, expected at most the {self.steps} steps of the training")
+            raise SettingsError(f"--warmup: expected at most --steps, {self.steps}, got {self.warmup}")
         if self.weight_decay and self.optimizer not in DECAYING:
             choices = ", ".join(DECAYING)
             raise SettingsError(
-                f"weight_decay is {self.weight_decay}, but {self.optimizer} has none; choose {choices}, or 0"
+                f"--weight-decay: expected 0 for {self.optimizer}, got {self.weight_decay}; or choose one of {choices}"
             )
 
 
@@ -271,7 +288,7 @@ def converted(name: str, value: Any) -> Any:
         if kind == tuple[str, ...]
         else {int: "an integer", str: "a string", bool: "true or false"}.get(kind, "a number")
     )
-    raise SettingsError(f"{name} is {value!r}, expected {expected}")
+    raise SettingsError(f"{flag(name)}: expected {expected}, got {value!r}")
 
 
 def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,11 @@ The candidates of a table alternate, so that they share what else the machine do
 the upper quartile. PyTorch and transformers are measured where they are installed (pip install -e .[compare]).
 """
 
-import argparse
 from collections.abc import Sequence
 
 from scripts.benchmarks import accelerators, attention, decode, training_step
 from scripts.benchmarks.timing import machine
-from training.commands.arguments import at_least
+from training.commands.arguments import Parser, at_least
 
 PARTS = {
     "attention": attention.run,
@@ -24,9 +23,9 @@ PARTS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("part", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all by default")
     main.add_argument(
         "--rounds", type=at_least(2), default=11, metavar="N", help="how often each candidate runs (default: 11)"

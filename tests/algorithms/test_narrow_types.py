@@ -35,7 +35,6 @@ from algorithms import (
     sinusoidal_positional_embedding,
     token_embedding,
 )
-from algorithms.alg11_training import mask_tokens
 from algorithms.lines import Embedding, LayerNorm
 from tests import cases
 

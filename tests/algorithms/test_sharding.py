@@ -103,7 +103,9 @@ def test_loss_with_a_divided_vocabulary_that_has_padding(sizes):
 
 
 def test_the_likeliest_token_is_the_first_of_the_largest_logits_and_no_padding():
-    X, W_u = jnp.abs(cases.normal(3, B, L_X)), jnp.concatenate([cases.normal(4, 3)] * 2 + [jnp.full((2, 3), 9.0)])
+    """Of whole numbers, so that equal rows of W_u give equal logits, whatever order they are added in."""
+    X, W_u = (jnp.round(9 * a) for a in (jnp.abs(cases.normal(3, B, L_X)), cases.normal(4, 3)))
+    W_u = jnp.concatenate([W_u, W_u, jnp.full((2, 3), 99.0)])
     expected = jnp.einsum("vd,dbl->vbl", W_u[:8], X).argmax(0)
     assert len(np.unique(expected)) > 1
     with jax.set_mesh(mesh_of(**EIGHT)):

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import jax
 from rich.console import Console
 
+from training.commands.arguments import Parser
+
 from .algorithms import PSEUDOCODE
 from .book import write_book
 from .comparison import Results, compare
@@ -30,8 +32,8 @@ def _sizes(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> Parser:
+    parser = Parser(
         prog="crosscheck.py",
         description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
         epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",

@@ -25,7 +25,7 @@ FLOORS = {
         {"alg14_inference"},
     ),
     "training": (
-        {"settings"},
+        {"settings", "disk"},
         {"tasks"},
         {"mesh"},
         {"data"},

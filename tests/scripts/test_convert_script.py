@@ -140,7 +140,7 @@ def test_a_model_without_a_tokenizer_reads_and_writes_numbers(tmp_path, capsys):
     assert (status, out.split()) == (0, [str(token) for token in theirs])
     status, _, error = called("generate", tmp_path / "out", "--prompt", "3 x", capsys=capsys)
     assert status == 2
-    assert "'x' is no token ID: the model came without a tokenizer, so give numbers below 29" in error
+    assert "'x' is not a token ID: the model came without a tokenizer, so give numbers below 29" in error
 
 
 def test_a_sentence_encoder_embeds_texts(tmp_path, capsys):

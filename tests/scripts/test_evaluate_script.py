@@ -114,6 +114,38 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
     assert found.samples[4] == "line 4 → this is not the line at all   (not this is the line 4 of all)"
 
 
+def test_a_classifier_without_words_to_compare_with_is_evaluated(evaluated):
+    """No word has two letters, so scikit-learn finds none."""
+    lines = [f"{'good' if n % 3 else 'bad'}\t{n % 7} ! {n % 5} ?\n" for n in range(90)]
+    _, rows, samples, _ = evaluated("classify", "".join(lines[:60]), "".join(lines[60:]), labels=("bad", "good"))
+    assert list(rows) == ["this model"]
+    sentence = "TF-IDF and logistic regression are left out: the training texts have no words of two letters or more"
+    assert samples[0] == sentence
+
+
+def test_other_data_leave_the_runs_own_record_as_it_is(evaluated, tmp_path, capsys):
+    lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
+    _, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\n")
+    own = (directory / "evaluation-validation.json").read_bytes()
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(f"word {n}\tthis is a word {n}\n" for n in range(40)))
+    command = [str(directory), "--data", str(other), "--cache", str(tmp_path / "cache")]
+    assert evaluate_main(command) == 0
+    assert (directory / "evaluation-validation.json").read_bytes() == own
+    (found,) = directory.glob("evaluation-validation-*.json")
+    assert json.loads(found.read_text())["data"] == [str(other)]
+
+
+def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, capsys):
+    lines = "".join(f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" for n in range(60))
+    held_out = "good\tanother text\nbad\tsome other text\n"
+    _, _, _, directory = evaluated("classify", lines, held_out, labels=("bad", "good"))
+    other = tmp_path / "other.tsv"
+    other.write_text(lines.replace("good", "fine"))
+    assert evaluate_main([str(directory), "--data", str(other), "--cache", str(tmp_path / "cache")]) == 2
+    assert "label: expected one of the run's classes, bad, good, got 'fine'" in capsys.readouterr().err
+
+
 def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypatch, tmp_path, capsys):
     lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
     out, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\nline 71\tthis is the line 71\n")
@@ -135,9 +167,9 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
 
 @pytest.mark.parametrize("limit", ["-3", "0", "many"])
 def test_a_limit_is_at_least_one(limit, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        evaluate_main(["run", "--limit", limit])
-    assert f"argument --limit: expected an integer of at least 1, got '{limit}'" in capsys.readouterr().err
+    assert evaluate_main(["run", "--limit", limit]) == 2
+    error = f"evaluate.py: --limit: expected an integer of at least 1, got '{limit}'\n"
+    assert capsys.readouterr().err == error
 
 
 def test_single_words_have_no_bleu():

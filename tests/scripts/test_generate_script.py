@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -391,3 +392,43 @@ def test_the_command_line_itself(runs):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\n")
+
+
+def piped(data):
+    """Standard input as Python has it where bytes come through a pipe, in a locale of ASCII."""
+    return io.TextIOWrapper(io.BytesIO(data), encoding="ascii")
+
+
+@pytest.mark.parametrize("task", ["d", "classify"])
+def test_what_is_not_utf_8_is_said(runs, capsys, monkeypatch, task):
+    monkeypatch.setattr(sys, "stdin", piped(b"ab\xffc"))
+    assert commands.generate_main([str(runs[task])]) == 2
+    assert (
+        capsys.readouterr().err == "generate.py: expected UTF-8, got the byte 0xff at character 2; convert the text\n"
+    )
+    assert commands.generate_main([str(runs[task]), "--prompt", os.fsdecode(b"\xc3(")]) == 2
+    assert (
+        capsys.readouterr().err == "generate.py: expected UTF-8, got the byte 0xc3 at character 0; convert the text\n"
+    )
+
+
+def test_a_line_that_is_not_utf_8_loses_no_other(runs, capsys, monkeypatch):
+    for flags in ([], ["--json"]):
+        monkeypatch.setattr(sys, "stdin", piped(b"abc\nd\xffe\nj\n"))
+        assert commands.generate_main([str(runs["ed"]), "--l_max", "6", *flags]) == 2
+        out, err = capsys.readouterr()
+        assert err == "generate.py: expected UTF-8, got the byte 0xff at character 1; convert the text\n"
+        lines = out.splitlines()
+        assert len(lines) == 3
+        if flags:
+            assert json.loads(lines[1]) == {"prompt": "d\ufffde", "answers": []}
+            assert json.loads(lines[2])["prompt"] == "j"
+
+
+def test_a_text_that_is_mostly_unknown_is_noted(tmp_path, capsys):
+    words = build_tokenizer("words", ["the cat sat on the mat"] * 9, N_V=20)
+    run = make_run(tmp_path / "run", "d", words)
+    for prompt, noted in (("the cat sat", False), ("the dog sits", True), ("the dog sat", False)):
+        assert commands.generate_main([str(run), "--prompt", prompt, "--l_gen", "3"]) == 0
+        note = "note: text 1: more than half of its tokens are unknown to the run's tokenizer\n"
+        assert capsys.readouterr().err == note * noted

@@ -91,6 +91,15 @@ def test_a_classifier_goes_on_from_an_encoder_and_resumes(train, models, tmp_pat
     assert status == 0, error
 
 
+def test_a_head_that_is_replaced_is_said(train, tmp_path):
+    labels = ("one", "two", "three")
+    tokenizer = build_tokenizer("bpe", [TEXT, LABELED], N_V=290)
+    make_run(tmp_path / "three", "classify", tokenizer, labels, **BERT)
+    status, _, error = train("classify", tmp_path / "three", LABELED)
+    sentence = f"the data have 2 classes, others than the 3 of {tmp_path / 'three'}: its head is replaced by a new one"
+    assert (status, error) == (0, f"note: {sentence}\n")
+
+
 @pytest.mark.parametrize(
     ("task", "start", "more", "message"),
     [

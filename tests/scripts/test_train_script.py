@@ -54,8 +54,8 @@ def assert_refused(result, *parts):
 def test_there_must_be_a_run_to_go_on_with(train, tmp_path):
     status, out, err = train("--run", tmp_path / "none", flags={}, run=None)
     assert (status, out) == (2, "")
-    sentence = "to go on with; to begin one, say first what to train: d, e, ed, classify"
-    assert err == f"train.py: there is no run in {tmp_path / 'none'} {sentence}\n"
+    sentence = "has no run to resume; to begin one, say first what to train: d, e, ed, classify"
+    assert err == f"train.py: {tmp_path / 'none'} {sentence}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,9 +138,9 @@ def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
         (["--data", "spa-eng"], "spa-eng holds pairs, but d trains on text; choose docs"),
         (["--data", "docs", "x.txt"], "docs is a named data set"),
         (["--H", "3"], "d_e = 8 is not a multiple of H = 3"),
-        (["--warmup", "9"], "warmup is 9, expected at most the 3 steps"),
-        (["--optimizer", "sgd", "--weight-decay", "0.1"], "weight_decay is 0.1, but sgd has none"),
-        (["--learning-rate", "-1"], "learning_rate is -1.0, expected a positive number"),
+        (["--warmup", "9"], "--warmup: expected at most --steps, 3, got 9"),
+        (["--optimizer", "sgd", "--weight-decay", "0.1"], "--weight-decay: expected 0 for sgd, got 0.1"),
+        (["--learning-rate", "-1"], "--learning-rate: expected a positive number, got -1.0"),
         (["--config", "nothing.json"], "cannot read the settings nothing.json"),
         (["--tokenizer", "nothing"], "cannot read the tokenizer nothing"),
     ],
@@ -194,9 +194,36 @@ def test_help_has_every_setting_with_its_default(capsys, task):
         assert flag(name) in out
 
 
-def test_usage_is_refused_with_status_2(capsys):
-    for arguments in ([], ["f"], ["d"], ["d", "--run", "x", "--layers", "3"], ["d", "--run", "x", "--L", "many"]):
-        with pytest.raises(SystemExit) as ended:
-            commands.train_main(arguments)
-        assert ended.value.code == 2
-        assert "usage: " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "expected {d,e,ed,classify}, got none; see --help"),
+        (["f"], "expected one of d, e, ed, classify, got 'f'"),
+        (["clasify"], "expected one of d, e, ed, classify, got 'clasify'; did you mean classify?"),
+        (["d"], "expected --run, got none; see --help"),
+        (["d", "--run"], "--run: expected a value, got none"),
+        (["d", "--run", "x", "--layers", "3"], "--layers: expected a known flag, got '--layers'; see --help"),
+        (
+            ["d", "--run", "x", "--batchsize=3"],
+            "--batchsize: expected a known flag, got '--batchsize'; did you mean --batch-size?",
+        ),
+        (["d", "--run", "x", "y"], "y: expected flags only, got 'y'; see --help"),
+        (["d", "--run", "x", "--L", "many"], "--L: expected an integer, got 'many'"),
+        (["d", "--run", "x", "--dropout", "many"], "--dropout: expected a number, got 'many'"),
+        (
+            ["d", "--run", "x", "--rows", "pakced"],
+            "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?",
+        ),
+        (["d", "--run", "x", "--process-id", "-1"], "--process-id: expected an integer of at least 0, got '-1'"),
+    ],
+)
+def test_a_usage_error_is_its_sentence(capsys, arguments, sentence):
+    assert commands.train_main(arguments) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"train.py: {sentence}\n")
+
+
+@pytest.mark.parametrize("name", ["learning-rate", "eps", "embedding-learning-rate", "dropout", "explosion", "peak"])
+def test_what_is_not_a_number_is_refused_before_there_is_a_directory(train, text, tmp_path, name):
+    assert_refused(train("d", "--data", text, f"--{name}", "nan"), f"--{name}: expected ", "got nan")
+    assert not (tmp_path / "run").exists()

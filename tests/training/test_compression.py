@@ -70,7 +70,7 @@ def test_a_code_is_the_same_in_every_version_of_the_library():
 
 def test_what_are_no_probabilities_is_refused():
     for wrong in ([np.nan, 1.0], [-1.0, 2.0], [0.0, 0.0]):
-        with pytest.raises(ValueError, match="are no numbers"):
+        with pytest.raises(ValueError, match="are not numbers"):
             Encoder().encode(np.array([wrong]), np.array([0]))
 
 
@@ -105,9 +105,9 @@ def test_a_damaged_file_is_refused(generator):
     for damaged, message in (
         (header + b"\n" + flipped, "is not what was compressed"),
         (code[:-1], "expected .* bytes of code"),
-        (b"PK" + code, "no text that was compressed"),
-        (b"", "no text that was compressed"),
-        (code.replace(b"compressed 2", b"compressed 1", 1), "of an earlier version .* compress it anew"),
+        (b"PK" + code, "not a file that compress.py made"),
+        (b"", "not a file that compress.py made"),
+        (code.replace(b"compressed 2", b"compressed 1", 1), "of an earlier version .* compress it again"),
     ):
         with pytest.raises(CompressionError, match=message):
             decompress(damaged, generator, LETTERS)
@@ -139,6 +139,23 @@ def test_the_script_compresses_reports_and_decompresses(tmp_path, capsys):
     assert result.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize("action", ["compress", "decompress"])
+def test_the_script_writes_over_nothing_unless_told(tmp_path, capsys, action):
+    run = make_run(tmp_path / "run", "d", BYTES, l_max=24, L=1)
+    source, packed, kept = tmp_path / "in.txt", tmp_path / "packed", tmp_path / "kept"
+    source.write_text("text")
+    assert commands.compress_main([str(run), "compress", str(source), str(packed)]) == 0
+    kept.write_text("precious")
+    arguments = [str(run), action, str(source if action == "compress" else packed), str(kept)]
+    capsys.readouterr()
+    assert commands.compress_main(arguments) == 2
+    sentence = f"{kept}: expected a file that does not exist, got one that does; name another, or give --force"
+    assert capsys.readouterr().err == f"compress.py: {sentence}\n"
+    assert kept.read_text() == "precious"
+    assert commands.compress_main([*arguments, "--force"]) == 0
+    assert kept.read_bytes() == (packed.read_bytes() if action == "compress" else b"text")
+
+
 def test_the_script_refuses_wrong_input(tmp_path, run_path, capsys):
     encoder = make_run(tmp_path / "e", "e")
     (tmp_path / "empty").write_bytes(b"")
@@ -152,7 +169,7 @@ def test_the_script_refuses_wrong_input(tmp_path, run_path, capsys):
         ([run_path, "report", tmp_path / "empty"], "is empty"),
         ([run_path, "report", tmp_path / "latin"], "not UTF-8 at byte 2"),
         ([run_path, "report", tmp_path / "unknown"], "character '?'"),
-        ([run_path, "decompress", tmp_path / "text", tmp_path / "out"], "no text that was compressed"),
+        ([run_path, "decompress", tmp_path / "text", tmp_path / "out"], "not a file that compress.py made"),
         ([run_path, "compress", tmp_path / "text", tmp_path / "no" / "out"], "cannot write"),
     ):
         assert commands.compress_main([str(a) for a in arguments]) == 2

@@ -142,7 +142,7 @@ def test_dropout_depends_on_the_step_and_on_the_sequence():
     key = jax.random.key(1)
     keys = jnp.stack([key, key, jax.random.key(2), key])
     X = jax.jit(functools.partial(TASKS["classify"].objective.columns, variant=config.variant))(theta, batch, keys).X
-    np.testing.assert_array_equal(X[:, 0], X[:, 1])
+    np.testing.assert_allclose(X[:, 0], X[:, 1], rtol=0, atol=1e-12)  # a matrix product may add its columns differently
     assert np.abs(X[:, 0] - X[:, 2]).max() > 0.01
 
 

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
+from training.disk import reason
+
 __all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "serve_main", "train_main"]
 
 EXTRAS = {"starlette": "serve", "uvicorn": "serve"}
@@ -45,13 +47,13 @@ def run(module: str, argv: Sequence[str] | None = None) -> int:
             raise
         extra = EXTRAS[error.name]
         return _said(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
-    except BrokenPipeError:  # `| head -1`: who reads has seen enough
+    except BrokenPipeError:  # `| head -1`: the reader closed the pipe
         _abandon_output()
         return PIPE
     except (ValueError, OverflowError, RecursionError) as error:
         return _said(name, str(error), 2)
     except OSError as error:
-        return _said(name, f"{error.filename or 'output'}: {error.strerror}", 2)
+        return _said(name, f"{error.filename or 'output'}: {reason(error)}", 2)
     except RuntimeError as error:
         return _said(name, str(error), 1)
     except MemoryError:

@@ -1,20 +1,89 @@
-"""What the command lines share: how flags are spelled, and what a number may be."""
+"""What the command lines share: how flags are spelled, what a number may be, and what a usage error says."""
 
 import argparse
+import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
-PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "l_max", "l_gen", "p_mask"})
+from training.settings import flag
+
+__all__ = ["Parser", "UsageError", "at_least", "flag", "spelled"]
+
+KINDS = {"int": "an integer", "float": "a number"}
+CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
+VALUE = re.compile(r"argument (.+?): invalid (\w+) value: (.+)", re.DOTALL)
+MISSING = re.compile(r"the following arguments are required: (.+)")
+ONE_VALUE = re.compile(r"argument (.+?): expected (?:one|at least one) argument")
 
 
-def flag(name: str) -> str:
-    """Return the flag of a setting or an option; the paper's names stay as the paper writes them.
+class UsageError(ValueError):
+    """The arguments are not those of the command; the message is one sentence."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose errors are a sentence each: what was expected, what came, and what may have been meant."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Return the arguments.
+
+        Raises:
+            UsageError: one of them is not known, missing, or impossible.
+        """
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            self.error(f"{word}: expected {'a known flag' if word.startswith('-') else 'flags only'}, got {word!r}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong, as one sentence.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(self._sentence(message)) from None
+
+    def _sentence(self, message: str) -> str:
+        if match := CHOICE.fullmatch(message):
+            name, got, choices = match.groups()
+            known = [choice.strip("'") for choice in choices.split(", ")]
+            what = "" if name.startswith("{") else f"{name}: "
+            return f"{what}expected one of {', '.join(known)}, got {got}{did_you_mean(got.strip(chr(39)), known)}"
+        if match := VALUE.fullmatch(message):
+            name, kind, got = match.groups()
+            return f"{name}: expected {KINDS.get(kind, kind)}, got {got}"
+        if match := ONE_VALUE.fullmatch(message):
+            return f"{match[1]}: expected a value, got none"
+        if match := MISSING.fullmatch(message):
+            return f"expected {match[1]}, got none; see --help"
+        if match := re.match(r"(\S+): expected (a known flag|flags only), got", message):
+            return f"{message}{did_you_mean(match[1], self._flags()) or '; see --help'}"
+        return message.removeprefix("argument ")
+
+    def _flags(self) -> list[str]:
+        """Return the flags of this command line and of its subcommands."""
+        own = [word for word in self._option_string_actions if word.startswith("--")]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                own += [word for parser in action.choices.values() for word in parser._flags()]
+        return own
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question whether what is most like a word was meant, or nothing.
 
     Example:
-        >>> flag("batch_size"), flag("l_max")
-        ('--batch-size', '--l_max')
+        >>> did_you_mean("--learning_rat", ["--learning-rate", "--l_max"]), did_you_mean("x", ["--l_max"])
+        ('; did you mean --learning-rate?', '')
     """
-    name = {"start_from": "from"}.get(name, name)  # a word that Python keeps for itself
-    return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
+    names = {name.lstrip("-"): name for name in known}  # the dashes are alike in all
+    found = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f"; did you mean {names[found[0]]}?" if found else ""
 
 
 def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:

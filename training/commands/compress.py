@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import DTransformerConfig
+from training.commands.arguments import Parser
 from training.compression import CompressionError, compress, decompress
+from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
 from training.runs.directory import load_run
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
@@ -34,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         action.add_argument("input", metavar="IN", type=Path)
         if name != "report":
             action.add_argument("output", metavar="OUT", type=Path)
+            action.add_argument("--force", action="store_true", help="write over OUT if it exists")
     return main
 
 
@@ -56,6 +59,10 @@ def transform(arguments: argparse.Namespace) -> None:
         raise CompressionError(
             f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"
         )
+    if arguments.action != "report" and not arguments.force and arguments.output.is_file():
+        raise CompressionError(
+            f"{arguments.output}: expected a file that does not exist, got one that does; name another, or give --force"
+        )
     data = read(arguments.input)
     generator = Generator(model.theta, model.config)
     if arguments.action == "decompress":
@@ -66,7 +73,7 @@ def transform(arguments: argparse.Namespace) -> None:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise CompressionError(f"{arguments.input} is not UTF-8 at byte {error.start}, so it is no text") from None
+        raise CompressionError(f"{arguments.input} is not UTF-8 at byte {error.start}, so it is not text") from None
     compressed = compress(text, generator, model.tokenizer)
     if arguments.action == "compress":
         write(arguments.output, compressed)
@@ -78,15 +85,18 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CompressionError(f"cannot read {path}: {error.strerror}") from None
+        raise CompressionError(f"cannot read {path}: {reason(error)}") from None
 
 
 def write(path: Path, data: bytes) -> None:
     """Write a file."""
     try:
-        path.write_bytes(data)
+        if path.exists() and (path.is_symlink() or not path.is_file()):  # such as /dev/stdout
+            path.write_bytes(data)
+        else:
+            write_atomically(path, lambda unfinished: unfinished.write_bytes(data))
     except OSError as error:
-        raise CompressionError(f"cannot write {path}: {error.strerror}") from None
+        raise CompressionError(f"cannot write {path}: {reason(error)}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,18 +7,18 @@
 Exit status: 0 done; 2 wrong usage or input, and nothing is written; 130 after Ctrl-C.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.commands.arguments import Parser
 from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.hub import HUB, downloaded
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, or a run")
     main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")

@@ -1,28 +1,29 @@
-"""Measure a trained run on held-out data, beside what simpler methods make of the same.
+"""Measure a trained run on held-out data, beside simpler methods.
 
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
 
-Prints a table and some samples, and writes both to RUN/evaluation-PART.json. Exit status: 0 done; 2 wrong usage or
+Prints a table and some samples, and writes both to RUN/evaluation-PART.json; those on other data (--data) to a file
+with a number of these data in its name. Exit status: 0 done; 2 wrong usage or
 input.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.commands.arguments import at_least
+from training.commands.arguments import Parser, at_least
 from training.commands.terminal import say, show
 from training.data.loading import load_run_data
+from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part
-from training.runs.directory import RunDirectory, load_run, write_atomically
+from training.runs.directory import RunDirectory, load_run
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, or validation without it)")
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
@@ -62,11 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     comparison = compare(run, description, data, part, limit=arguments.limit or 0)
     print(f"{part} data of {files.path}:")
     show_table(comparison)
-    results = {"part": part, "rows": comparison.rows, "samples": comparison.samples}
+    results = {"part": part, "data": arguments.data, "rows": comparison.rows, "samples": comparison.samples}
+    results = {name: value for name, value in results.items() if value is not None}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    kept = files.path / f"evaluation-{part}.json"
+    other = f"-{data.corpus.fingerprint[:8]}" if arguments.data else ""  # the record of the run's own data stays
+    kept = files.path / f"evaluation-{part}{other}.json"
     try:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
-        say(f"note: cannot write {kept}: {error.strerror}")
+        say(f"note: cannot write {kept}: {reason(error)}")
     return 0

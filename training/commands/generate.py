@@ -12,14 +12,15 @@ Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
 
 import argparse
 import importlib
+import io
 import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from training.commands.arguments import spelled
+from training.commands.arguments import Parser, spelled
 from training.commands.terminal import say, show
-from training.generation.text import Answer, Answerer, AnswerError, Options, answerer_for
+from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
@@ -39,16 +40,16 @@ NAMES = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help="directory of the run")
     add("--prompt", action="append", metavar="TEXT", help="a text; may be repeated (default: what comes on stdin)")
     add(
         "--interactive",
         action="store_true",
-        help="answer line after line; a decoder goes on with the conversation, until /reset",
+        help="answer line after line; a decoder continues the conversation, until /reset",
     )
     add("--json", action="store_true", help="print a JSON object for each text")
     add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
@@ -68,7 +69,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="divide the scores of tokens that came before by X, if positive, or multiply them (default: 1)",
     )
-    add("--no-repeat-ngram-size", type=int, metavar="N", help="let no N tokens in a row come twice (default: they may)")
+    add(
+        "--no-repeat-ngram-size", type=int, metavar="N", help="forbid repeating any n-gram of N tokens (default: allow)"
+    )
     add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
@@ -89,21 +92,9 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
     if arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
-        yield from (line.rstrip("\n") for line in _stdin())
+        yield from (line.rstrip("\n") for line in sys.stdin)
     else:
-        yield "".join(_stdin())
-
-
-def _stdin() -> Iterator[str]:
-    """Yield the lines of standard input.
-
-    Raises:
-        AnswerError: they are not UTF-8.
-    """
-    try:
-        yield from sys.stdin
-    except UnicodeDecodeError as error:
-        raise AnswerError(f"standard input is no text in UTF-8: {error.reason}") from None
+        yield "".join(sys.stdin)
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
@@ -127,11 +118,27 @@ def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines
         ):
             well = well and answers is not None
             if as_json:
-                print(json.dumps({"prompt": text, "answers": answers or []}, ensure_ascii=False), flush=True)
+                print(json.dumps({"prompt": _shown(text), "answers": answers or []}, ensure_ascii=False), flush=True)
             else:
                 show_answers(answerer, answers or [{"text": ""}], number if several else 0)
         first += len(some)
     return well
+
+
+def _shown(text: str) -> str:
+    """Return a text with U+FFFD for the bytes in it that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def note_unknown(answerer: Answerer, text: str, number: int) -> None:
+    """Say so where a text is mostly outside the vocabulary."""
+    tokenizer = answerer.tokenizer
+    try:
+        mostly_unknown = tokenizer.are_mostly_unknown(tokenizer.encode(text.replace(MASK, "")))
+    except ValueError:  # which is said when the text is answered
+        return
+    if mostly_unknown:
+        say(f"note: text {number}: more than half of its tokens are unknown to the run's tokenizer")
 
 
 def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> None:
@@ -155,6 +162,8 @@ def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> 
 
 def _answers(answerer: Answerer, texts: list[str], first: int, *, lines: bool) -> Sequence[list[Answer] | None]:
     """Return the answers to each text: none to an empty line, and None where a line cannot be answered."""
+    for number, text in enumerate(texts, first):
+        note_unknown(answerer, text, number)
     stand_in = next(filter(None, texts), "")  # so that every line is the request of its own number
     if not lines:
         return answerer.answers(texts, first=first)
@@ -190,6 +199,7 @@ def shown(answer: dict) -> str:
 
 def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
     """Print the answer to one text as it comes, and return it."""
+    note_unknown(answerer, text, number)
     pieces = []
     for piece in answerer.stream(text, number=number):
         pieces.append(piece)
@@ -201,7 +211,7 @@ def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
 def typed() -> Iterator[str]:
     """Yield line after line of standard input; on a terminal they may be edited, and called back."""
     if not sys.stdin.isatty():
-        yield from _stdin()
+        yield from sys.stdin
         return
     importlib.import_module("readline")  # input() finds it
     while True:
@@ -240,6 +250,7 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     """Print the answers to one text, and return the first."""
     if answerer.streams and not as_json and not several:
         return answer_one(answerer, prompt, number)
+    note_unknown(answerer, prompt, number)
     (answers,) = answerer.answers([prompt], first=number)
     if as_json:
         print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)
@@ -257,6 +268,8 @@ def answer(arguments: argparse.Namespace) -> bool:
     Raises:
         ValueError: there is no such run, or a text or an option is wrong.
     """
+    if isinstance(sys.stdin, io.TextIOWrapper):  # so that a line which is not UTF-8 is said when it is to be answered
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = options_of(arguments)
     answerer = answerer_for(load_run(arguments.run), options)
     several = options.n is not None and options.n > 1

@@ -3,19 +3,19 @@
 python -m training.commands.loss_curve runs/demo docs/demo.svg
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from training.commands import run
+from training.commands.arguments import Parser
 from training.runs.directory import RunDirectory, RunError
 from training.runs.metrics import plot_losses, read_metrics
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("picture", metavar="FILE", type=Path, help="what to write: .svg, .png or .pdf")
     return main

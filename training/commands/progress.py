@@ -1,9 +1,10 @@
-"""How a training goes, for the person who waits: a bar on a terminal, and dated lines everywhere else."""
+"""Shows training progress: a bar on a terminal, and dated lines everywhere else."""
 
+import collections
 import datetime
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -12,9 +13,50 @@ from training.evaluation.report import sample
 from training.loop.trainer import Facts
 from training.runs.directory import Run
 from training.settings import Settings
+from training.tasks import TASKS
 
 LARGE = 64 << 20  # bytes between two lines on what is tokenized
 LINES = 20  # of a whole training, where there is no terminal
+WINDOW = 10.0  # seconds that rates are taken over, at least
+BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}"
+"""What matters most comes first: a narrow terminal cuts off the end."""
+
+
+class _Seen(NamedTuple):
+    step: int
+    seconds: float
+    tokens: float
+
+
+class Pace:
+    """How fast the last updates were: one alone may seem to take no time, when the results of several come at once.
+
+    It counts the seconds of updates only, so that compiling, evaluating and saving lengthen no estimate.
+    """
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[_Seen] = collections.deque()
+
+    def add(self, step: int, line: dict[str, Any]) -> None:
+        """Take note of a line of the metrics, if it has the time that updates took."""
+        if "seconds" not in line:
+            return
+        before = self._seen[-1] if self._seen else _Seen(step, line["seconds"], 0.0)
+        tokens = before.tokens + line["tokens_per_second"] * (line["seconds"] - before.seconds)
+        self._seen.append(_Seen(step, line["seconds"], tokens))
+        while len(self._seen) > 2 and self._seen[-1].seconds - self._seen[1].seconds >= WINDOW:
+            self._seen.popleft()
+
+    def tokens_per_second(self) -> float | None:
+        """Return the tokens of a second, or None where too little is known."""
+        seconds = self._seen[-1].seconds - self._seen[0].seconds if self._seen else 0.0
+        return (self._seen[-1].tokens - self._seen[0].tokens) / seconds if seconds else None
+
+    def left(self, steps: int) -> float | None:
+        """Return the seconds that the training still takes until it has made so many updates."""
+        updates = self._seen[-1].step - self._seen[0].step if self._seen else 0
+        seconds = self._seen[-1].seconds - self._seen[0].seconds if self._seen else 0.0
+        return (steps - self._seen[-1].step) * seconds / updates if updates else None
 
 
 class Display:
@@ -32,6 +74,8 @@ class Display:
         self._bar: tqdm | None = None
         self._validation = ""
         self._every = max(1, settings.steps // LINES)
+        self._unit = "texts" if TASKS[settings.task].records == "labeled" else "tokens"
+        self._pace = Pace()
 
     def began(self, facts: Facts) -> None:
         """Say what is about to happen."""
@@ -44,15 +88,18 @@ class Display:
             f"({facts.epochs:.1f} epochs) on {facts.device}: about {_span(facts.seconds)}"
         )
         if sys.stderr.isatty():
-            self._bar = tqdm(total=self._steps, initial=facts.step, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=self._steps, initial=facts.step, dynamic_ncols=True, bar_format=BAR.format(left=""))
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
         """Move the bar, or print a line now and then."""
         if self._quiet:
             return
-        rate = f", {line['tokens_per_second']:.0f} tokens/s" if "tokens_per_second" in line else ""
+        self._pace.add(step, line)
+        pace, left = self._pace.tokens_per_second(), self._pace.left(self._steps)
+        rate = "" if pace is None else f", {pace:,.0f} {self._unit}/s"
         text = f"loss {line['loss']:.3f}{rate}{self._validation}"
         if self._bar is not None:
+            self._bar.bar_format = BAR.format(left="" if left is None else f" {tqdm.format_interval(left)} left")
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif step == 1 or step % self._every == 0 or step == self._steps:
@@ -60,7 +107,7 @@ class Display:
             say(f"{now} step {step}/{self._steps}, {text}")
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
-        """Show the validation loss, and what the model makes up by now."""
+        """Show the validation loss, and a sample of the model."""
         self._validation = f", validation {results['loss']:.3f}"
         if self._quiet or step == self._steps:
             return
@@ -69,7 +116,7 @@ class Display:
             say(f"step {step}{self._validation}" + (f"; {text}" if text else ""))
 
     def warned(self, message: str) -> None:
-        """Say what is not as it should be."""
+        """Report a non-fatal problem."""
         say(f"warning: {message}")
 
     def close(self) -> None:
@@ -94,11 +141,11 @@ class Reading:
             self._bar.close()
 
     def tokenized(self, n_bytes: int, total: int) -> None:
-        """So much more is tokenized.
+        """Take note of more text that is tokenized.
 
         Args:
             n_bytes: of text.
-            total: about how much there is, 0 where that is not known.
+            total: roughly how much there is, 0 where that is not known.
         """
         if self._quiet:
             return
@@ -112,7 +159,7 @@ class Reading:
 
 
 class Silence(Display):
-    """Of a process that says nothing, since another one does."""
+    """The display of a process that leaves it to another one."""
 
     def __init__(self, settings: Settings, path: Path) -> None:
         super().__init__(settings, path, quiet=True)

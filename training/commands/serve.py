@@ -9,7 +9,6 @@ use the model. What is drawn alike is generated side by side, whenever it arrive
 130 or 143 after Ctrl-C or SIGTERM, when what is being answered is done, or after some seconds.
 """
 
-import argparse
 import logging
 import socket
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import uvicorn
 
-from training.commands.arguments import at_least
+from training.commands.arguments import Parser, at_least
 from training.commands.terminal import say
 from training.generation import Generator
 from training.generation.text import AnswerError, Continuer, Options
@@ -32,9 +31,9 @@ GRACE = 10
 """Seconds that running answers get when the server is to stop."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help="directory of a decoder's run")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine)")

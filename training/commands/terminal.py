@@ -1,4 +1,4 @@
-"""Text for a person's eyes: what a model makes up may hold anything, and a terminal obeys some of it."""
+"""Text for a person's eyes: a model's text may hold control characters, and a terminal obeys them."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ def show(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
 
     Args:
         text: what to print.
-        end: what to print behind it.
+        end: what to print after it.
         file: where to; standard output if None.
     """
     stream: TextIO = file or sys.stdout

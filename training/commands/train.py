@@ -12,9 +12,9 @@ checkpoint.
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import hashlib
-import json
 import os
 import platform
 import secrets
@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 
-from training.commands.arguments import at_least, flag, spelled
+from training.commands.arguments import Parser, at_least, flag, spelled
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
@@ -35,6 +35,7 @@ from training.data.corpora import SOURCES
 from training.data.loading import RunData, load_run_data
 from training.data.mixtures import weighted
 from training.data.tokenizers import load_tokenizer
+from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
 from training.interchange.starting import Start, start_from
 from training.loop.trainer import Trainer
@@ -52,9 +53,9 @@ from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line: a subcommand for each task, a flag for each of its settings."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
         sub = tasks.add_parser(task.name, help=task.summary, description=f"Train on {task.summary}.")
@@ -83,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
-def _add_processes(sub: argparse.ArgumentParser) -> None:
+def _add_processes(sub: Parser) -> None:
     group = sub.add_argument_group("processes", "several that train together, each with devices of its own")
     where = "where process 0 is to be found, or auto: what SLURM, Kubernetes or a Cloud TPU say"
     group.add_argument("--coordinator", metavar="HOST:PORT", help=where)
@@ -122,9 +123,7 @@ def with_task(argv: Sequence[str]) -> list[str]:
     if run is None:
         return list(argv)
     if not RunDirectory(run).config.is_file():
-        raise RunError(
-            f"there is no run in {run} to go on with; to begin one, say first what to train: {', '.join(TASKS)}"
-        )
+        raise RunError(f"{run} has no run to resume; to begin one, say first what to train: {', '.join(TASKS)}")
     return [RunDirectory(run).description().settings.task, *argv]
 
 
@@ -159,15 +158,15 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _settings_file(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except OSError as error:
-        raise SettingsError(f"cannot read the settings {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"cannot read the settings {path}: {reason(error)}") from None
+    except ValueError as error:
         raise SettingsError(f"cannot read the settings {path}: {error}") from None
     if isinstance(values, dict) and "settings" in values:
         values = values["settings"]
     if not isinstance(values, dict):
-        raise SettingsError(f"{path} holds no JSON object of settings")
+        raise SettingsError(f"--config: expected a JSON object of settings, got something else in {path}")
     return values
 
 
@@ -243,6 +242,12 @@ def _prepared(
     description = Description(settings, config, data.labels, data.fingerprints)
     if began:
         files.check_continues(description)
+    if start and start.labels and start.labels != data.labels:
+        note = (
+            f"the data have {len(data.labels)} classes, others than the {len(start.labels)} of {settings.start_from}: "
+            "its head is replaced by a new one"
+        )
+        data = dataclasses.replace(data, notes=(*data.notes, note))
     return description, data, start.params(data.labels) if start else None
 
 
@@ -253,7 +258,9 @@ def _check_processes(arguments: argparse.Namespace) -> None:
         ProcessesError: each of them would train alone.
     """
     if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
-        raise ProcessesError("num_processes and process_id need a coordinator: give HOST:PORT, the same to all of them")
+        raise ProcessesError(
+            "--num-processes and --process-id need --coordinator: give HOST:PORT, the same to all processes"
+        )
 
 
 def _join(arguments: argparse.Namespace, processes: Processes) -> None:

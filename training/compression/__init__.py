@@ -28,7 +28,7 @@ __all__ = ["CompressionError", "compress", "decompress"]
 
 FORMAT = "formal-algorithms compressed 2"
 OLD_FORMAT = "formal-algorithms compressed 1"
-RETRY = "decompress it with the version that made it, and compress it anew"
+RETRY = "decompress it with the version that made it, and compress it again"
 STREAM_TOKENS = 4096
 LONGEST = 1 << 25
 """How many tokens a byte of code may stand for: of four possible ones, the surest takes 2^−22 bits."""
@@ -87,7 +87,7 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
         tokenizer: its tokenizer.
 
     Raises:
-        CompressionError: it is no compressed text, or damaged, or of another model or machine.
+        CompressionError: the data are not compressed text, are damaged, or were made with another model or machine.
     """
     header, code = _read(compressed)
     if header["model"] != model_checksum(generator):
@@ -131,7 +131,7 @@ def _read(compressed: bytes) -> tuple[dict[str, Any], bytes]:
     except CompressionError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CompressionError("this is no text that was compressed with compress.py") from None
+        raise CompressionError("this is not a file that compress.py made") from None
     if header["bytes"] != len(code) or len(code) % 4:
         raise CompressionError(f"the file is damaged: expected {header['bytes']} bytes of code, got {len(code)}")
     if header["tokens"] > LONGEST * len(code):

@@ -62,5 +62,5 @@ class Decoder:
 def _checked(P: np.ndarray) -> np.ndarray:
     P = np.ascontiguousarray(P, np.float64)
     if not np.all(np.isfinite(P)) or np.any(P < 0) or not np.all(P.sum(axis=1) > 0):
-        raise ValueError("the model's probabilities are no numbers: it cannot be used for compression")
+        raise ValueError("the model's probabilities are not numbers: it cannot be used for compression")
     return P

@@ -53,9 +53,9 @@ class Dataset(abc.ABC):
 
     def __init__(self, *identity: object, n_examples: int, l_max: int, batch_size: int, seed: int) -> None:
         if batch_size < 1:
-            raise DataError(f"batch_size is {batch_size}, expected at least 1")
+            raise DataError(f"batch_size: expected at least 1, got {batch_size}")
         if not 0 <= seed < 1 << 32:
-            raise DataError(f"seed is {seed}, expected 0 to 2³² − 1")
+            raise DataError(f"seed: expected 0 to 2³² − 1, got {seed}")
         self.l_max = l_max
         self.batch_size = batch_size
         self.seed = seed
@@ -117,7 +117,7 @@ def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: i
 def _checked(store: TokenStore, l_max: int) -> TokenStore:
     """Return the store, if chunks of it are sequences to learn from."""
     if l_max < 2:
-        raise DataError(f"l_max is {l_max}, expected at least 2: a sequence needs a token and the next one")
+        raise DataError(f"l_max: expected at least 2, a token and the next one, got {l_max}")
     if store.part == "train" and store.n_tokens < l_max:
         raise DataError(
             f"the training data have {store.n_tokens} tokens, fewer than one sequence of l_max = {l_max}; "
@@ -173,7 +173,7 @@ class NextTokens(Dataset):
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each byte: all but bos, of which windows have but one."""
+        """Predicted tokens for each byte: all but bos, which windows have only once."""
         if not self.store.exact:
             return None
         n_bos = 1 if self.mode == "windows" else len(self.store)
@@ -231,7 +231,7 @@ class MaskedTokens(Dataset):
         if rule not in ("paper", "bert"):
             raise DataError(f"there is no masking rule {rule!r}; choose paper or bert")
         if not 0 < p_mask < 1:
-            raise DataError(f"p_mask is {p_mask}, expected a probability between 0 and 1")
+            raise DataError(f"p_mask: expected a probability between 0 and 1, got {p_mask}")
         self.store = _checked(store, l_max)
         self.p_mask = p_mask
         self.rule = rule
@@ -268,7 +268,7 @@ class MaskedTokens(Dataset):
 class SequencePairs(Dataset):
     """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
 
-    A pair of which one side, with bos and eos, has more than l_max tokens is left out: training on fragments would
+    A pair is left out if one side, with bos and eos, has more than l_max tokens: training on fragments would
     teach the model to translate fragments.
 
     Raises:
@@ -290,7 +290,7 @@ class SequencePairs(Dataset):
         multiple of it, otherwise l_max wide.
         """
         if pad_multiple is not None and pad_multiple < 1:
-            raise DataError(f"pad_multiple is {pad_multiple}, expected at least 1")
+            raise DataError(f"pad_multiple: expected at least 1, got {pad_multiple}")
         self.store = store
         self.pad_multiple = pad_multiple
         longest = np.maximum(store.source.lengths, store.target.lengths)
@@ -341,7 +341,7 @@ class LabeledTexts(Dataset):
 
     def __init__(self, store: LabeledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
         if l_max < 2:
-            raise DataError(f"l_max is {l_max}, expected at least 2: bos and eos")
+            raise DataError(f"l_max: expected at least 2, for bos and eos, got {l_max}")
         self.store = store
         self.n_too_long = int(np.count_nonzero(store.text.lengths > l_max))
         super().__init__(

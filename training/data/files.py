@@ -9,8 +9,8 @@
 | .parquet, or a directory of datasets | column text | columns source, target | columns label, text |
 | anything else | the file is one document | source TAB target | label TAB text |
 
-Behind .gz, .bz2, .xz or .zst the same, compressed. Files are UTF-8 (a byte order mark is dropped); every line of
-JSON lines or TSV is a record. A text file longer than 16 MiB, or a section's size where sections are held out of it
+With .gz, .bz2, .xz or .zst appended, the same, compressed. Files are UTF-8 (a byte order mark is dropped); every line
+of JSON lines or TSV is a record. A text file longer than 16 MiB, or a section's size where sections are held out of it
 (1/400 of all the text, at least 1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation
 files are given, a share of the records is held out (and so much at most that validating stays quick). Every file is
 read to its end first, and every line is checked when the data are tokenized, before any training.
@@ -40,9 +40,10 @@ from training.data.records import (
     record_key,
     without_shared_paragraphs,
 )
+from training.disk import parse_json
 
 BLOCK = 1 << 20
-LONGEST = 4  # sections' sizes: a paragraph that goes on so long is cut between lines
+LONGEST = 4  # sections' sizes: a longer paragraph is cut between lines
 LARGEST_DOCUMENT = 1 << 24
 LARGEST_VALIDATION = 8 << 20
 
@@ -57,7 +58,7 @@ RECORDS: dict[Kind, Callable[..., Any]] = {"text": Document, "pairs": Pair, "lab
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
     """Cut a text into sections, without ever holding more than one.
 
-    A section ends before the first paragraph that begins after `size` characters, or behind the first piece of a
+    A section ends before the first paragraph that begins after `size` characters, or after the first piece of a
     line that was too long to be read at once; where there is none within four times as many, between two lines. White
     space at the end of the text is left to the last section.
 
@@ -160,7 +161,7 @@ def _text(path: Path) -> TextIO:
 
 
 def _read_lines(path: Path, longest: int) -> Iterator[str]:
-    """Yield a file's lines with their ends; a longer one in pieces, that end behind a space if they have one."""
+    """Yield a file's lines with their ends; a longer one in pieces that end after a space if they have one."""
     rest = ""
     with _text(path) as file:
         while piece := rest + file.readline(longest - len(rest)):
@@ -205,7 +206,7 @@ class FileRecords:
             where = f"{path}:{number}"
             for name, value in zip(names, row, strict=True):
                 if not isinstance(value, str):
-                    raise DataError(f"{where}: the {name} is {str(value)[:60]!r}, expected a text")
+                    raise DataError(f"{where}: {name}: expected a text, got {str(value)[:60]!r}")
             yield self._record(row, where)
 
     def _from_json(self, path: Path) -> Iterator[Any]:
@@ -213,7 +214,7 @@ class FileRecords:
             for number, line in enumerate(file, start=1):
                 where = f"{path}:{number}"
                 try:
-                    value = json.loads(line)
+                    value = parse_json(line)
                 except ValueError as error:
                     raise DataError(f"{where}: not a JSON object on one line ({error})") from None
                 yield self._record(self._fields(value, where), where)
@@ -222,7 +223,7 @@ class FileRecords:
         names = FIELDS[self.kind]
         if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
             wanted = ", ".join(f'"{name}": "…"' for name in names)
-            raise DataError(f"{where}: expected an object {{{wanted}}}, came {json.dumps(value)[:80]}")
+            raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
         return [value[name] for name in names]
 
     def _from_tsv(self, path: Path) -> Iterator[Any]:
@@ -233,7 +234,7 @@ class FileRecords:
                 fields = line.rstrip("\r\n").split("\t")
                 if len(fields) != 2:
                     raise DataError(
-                        f"{where}: expected {first} TAB {second}, came {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
+                        f"{where}: expected {first} TAB {second}, got {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
                     )
                 yield self._record(fields, where)
 
@@ -321,7 +322,7 @@ def read_corpus(
       validation_paths: the files to validate on; what they hold is left out of training. If there are none,
         records of `paths` are held out.
       validation_fraction: the share of distinct records that are held out then.
-      counted: whether it is to be known which records are of which file.
+      counted: whether to count the records of each file.
 
     Returns:
       a corpus whose parts are streams; test is empty. Iterating over them checks every line.
@@ -333,7 +334,7 @@ def read_corpus(
     if not paths:
         raise DataError("no data files were given")
     if not 0 < validation_fraction < 1:
-        raise DataError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
+        raise DataError(f"validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
     files, held_files = tuple(map(Path, paths)), tuple(map(Path, validation_paths))
     names = FIELDS[kind]
     checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]

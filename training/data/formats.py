@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from training.data.records import DataError
+from training.disk import require_file
 
 __all__ = ["check_table", "inner_suffix", "is_table", "opened", "readable", "rows"]
 
@@ -53,12 +54,12 @@ def opened(path: Path) -> BinaryIO:
         DataError: the library for its compression is not installed.
         OSError: it cannot be opened.
     """
-    return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(path)
+    return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
 
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Say what keeps a file from being read.
+    """Turn whatever keeps a file from being read into one sentence.
 
     Raises:
         DataError: the file cannot be read.
@@ -100,7 +101,7 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
         DataError: it cannot be read, has no rows, or lacks a column.
     """
     with readable(path):
-        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [path]
+        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
         digest = hashlib.sha256()
         for file in files:
             with file.open("rb") as contents:
@@ -128,7 +129,7 @@ def _dataset(path: Path) -> Any:
     if splits:
         raise DataError(f"{path} holds the parts {', '.join(splits)}: name one of them, such as {path / splits[0]}")
     if not (path / "dataset_info.json").is_file():
-        raise DataError(f"{path} is no directory of the library datasets (save_to_disk makes one): name files in it")
+        raise DataError(f"{path} is not a directory of the library datasets (save_to_disk makes one): name files in it")
     return _needed("datasets", path).load_from_disk(str(path))
 
 

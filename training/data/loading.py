@@ -30,13 +30,14 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "ed": lambda store, settings, **sizes: SequencePairs(store, **sizes),
     "classify": lambda store, settings, **sizes: LabeledTexts(store, **sizes),
 }
-"""What makes batches of a task's tokens."""
+"""The data set of each task."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
     "labeled": tokenize_labeled,
 }
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
+COUNTED = 100_000  # tokens among which those for unknown text are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class RunData:
         train: the batches.
         validation: the held-out batches.
         labels: the classes, by number; none but for classification.
-        notes: what a user should know: examples left out or cut.
+        notes: notes for the user: examples left out or cut.
     """
 
     corpus: Corpus[Any]
@@ -94,7 +95,7 @@ def load_run_data(
         settings: of the run.
         tokenizer: the run's, if it has one already.
         cache_dir: where tokens and fetched packages are kept.
-        progress: is told how many more bytes are tokenized, of about how many; of 0 where that is not known.
+        progress: is told how many more bytes are tokenized, and roughly of how many; 0 where that is not known.
 
     Raises:
         DataError: something is wrong with the data; the message says where.
@@ -116,7 +117,7 @@ def load_run_data(
         train=train,
         validation=validation,
         labels=getattr(stores.train, "names", ()),
-        notes=tuple(_notes(corpus, settings, stores, train, validation)),
+        notes=tuple(_notes(corpus, settings, tokenizer, stores, train, validation)),
     )
 
 
@@ -195,16 +196,21 @@ class _Texts:
 
 
 def _notes(
-    corpus: Corpus[Any], settings: Settings, stores: Splits[Any], train: Dataset, validation: Dataset
+    corpus: Corpus[Any],
+    settings: Settings,
+    tokenizer: Tokenizer,
+    stores: Splits[Any],
+    train: Dataset,
+    validation: Dataset,
 ) -> list[str]:
-    """Return what a user should know of the data."""
+    """Return notes for the user about the data."""
     notes = []
     sizes = [_size(stores.train), _size(stores.validation)]
     share = sizes[1] / sum(sizes)
     if corpus.held_out and abs(share - corpus.held_out) > corpus.held_out / 10:
         notes.append(
             f"{100 * share:.1f} % of the data are held out, where {100 * corpus.held_out:.1f} % were to be: the pieces "
-            "that they come in are too few or too uneven; choose them yourself by validation_data"
+            "that they come in are too few or too uneven; choose them yourself with --validation-data"
         )
     dropped = getattr(stores.train, "dropped_paragraphs", 0)
     if dropped:
@@ -212,6 +218,8 @@ def _notes(
     if train.n_too_long + validation.n_too_long:
         of_each = f"{train.n_too_long} training and {validation.n_too_long} held-out"
         notes.append(f"{of_each} {train.too_long}: they have more than l_max = {settings.l_max} tokens")
+    if any(tokenizer.are_mostly_unknown(store.tokens[:COUNTED].tolist()) for store in _columns(stores.train)):
+        notes.append("more than half of the tokens of the training data are unknown to the tokenizer")
     return notes
 
 

@@ -16,7 +16,7 @@ class SpecialTokens(NamedTuple):
         eos: ends it.
         before: what the model reads before a text.
         after: what it reads after one.
-        others: further IDs that no text has, such as padding.
+        others: further IDs that never occur in text, such as padding.
     """
 
     N_V: int
@@ -39,12 +39,12 @@ class SpecialTokens(NamedTuple):
         return token
 
     def all(self) -> tuple[int, ...]:
-        """Return the tokens that no text has."""
+        """Return the tokens that never occur in text."""
         own = {token for token in (self.mask, self.bos, self.eos) if token is not None}
         return tuple(sorted(own | {*self.before, *self.after, *self.others}))
 
     def framed(self, ids: Sequence[int], *, ends: bool) -> list[int]:
-        """Return a text's token IDs as the model reads them; bos alone for no text at all."""
+        """Return a text's token IDs as the model reads them; bos alone for an empty text."""
         return [*self.before, *ids, *(self.after if ends else ())] or [self.token("bos")]
 
     def to_json(self) -> dict[str, Any]:

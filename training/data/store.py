@@ -27,6 +27,7 @@ from jaxtyping import Int, Int32, UInt
 
 from training.data.records import Corpus, DataError, Document, Labeled, Pair, fingerprint
 from training.data.tokenizers import Tokenizer
+from training.disk import parse_json, read_text, reason
 
 FORMAT = "token store 2"
 BATCH_CHARACTERS = 1 << 22
@@ -52,7 +53,7 @@ class TokenStore:
       dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
       exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
       special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
-      counts: how many of the sequences are of which file, where that was to be counted.
+      counts: the number of sequences of each file, where they were counted.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -105,7 +106,7 @@ class TokenStore:
         """
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
-            raise DataError(f"token IDs from {flat.min()} to {flat.max()} came, expected [0, {N_V})")
+            raise DataError(f"token IDs: expected [0, {N_V}), got {flat.min()} to {flat.max()}")
         offsets = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
         tokens = flat.astype(token_dtype(N_V))
         return cls(tokens, offsets, N_V, n_bytes, fingerprint(N_V, flat.tolist(), offsets.tolist()), part)
@@ -268,7 +269,7 @@ def _write_part(
 def _open(directory: Path, identity: str, part: str) -> TokenStore:
     """Open a store; its sizes must agree with its description."""
     try:
-        meta = json.loads((directory / "meta.json").read_text())
+        meta = parse_json(read_text(directory / "meta.json"))
         offsets = np.load(directory / "offsets.npy")
         dtype = np.dtype(token_dtype(meta["N_V"]))
         size = (directory / "tokens.bin").stat().st_size
@@ -309,7 +310,7 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"cannot write the token cache {directory}: {error.strerror}; name another cache directory"
+            f"cannot write the token cache {directory}: {reason(error)}; name another cache directory"
         ) from None
 
 
@@ -392,7 +393,7 @@ def tokenize_labeled(
         (path / "names.json").write_text(json.dumps(names))
 
     directory, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text], write_labels)
-    names = tuple(json.loads((directory / "names.json").read_text()))
+    names = tuple(parse_json(read_text(directory / "names.json")))
     return Splits(
         *(LabeledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())
     )

@@ -20,11 +20,13 @@ class Tokenizer(abc.ABC):
       N_V: size of the vocabulary.
       special: the special tokens of the model that the tokenizer came with; None: the paper's.
       special_origins: its own IDs for mask, bos and eos, where it has them.
+      unknown: the token that stands for text outside the vocabulary, if there is one.
     """
 
     N_V: int
     special: SpecialTokens | None = None
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
+    unknown: int | None = None
 
     @property
     def mask_token(self) -> int:
@@ -42,8 +44,13 @@ class Tokenizer(abc.ABC):
         return self.special.token("eos") if self.special else self.N_V - 1
 
     @property
+    def end(self) -> int | None:
+        """The token that ends what is generated: eos_token, or None if the model came with none."""
+        return self.special.eos if self.special else self.eos_token
+
+    @property
     def special_tokens(self) -> tuple[int, ...]:
-        """The tokens that no text has."""
+        """The tokens that never occur in text."""
         return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)
 
     def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
@@ -51,6 +58,10 @@ class Tokenizer(abc.ABC):
         if self.special:
             return self.special.framed(ids, ends=ends)
         return [self.bos_token, *ids, *([self.eos_token] if ends else [])]
+
+    def are_mostly_unknown(self, ids: Sequence[int]) -> bool:
+        """Return whether more than half of the tokens stand for text outside the vocabulary."""
+        return self.unknown is not None and 2 * list(ids).count(self.unknown) > len(ids)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:

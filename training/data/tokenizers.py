@@ -35,6 +35,7 @@ from training.data import translation_tokenizers
 from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
+from training.disk import parse_json, read_text, reason
 
 # A word takes one preceding space along; what is between words are tokens too, so that joining tokens
 # gives the text.
@@ -45,9 +46,13 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:  # as Python passes on what it cannot decode
+            raise DataError(
+                f"expected UTF-8, got the byte 0x{code - 0xDC00:02x} at character {error.start}; convert the text"
+            ) from None
         raise DataError(
-            f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}: "
-            "it is not valid Unicode"
+            f"the text has a lone surrogate, U+{code:04X}, at character {error.start}: it is not valid Unicode"
         ) from None
 
 
@@ -88,6 +93,7 @@ class CharacterTokenizer(Tokenizer):
         Raises:
           DataError: names the first character that is not in the vocabulary.
         """
+        _utf8(text)
         try:
             return [self._ids[character] for character in text]
         except KeyError as error:
@@ -115,6 +121,8 @@ class WordTokenizer(Tokenizer):
       vocabulary: the words; the index is the token ID.
     """
 
+    unknown = 0
+
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.vocabulary = list(vocabulary)
         self.N_V = len(self.vocabulary) + 3
@@ -122,6 +130,7 @@ class WordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Return one ID for each word, 0 for an unknown one."""
+        _utf8(text)
         return [self._ids.get(word, 0) for word in WORD.findall(text)]
 
     def _decode(self, ids: list[int]) -> str:
@@ -158,6 +167,8 @@ class LibraryTokenizer(Tokenizer):
         size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values())
         self.N_V = special.N_V if special else size + 3
         self.special_origins = self._origins()
+        unknown = getattr(self._inner.model, "unk_token", None)
+        self.unknown = self._inner.token_to_id(unknown) if unknown else None
 
     @property
     def inner(self) -> library.Tokenizer:
@@ -209,12 +220,12 @@ class NumberTokenizer(Tokenizer):
         """Return the numbers in a text.
 
         Raises:
-          DataError: names the first word that is no token ID.
+          DataError: names the first word that is not a token ID.
         """
         for word in text.split():
             if not (word.isascii() and word.isdigit() and int(word) < self.N_V):
                 raise DataError(
-                    f"{word!r} is no token ID: the model came without a tokenizer, so give numbers below {self.N_V}"
+                    f"{word!r} is not a token ID: the model came without a tokenizer, so give numbers below {self.N_V}"
                 )
         return [int(word) for word in text.split()]
 
@@ -260,7 +271,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
     Args:
       kind: "bytes" (needs no data), "characters", "words" or "bpe".
       texts: the data; for characters every text that will ever be encoded, held-out ones too; for bpe and
-        words the training texts, of which 100 MB are plenty (see `sampled`).
+        words the training texts; 100 MB are plenty (see `sampled`).
       N_V: the wanted vocabulary size, special tokens included, for words and bpe. Little data gives fewer.
 
     Returns:
@@ -274,7 +285,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
         raise DataError(f"there is no tokenizer {kind!r}; choose one of {', '.join(minimum)}")
     least = minimum[kind]
     if least > N_V:
-        raise DataError(f"N_V is {N_V}, but a tokenizer of {kind} needs at least {least}")
+        raise DataError(f"N_V: expected at least {least} for a tokenizer of {kind}, got {N_V}")
     if kind == "bytes":
         return ByteTokenizer()
     tokenizer: Tokenizer
@@ -327,7 +338,7 @@ def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
     """
     lines = Path(vocabulary).read_text(encoding="utf-8").splitlines()
     if "[UNK]" not in lines:
-        raise DataError(f"{vocabulary} has no [UNK], so it is no WordPiece vocabulary")
+        raise DataError(f"{vocabulary} has no [UNK], so it is not a WordPiece vocabulary")
     words = [line for line in lines if not re.fullmatch(r"\[.*\]", line)]
     inner = library.Tokenizer(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
     inner.normalizer = normalizers.BertNormalizer(lowercase=not any(w != w.lower() for w in words))
@@ -370,13 +381,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         if path.suffix == ".txt":
             return bert_tokenizer(path)
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = parse_json(read_text(path))
         if state.get("format") == FORMAT:
             return from_json(state)
         return LibraryTokenizer(library.Tokenizer.from_str(json.dumps(state)))
     except OSError as error:
-        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+        raise DataError(f"cannot read the tokenizer {path}: {reason(error)}") from None
     except DataError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise DataError(f"{path} is no tokenizer that can be read: {error}") from None
+        raise DataError(f"{path} is not a tokenizer that can be read: {error}") from None

@@ -39,6 +39,7 @@ class _Translation(Tokenizer):
             raise DataError(f"the tokenizer's vocabulary has no {UNKNOWN}")
         self.source, self.target, self.special = dict(source), dict(target), special
         self.N_V = special.N_V
+        self.unknown = self.source[UNKNOWN]
         self._written = {token: piece for piece, token in self.target.items()}
 
     def _ids(self, pieces: Sequence[str]) -> list[int]:

@@ -22,7 +22,7 @@ KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 
 
 class HarnessModel(LM):
-    """Answers the three kinds of requests that the tasks make; every text begins behind bos, as in training."""
+    """Answers the three kinds of requests that the tasks make; every text begins after bos, as in training."""
 
     def __init__(self, run: Run, *, batch_size: int = 16) -> None:
         """Wrap a run.
@@ -32,7 +32,7 @@ class HarnessModel(LM):
             batch_size: texts side by side.
 
         Raises:
-            ValueError: it is no decoder.
+            ValueError: the run is not a decoder.
         """
         if run.task != "d":
             raise ValueError(f"the run is of the task {run.task}; the harness needs a decoder, task d")
@@ -40,7 +40,7 @@ class HarnessModel(LM):
         self._run, self._batch_size = run, batch_size
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Return how likely each continuation is behind its context, in nats, and whether it is the greedy one.
+        """Return the log-probability of each continuation after its context, in nats, and whether it is the greedy one.
 
         Where both outgrow l_max, the context is cut on the left.
 

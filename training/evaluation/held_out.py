@@ -20,7 +20,7 @@ def evaluate(
     tokens_per_byte: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return what a model makes of held-out batches.
+    """Return the figures of a model on held-out batches.
 
     Args:
         totals: the compiled sums over a batch.
@@ -32,7 +32,7 @@ def evaluate(
 
     Returns:
         loss in nats per predicted token, perplexity, accuracy, and bits_per_byte: exact for all batches, and for
-        some of them what their loss would make of the whole text.
+        some of them an estimate from their loss.
     """
     sums = np.zeros(3)
     for batch in itertools.islice(batches, limit or None):

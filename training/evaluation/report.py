@@ -1,4 +1,4 @@
-"""How good a trained run is on held-out data, beside what simpler methods make of the same.
+"""How good a trained run is on held-out data, beside simpler methods.
 
     comparison = compare(run, description, data, "test", limit=1000)
     comparison.rows["this model"]["F1"], comparison.rows["TF-IDF and logistic regression"]["F1"]
@@ -132,6 +132,8 @@ def _translator(run: Run, description: Description, data: RunData, part: str, ch
     for i in range(0, len(fitting), AT_ONCE):
         sources = [pair.source for pair in fitting[i : i + AT_ONCE]]
         outputs += [answers[0]["text"] for answers in answerer.answers(sources, first=i + 1)]
+    if not fitting:
+        raise DataError(f"none of the {part} pairs of {data.corpus.name} fits into l_max = {run.config.l_max} tokens")
     targets = [pair.target for pair in fitting]
     exact = float(np.mean([a == b for a, b in zip(outputs, targets, strict=True)]))
     found = Comparison({THIS: {"pairs": len(fitting), "exact_match": exact}})
@@ -145,17 +147,27 @@ def _translator(run: Run, description: Description, data: RunData, part: str, ch
 
 def _classifier(run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Labeled]) -> Comparison:
     labels, chosen = run.labels, list(chosen)
+    unknown = next((record for record in chosen if record.label not in labels), None)
+    if unknown is not None:
+        raise DataError(
+            f"{unknown.where}: label: expected one of the run's classes, {', '.join(labels)}, got {unknown.label!r}"
+        )
     store = data.stores.train
-    rarest = int(np.bincount(store.labels, minlength=len(labels)).argmin())
+    counts = dict(zip(store.names, np.bincount(store.labels, minlength=len(store.names)).tolist(), strict=True))
+    rarest = int(np.argmin([counts.get(label, 0) for label in labels]))
     truth = np.array([labels.index(record.label) for record in chosen])
     predicted = np.concatenate([_classes(run, chosen[i : i + AT_ONCE]) for i in range(0, len(chosen), AT_ONCE)])
     measure = functools.partial(classification_figures, truth, positive=rarest, classes=len(labels))
     found = Comparison({THIS: measure(predicted)})
     tfidf = found.baseline("baselines.tfidf", "scikit-learn sklearn")
     if tfidf:
-        train = list(data.corpus.train)
-        guesses = tfidf.predict([(r.text, r.label) for r in train], [record.text for record in chosen])
-        found.rows["TF-IDF and logistic regression"] = measure(np.array([labels.index(guess) for guess in guesses]))
+        train = [(record.text, record.label) for record in data.corpus.train]
+        try:
+            guesses = tfidf.predict(train, [record.text for record in chosen])
+            numbers = np.array([labels.index(guess) if guess in labels else len(labels) for guess in guesses])
+            found.rows["TF-IDF and logistic regression"] = measure(numbers)
+        except DataError as error:
+            found.samples.append(f"TF-IDF and logistic regression are left out: {error}")
     for record, guess in itertools.islice(zip(chosen, predicted, strict=True), SHOWN):
         found.samples.append(
             f"{labels[guess]}: {record.text[:80]}" + ("" if labels[guess] == record.label else "   (wrong)")
@@ -231,7 +243,7 @@ EVALUATIONS: dict[str, Evaluation] = {
 
 
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
-    """Yield lines on what the trained parameters make of the held-out data.
+    """Yield lines about the results on the held-out data.
 
     Args:
         settings: of the run.

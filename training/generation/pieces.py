@@ -74,7 +74,7 @@ def pieces_of(
     """
     pieces = Pieces(tokenizer, stops, given=given)
     for token in tokens:
-        if token == tokenizer.eos_token:
+        if token == tokenizer.end:
             break
         yield pieces.add(int(token))
         if pieces.stopped:

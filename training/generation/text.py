@@ -222,7 +222,7 @@ class Continuer(Answerer):
             first=(number - 1) * self.n,
             sliding=True,
             begins=begins,
-            **sampling_of(self.options, self.tokenizer.eos_token),
+            **sampling_of(self.options, self.tokenizer.end),
         )
         return begun, l_gen, [prompt.given for prompt in prompts]
 
@@ -235,7 +235,7 @@ class Continuer(Answerer):
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
     def _answer(self, tokens: list[int], log_p: np.ndarray, given: int) -> Answer:
-        eos = self.tokenizer.eos_token
+        eos = self.tokenizer.end
         ended = eos in tokens
         tokens = tokens[: tokens.index(eos)] if ended else tokens
         pieces = Pieces(self.tokenizer, self.options.stop or (), given=given)

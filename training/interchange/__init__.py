@@ -24,10 +24,12 @@ from algorithms import DTransformerParams, EDTransformerParams, ETransformerPara
 from algorithms.model.variants import name_of
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
-from training.interchange import containers, mapping, positions, tokenizer_files
-from training.interchange.architectures import ARCHITECTURES, NEEDS, WRITTEN_AS
+from training.disk import reason, require_file
+from training.interchange import consistency, containers, mapping, positions, tokenizer_files
+from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.errors import InterchangeError
+from training.interchange.unsupported import NEEDS
 from training.runs.directory import FORMAT, Description, Run, RunDirectory, load_run
 from training.runs.named_arrays import flatten, unflatten
 from training.tasks import TASKS, settings_from
@@ -36,6 +38,8 @@ from training.tasks.models import model_shapes
 
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
 
+SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
+"""Of the files of a checkpoint."""
 TASK_OF = {
     DTransformerParams: "d",
     ETransformerParams: "e",
@@ -144,8 +148,22 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None) ->
         run.begin(description, tokenizer)
         run.save_leaves(leaves)
 
+    unending = tokenizer.end is None and _unending(source / "config.json", model)
     _write_whole(target, write)
-    return f"{source} is in {target} now, which the scripts take as they take a run."
+    return f"{source} is in {target} now, which the scripts take as they take a run." + (unending or "")
+
+
+def _unending(path: Path, model: Model) -> str:
+    """Say what a model without an eos token cannot do.
+
+    Raises:
+        InterchangeError: it can do nothing at all.
+    """
+    token = read_json(path).get("eos_token_id")
+    named = f"{path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
+    if model.task == "ed":
+        raise InterchangeError(f"{named}; nothing would end a translation: name the token that does")
+    return f"\nnote: {named}; so generation continues to the full length, and the model cannot be trained further."
 
 
 def _sizes(model: Model, variant: str) -> dict[str, Any]:
@@ -156,6 +174,11 @@ def _sizes(model: Model, variant: str) -> dict[str, Any]:
 
 
 def _is_ours(path: Path) -> bool:
+    if path.is_file():
+        raise InterchangeError(
+            f"{path}: expected a directory with config.json and the weights, got a file; put it into a directory of "
+            "its own, with the config.json of its model beside it"
+        )
     if not path.is_dir():
         raise InterchangeError(f"there is no directory {path}")
     return (path / "config.json").is_file() and read_json(path / "config.json").get("format") == FORMAT
@@ -167,6 +190,7 @@ def _template(model: Model) -> Any:
 
 def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
     """The model of a checkpoint, our arrays by name, and its tokenizer."""
+    _check_files(path)
     state = read_json(path / "config.json")
     architecture = _architecture(path, state)
     tensors = containers.Tensors(path)
@@ -179,6 +203,7 @@ def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
         fields.check()
         raise InterchangeError(f"{fields.path}: {error}") from None
     fields.check()
+    consistency.check(fields, model, tensors)
     leaves = mapping.read(
         tensors,
         architecture.entries(model, state),
@@ -192,14 +217,33 @@ def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
     return model, leaves, tokenizer or NumberTokenizer(special)
 
 
+def _check_files(path: Path) -> None:
+    """Check that what the names say are files are files.
+
+    Raises:
+        InterchangeError: one is a pipe, or a directory.
+    """
+    for file in sorted(path.iterdir()):
+        if file.suffix in SUFFIXES:
+            try:
+                require_file(file)
+            except OSError as error:
+                raise InterchangeError(f"{file}: {reason(error)}") from None
+
+
 def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
-    name = state.get("model_type")
-    if isinstance(name, str) and name in ARCHITECTURES:
-        return ARCHITECTURES[name]
-    known = ", ".join(ARCHITECTURES)
+    name, known = state.get("model_type"), ", ".join(ARCHITECTURES)
+    if name is None:
+        likely = consistency.likely_type(containers.Tensors(path).names)
+        advice = f'; its tensors are named as those of {likely}: add "model_type": "{likely}"' if likely else ""
+        raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got none{advice}")
+    if not isinstance(name, str):
+        raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {name!r}")
     if name in NEEDS:
         raise InterchangeError(f"{path} is a {name}, which needs {NEEDS[name]}: this library has {known}")
-    raise InterchangeError(f"{path / 'config.json'}: model_type is {name!r}, expected one of {known}")
+    if name not in ARCHITECTURES:
+        raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {name!r}")
+    return ARCHITECTURES[name]
 
 
 def _described(model: Model, to: str | None) -> tuple[str, dict[str, Any]]:
@@ -239,12 +283,12 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
-        raise InterchangeError(f"cannot write to {path}: {error.strerror}") from None
+        raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
     try:
         write(unfinished)
         unfinished.chmod(0o755)
         unfinished.replace(path)
     except OSError as error:
-        raise InterchangeError(f"cannot write to {path}: {error.strerror}") from None
+        raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -11,14 +11,5 @@ ARCHITECTURES: dict[str, Architecture] = {
     torch_transformer.NAME: torch_transformer.ARCHITECTURE,
 }
 
-_LLAMAS = "rotary positions, a gated MLP (SwiGLU), RMSnorm before linear maps without biases"
-NEEDS = {
-    "llama": f"{_LLAMAS}, and keys and values that several heads share",
-    "mistral": f"{_LLAMAS}, keys and values that several heads share, and attention in a window",
-    "t5": "RMSnorm, relative positions, and scores that are not divided by √d_attn",
-    "roberta": "positions that begin behind the padding token, and another masked-token head",
-}
-"""What some other kinds need that this library does not have."""
-
 WRITTEN_AS = {"d": ("gpt2",), "e": ("bert",), "classify": ("bert",), "ed": (*VARIANTS, torch_transformer.NAME)}
 """The kinds as which the parameters of a task may be written, the likeliest first."""

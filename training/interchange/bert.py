@@ -14,7 +14,7 @@ PREFIX = "bert."
 
 def _kind(fields: Fields, names: Sequence[str]) -> str:
     """Which of the three it is: as config.json says, or else as the tensors show."""
-    named = (fields.get("architectures", []) or [""])[0]
+    named = fields.first("architectures")
     if named == "BertForPreTraining":  # its next-sentence head is left out
         return MASKED
     if named in (MASKED, CLASSIFIER, BARE):
@@ -54,7 +54,7 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
 
 def _labels(fields: Fields) -> tuple[str, ...]:
     fields.require("problem_type", "single_label_classification", "another kind of classification than of one class")
-    names = fields.get("id2label", {})
+    names = fields.table("id2label")
     n = len(names) or fields.integer("num_labels", 2)
     if n == 1:
         fields.needs.append("regression (one label)")

@@ -12,9 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import safetensors
-import safetensors.numpy
 
+from training.disk import parse_json, read_text, require_file
 from training.interchange.errors import InterchangeError
+from training.runs.named_arrays import save_tensors
 
 SHARD_BYTES = 1 << 30
 """How large a file that is written gets, and so how much is held besides the parameters."""
@@ -54,7 +55,7 @@ class Tensors:
 
     def _open_safetensors(self, file: Path) -> None:
         try:
-            opened = safetensors.safe_open(file, framework="numpy")
+            opened = safetensors.safe_open(require_file(file), framework="numpy")
             for name in sorted(opened.keys()):
                 part = opened.get_slice(name)
                 dtype = part.get_dtype()
@@ -62,7 +63,7 @@ class Tensors:
                     raise InterchangeError(f"{file}: {name} has the type {dtype}, expected one of {', '.join(_DTYPES)}")
                 self._add(name, lambda p=part: tuple(p.get_shape()), lambda o=opened, n=name: o.get_tensor(n))
         except (safetensors.SafetensorError, OSError) as error:
-            raise InterchangeError(f"{file} is damaged or no safetensors file: {error}; download it again") from None
+            raise InterchangeError(f"{file} is damaged or not a safetensors file: {error}; download it again") from None
 
     def _open_torch(self, file: Path) -> None:
         for name, tensor in _state_dict(file).items():
@@ -91,7 +92,7 @@ def _files(path: Path) -> list[Path]:
 
 def _sharded(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(parse_json(read_text(index))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InterchangeError(f"{index} cannot be read: {error!r}") from None
     files = [index.parent / str(name) for name in names]
@@ -145,7 +146,7 @@ def write(path: Path, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
     total = 0
 
     def flush() -> None:
-        safetensors.numpy.save_file(held, path / f"{len(shards)}.part", {"format": "pt"})
+        save_tensors(path / f"{len(shards)}.part", held, {"format": "pt"})
         shards.append(list(held))
         held.clear()
 

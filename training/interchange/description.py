@@ -1,12 +1,13 @@
-"""What a config.json says: read with its defaults, and with a list of what this library lacks."""
+"""The fields of a config.json, with their defaults, and a list of what this library lacks."""
 
 import dataclasses
-import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.machinery.record import Record
+from training.disk import parse_json, read_text, reason
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry
 
@@ -21,6 +22,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 """The names of nonlinearities elsewhere, and ours."""
+LARGEST = 1 << 31
 
 
 class Model(NamedTuple):
@@ -42,7 +44,7 @@ class Fields:
 
     Attributes:
         path: the file.
-        needs: what the model needs and this library lacks.
+        needs: what the model needs but this library lacks.
     """
 
     def __init__(self, path: Path, state: dict[str, Any]) -> None:
@@ -58,30 +60,47 @@ class Fields:
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return a size."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InterchangeError(f"{self.path}: {name} is {value!r}, expected an integer of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
+            raise InterchangeError(
+                f"{self.path}: {name}: expected an integer of at least {least} and less than 2^31, got {value!r}"
+            )
         return value
 
     def number(self, name: str, default: float) -> float:
         """Return a number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise InterchangeError(f"{self.path}: {name} is {value!r}, expected a number of at least 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InterchangeError(f"{self.path}: {name}: expected a number of at least 0, got {value!r}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Return what is true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise InterchangeError(f"{self.path}: {name} is {value!r}, expected true or false")
+            raise InterchangeError(f"{self.path}: {name}: expected true or false, got {value!r}")
+        return value
+
+    def first(self, name: str) -> str:
+        """Return the first of a list of texts, or nothing where there is none."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise InterchangeError(f"{self.path}: {name}: expected a list of texts, got {value!r}")
+        return value[0] if value else ""
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return an object, or an empty one where there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise InterchangeError(f"{self.path}: {name}: expected an object, got {value!r}")
         return value
 
     def activation(self, name: str, default: str) -> Any:
         """Return a nonlinearity by our name."""
         value = self.get(name, default)
-        if value not in ACTIVATIONS:
+        found = ACTIVATIONS.get(str(value))
+        if found is None:
             self.needs.append(f"the activation {value!r}")
-        return ACTIVATIONS.get(str(value))
+        return found
 
     def require(self, name: str, expected: Any, what: str) -> None:
         """Note what the model needs where a field is there and is not as expected."""
@@ -123,13 +142,13 @@ def read_json(path: Path) -> dict[str, Any]:
         InterchangeError: it cannot be read, or holds something else.
     """
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = parse_json(read_text(path))
     except OSError as error:
-        raise InterchangeError(f"cannot read {path}: {error.strerror}") from None
+        raise InterchangeError(f"cannot read {path}: {reason(error)}") from None
     except ValueError as error:
-        raise InterchangeError(f"{path} holds no JSON: {error}") from None
+        raise InterchangeError(f"{path}: expected a JSON object, got something else: {error}") from None
     if not isinstance(state, dict):
-        raise InterchangeError(f"{path} holds no JSON object")
+        raise InterchangeError(f"{path}: expected a JSON object, got {type(state).__name__}")
     return state
 
 
@@ -167,5 +186,5 @@ def plain_heads(config: Any) -> list[str]:
 
 
 def unlike(what: Any, expected: Any, message: str) -> list[str]:
-    """Return the message, in a list, if a value is not what it has to be."""
+    """Return the message, in a list, if a value is not the expected one."""
     return [] if what == expected else [message]

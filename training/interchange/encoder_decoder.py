@@ -18,7 +18,7 @@ VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
 
 
 def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
-    named = (fields.get("architectures", []) or [ARCHITECTURE_NAMES[kind]])[0]
+    named = fields.first("architectures") or ARCHITECTURE_NAMES[kind]
     if named != ARCHITECTURE_NAMES[kind]:
         fields.needs.append(f"the head of {named}")
     same = {}

@@ -17,6 +17,8 @@ from training.interchange.errors import InterchangeError
 from training.runs.named_arrays import flatten
 
 Shape = tuple[int, ...]
+NAMED = 3
+"""How many of the tensors that are wrong are named."""
 
 
 class Entry(NamedTuple):
@@ -114,7 +116,7 @@ def read(
         ignored: patterns of names that are no parameters.
 
     Raises:
-        InterchangeError: names everything that is missing, too much, or of another shape.
+        InterchangeError: says what is missing, too much, or of another shape.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
@@ -173,8 +175,15 @@ def _check_names(
         ],
     }
     if any(wrong.values()):
-        found = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
+        found = "; ".join(f"{what}: {_named(names)}" for what, names in wrong.items() if names)
         raise InterchangeError(f"the tensors in {tensors.path} are not those of the model: {found}")
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return all names, or of many how many there are, and the first."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{len(names)}, such as {', '.join(names[:NAMED])}"
 
 
 def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from algorithms.model.variants import name_of
@@ -55,7 +56,8 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         InterchangeError, RunError: it cannot be read.
     """
     model = load_model(settings.start_from)
-    theta, config = model.theta, model.config
+    theta = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), model.theta)
+    config = model.config
     if settings.task == "classify" and model.task == "e":
         theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None, b_u=None)
         variant = config.variant.but(head=False, unembedding=config.variant.unembedding.but(bias=False))

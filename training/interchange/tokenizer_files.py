@@ -21,7 +21,7 @@ from training.data.tokenizers import (
     load_tokenizer,
 )
 from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
-from training.interchange import translation_files
+from training.interchange import tokenizer_config, translation_files
 from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 
@@ -45,9 +45,8 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     if of_translation:
         return of_translation
     names = ("tokenizer.json", "vocab.txt")
-    is_bpe = (
-        all((path / name).is_file() for name in ("vocab.json", "merges.txt")) and fields.get("model_type") == "gpt2"
-    )
+    is_byte_level = fields.get("model_type") in ("gpt2", "bart")
+    is_bpe = is_byte_level and all((path / name).is_file() for name in ("vocab.json", "merges.txt"))
     if not is_bpe and not any((path / name).is_file() for name in names):
         return None
     try:
@@ -57,10 +56,40 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
         raise InterchangeError(str(error)) from None
     assert isinstance(found, LibraryTokenizer)
     inner, N_V = found.inner, model.config.N_V
+    tokenizer_config.apply(path, inner, fields.get("model_type"))
     size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
     if size > N_V:
         raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")
     return LibraryTokenizer(inner, special=special_tokens(path, fields, model, inner), target=target)
+
+
+class _Named:
+    """The special tokens that the files of a checkpoint name."""
+
+    def __init__(self, path: Path, fields: Fields, N_V: int, inner: library.Tokenizer | None) -> None:
+        generation = path / "generation_config.json"
+        self._generation = read_json(generation) if generation.is_file() else {}
+        self._fields, self._N_V, self._inner, self._settings = fields, N_V, inner, _settings(path)
+
+    def number(self, name: str) -> Any:
+        """Return what a field of config.json or generation_config.json holds; the first of several."""
+        token = self._fields.get(name, self._generation.get(name))
+        return token[0] if isinstance(token, list) and token else token
+
+    def by_number(self, *names: str) -> int | None:
+        """Return the token of the first field that names one of the vocabulary."""
+        tokens = map(self.number, names)
+        return next((t for t in tokens if type(t) is int and 0 <= t < self._N_V), None)
+
+    def by_text(self, *names: str) -> int | None:
+        """Return the token of the first setting of the tokenizer that names one of its own."""
+        for name in names if self._inner else ():
+            content = self._settings.get(name)
+            content = content.get("content") if isinstance(content, dict) else content
+            token = self._inner.token_to_id(content) if self._inner and isinstance(content, str) else None
+            if token is not None:
+                return token
+        return None
 
 
 def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Tokenizer | None) -> SpecialTokens:
@@ -72,44 +101,36 @@ def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Toke
         model: what it is.
         inner: its tokenizer, if there is one.
     """
-    settings = _settings(path)
-    generation = path / "generation_config.json"
-    ids = {**(read_json(generation) if generation.is_file() else {})}
-
-    def of_name(*names: str) -> int | None:
-        for name in names if inner else ():
-            content = settings.get(name)
-            content = content.get("content") if isinstance(content, dict) else content
-            token = inner.token_to_id(content) if inner and isinstance(content, str) else None
-            if token is not None:
-                return token
-        return None
-
-    def of_config(*names: str) -> int | None:
-        for name in names:
-            token = fields.get(name, ids.get(name))
-            token = token[0] if isinstance(token, list) and token else token
-            if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < model.config.N_V:
-                return token
-        return None
-
+    named = _Named(path, fields, model.config.N_V, inner)
+    bos, eos = _ends(named, model.task)
     before, after = _frame(inner) if inner else ([], [])
-    if model.task in ("e", "classify"):
-        bos, eos = of_name("cls_token", "bos_token"), of_name("sep_token", "eos_token")
-    else:
-        bos = of_config("decoder_start_token_id", "bos_token_id") if model.task == "ed" else of_config("bos_token_id")
-        eos = of_config("eos_token_id")
-        bos, eos = (of_name("bos_token") if bos is None else bos), (of_name("eos_token") if eos is None else eos)
-    bos, eos = (eos if bos is None else bos), (bos if eos is None else eos)
     if model.task != "d" and not before + after and inner and bos is not None and eos is not None:
         before, after = ([bos] if model.task != "ed" else []), [eos]
     others = {i for i, token in inner.get_added_tokens_decoder().items() if token.special} if inner else set()
-    padding = of_config("pad_token_id") if inner else None
+    padding = named.by_number("pad_token_id") if inner else None
     if padding is not None:
         others.add(padding)
     return SpecialTokens(
-        model.config.N_V, of_name("mask_token"), bos, eos, tuple(before), tuple(after), tuple(sorted(others))
+        model.config.N_V, named.by_text("mask_token"), bos, eos, tuple(before), tuple(after), tuple(sorted(others))
     )
+
+
+def _ends(named: _Named, task: str) -> tuple[int | None, int | None]:
+    """Return bos and eos; one of them serves as both where the files name no other, even one that there is not."""
+    if task in ("e", "classify"):
+        bos, eos = named.by_text("cls_token", "bos_token"), named.by_text("sep_token", "eos_token")
+        return (eos if bos is None else bos), (bos if eos is None else eos)
+    starts = ("decoder_start_token_id", "bos_token_id") if task == "ed" else ("bos_token_id",)
+    bos, eos = named.by_number(*starts), named.by_number("eos_token_id")
+    bos, eos = (
+        (named.by_text("bos_token") if bos is None else bos),
+        (named.by_text("eos_token") if eos is None else eos),
+    )
+    if bos is None and named.number("bos_token_id") is None:
+        bos = eos
+    if eos is None and named.number("eos_token_id") is None:
+        eos = bos
+    return bos, eos
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -160,9 +181,9 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     inner = _of_library(tokenizer)
     if not tokenizer.special:
         _add_papers(inner, special)
-    inner.save(str(path / "tokenizer.json"))
+    (path / "tokenizer.json").write_text(inner.to_str(pretty=True), "utf-8")
     if isinstance(tokenizer, LibraryTokenizer) and tokenizer.target:
-        tokenizer.target.save(str(path / TARGET))
+        (path / TARGET).write_text(tokenizer.target.to_str(pretty=True), "utf-8")
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.config.l_max,

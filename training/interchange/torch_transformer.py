@@ -29,7 +29,7 @@ NAMES = {name: name for name in ("transformer", "src_embedding", "tgt_embedding"
 
 
 def _read_config(fields: Fields, names: Sequence[str]) -> Model:
-    called = NAMES | fields.get("names", {})
+    called = NAMES | fields.table("names")
     positions = fields.get("positions", "sinusoidal")
     if positions not in ("sinusoidal", "learned"):
         fields.needs.append(f"{positions} positions")

@@ -43,7 +43,7 @@ def read(
 
 
 def _framed(special: SpecialTokens, source: dict[str, int], target: dict[str, int]) -> SpecialTokens:
-    """The special tokens, where a text is read with </s> behind it, and what is no text is not written."""
+    """The special tokens: a text is read with </s> after it, and these are never written."""
     others = tuple(sorted(target[piece] for piece in NOT_TEXT if piece in target))
     return special._replace(after=(source[END],) if END in source else (), others=others)
 
@@ -62,9 +62,9 @@ def _vocabulary(path: Path, N_V: int) -> dict[str, int]:
 
 def _merges(path: Path) -> list[list[str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a piece may hold what else ends a line
     except UnicodeDecodeError as error:
-        raise InterchangeError(f"{path} is no text in UTF-8: {error.reason}") from None
+        raise InterchangeError(f"{path} is not text in UTF-8: {error.reason}") from None
     found = [line.split()[:2] for line in lines if line.strip()]
     if single := next((merge[0] for merge in found if len(merge) < 2), None):
         raise InterchangeError(f"{path}: {single!r} stands alone in a line, expected two pieces that are merged")
@@ -86,7 +86,7 @@ def _moses(path: Path, fields: Fields, model: Model, special: SpecialTokens) -> 
     settings = read_json(beside) if beside.is_file() else {}
     languages = settings.get("langs") or fields.get("langs")
     if not (isinstance(languages, list) and len(languages) == 2 and all(isinstance(code, str) for code in languages)):
-        raise InterchangeError(f"{fields.path}: langs is {languages!r}, expected the codes of two languages")
+        raise InterchangeError(f"{fields.path}: langs: expected the codes of two languages, got {languages!r}")
     lower, framed = bool(settings.get("do_lower_case", False)), _framed(special, source, target)
     merges = _merges(path / "merges.txt")
     return MosesTokenizer(languages, merges, source=source, target=target, special=framed, lower=lower)

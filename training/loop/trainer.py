@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from training.data.loading import RunData
+from training.disk import reason
 from training.evaluation.held_out import evaluate, perplexity
 from training.loop import memory
 from training.loop.diagnosis import TrainingError, explosion, loss_limit, not_finite
@@ -25,7 +26,7 @@ from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_s
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes
-from training.runs.checkpoints import Checkpoints, read_checkpoint
+from training.runs.checkpoints import Checkpoints, read_checkpoint, saved_steps
 from training.runs.directory import Description, Run, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.runs.metrics import (
@@ -147,8 +148,8 @@ class Trainer:
             raise  # nobody reads what the observer prints
         except OSError as error:
             raise TrainingError(
-                f"cannot write to {self._files.path}: {error.strerror}; rerun the command to resume from the "
-                "last checkpoint"
+                f"cannot write to {self._files.path}: {reason(error)}; make room, and rerun the command to "
+                + ("resume from the last checkpoint" if saved_steps(self._files.checkpoints) else "start over")
             ) from error
 
     def _train(self, opened: contextlib.ExitStack) -> dict[str, float]:

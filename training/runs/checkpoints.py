@@ -24,6 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from training.disk import reason
 from training.runs.interrupts import Interrupted
 from training.runs.named_arrays import flatten, unflatten
 from training.runs.sums import sums
@@ -78,7 +79,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
         if _checksum(record) != read["meta"]["checksum"]:
             raise ValueError("its description is not what was saved")
         record = json.loads(record)
-    except Exception as error:  # whatever a damaged file makes of the storage library
+    except Exception as error:  # whatever the storage library raises for a damaged file
         raise CheckpointError(_first_line(error)) from error
     for item in names:
         saved, found = record["sums"][item], sums(read[item])
@@ -99,7 +100,7 @@ def _target(leaf: Any) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints in a directory, of which the newest `max_to_keep` stay."""
+    """The checkpoints in a directory; the newest `max_to_keep` are kept."""
 
     def __init__(self, directory: Path, *, max_to_keep: int) -> None:
         self._directory = directory.absolute()
@@ -107,7 +108,7 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
         except OSError as error:
-            raise CheckpointError(f"cannot make {directory}: {error.strerror}") from None
+            raise CheckpointError(f"cannot make {directory}: {reason(error)}") from None
 
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, the newest first."""
@@ -212,9 +213,10 @@ class Checkpoints:
     def _not_written(self, error: Exception) -> CheckpointError:
         steps = [step for step in self.steps() if (self._directory / str(step)).is_dir()]
         last = f"the last good one is of step {steps[0]}" if steps else "there is no earlier one"
+        rerun = "resume from there" if steps else "start over"
         return CheckpointError(
             f"cannot write a checkpoint to {self._directory}: {_first_line(error)}; {last}. "
-            "Make room, and rerun the command to resume from there"
+            f"Make room, and rerun the command to {rerun}"
         )
 
 
@@ -224,6 +226,6 @@ def _checksum(text: str) -> int:
 
 def _first_line(error: Exception) -> str:
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:  # tensorstore's message goes on about its database
+    if code:  # tensorstore's message continues with details of its database
         return os.strerror(int(code[1]))
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,7 +9,7 @@
 | checkpoints/STEP/ | what training resumes from |
 | best/STEP/ | the best parameters, where training stops early |
 | parameters.safetensors | the trained parameters, when the run is complete |
-| results.json | what they make of the held-out data |
+| results.json | their figures on the held-out data |
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import fcntl
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from training.data.tokenizers import Tokenizer, load_tokenizer
+from training.disk import parse_json, read_text, reason, require_file, write_atomically
 from training.mesh.padding import padded, unpadded
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
-from training.runs.named_arrays import checksums, flatten, unflatten
+from training.runs.named_arrays import checksums, flatten, save_tensors, unflatten
 from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
 from training.tasks.models import config_from_json, config_to_json, model_shapes
@@ -39,7 +39,7 @@ FORMAT = "formal-algorithms run 4"
 
 
 class RunError(ValueError):
-    """A directory is no run, or the run in it is another one; the message is one sentence."""
+    """A directory is not a run, or holds another one; the message is one sentence."""
 
 
 class Run(NamedTuple):
@@ -109,6 +109,7 @@ class RunDirectory:
         Raises:
             RunError: there is something else.
         """
+        self.check_files()
         if self.config.is_file():
             return True
         if self.path.exists() and not self.path.is_dir():
@@ -117,9 +118,24 @@ class RunDirectory:
             if self.tokenizer.is_file():
                 return False  # a run that was ended before its first step
             raise RunError(
-                f"{self.path} is not empty, and there is no config.json in it, so it is no run: name another directory"
+                f"{self.path} is not empty, but it has no config.json, so it is not a run directory: name another one"
             )
         return False
+
+    def check_files(self) -> None:
+        """Check that the files of the run are files, and that those which grow or are drawn anew lie in it.
+
+        Raises:
+            RunError: one is a pipe or a directory, or a link, through which a file elsewhere would be overwritten.
+        """
+        for file in (self.config, self.tokenizer, self.metrics, self.picture, self.parameters, self.results):
+            if file in (self.metrics, self.picture) and file.is_symlink():
+                raise RunError(f"{file}: expected a file, got a symbolic link; delete it, or name another directory")
+            try:
+                if file.exists():
+                    require_file(file)
+            except OSError as error:
+                raise RunError(f"{file}: {reason(error)}; name another directory") from None
 
     def description(self) -> Description:
         """Return what config.json says.
@@ -128,14 +144,14 @@ class RunDirectory:
             RunError: it is missing or damaged.
         """
         try:
-            state = json.loads(self.config.read_text(encoding="utf-8"))
+            state = parse_json(read_text(self.config))
             if state.get("format") != FORMAT:
-                raise ValueError(f"its format is {state.get('format')!r}, expected {FORMAT!r}; train it anew")
+                raise ValueError(f"format: expected {FORMAT!r}, got {state.get('format')!r}; train it again")
             settings = settings_from(state["settings"], task=state["task"])
             config = config_from_json(state["task"], state["model"])
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
         except OSError as error:
-            raise RunError(f"{self.path} is no run: cannot read {self.config}: {error.strerror}") from None
+            raise RunError(f"{self.path} is not a run directory: cannot read {self.config}: {reason(error)}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{self.config} cannot be read: {error}") from None
 
@@ -150,7 +166,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             directory = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise RunError(f"cannot make {self.path}: {error.strerror}") from None
+            raise RunError(f"cannot make {self.path}: {reason(error)}") from None
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -174,7 +190,7 @@ class RunDirectory:
             write_atomically(self.tokenizer, tokenizer.save)
             self._write(description)
         except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+            raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
     def resume(self, description: Description) -> None:
         """Check that the run which began here may go on as described, and note what has changed.
@@ -195,7 +211,7 @@ class RunDirectory:
         try:
             self._write(description)
         except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+            raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
     def _write(self, description: Description) -> None:
         text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
@@ -229,25 +245,11 @@ class RunDirectory:
     def save_leaves(self, leaves: dict[str, np.ndarray]) -> None:
         """Write the trained parameters, given as contiguous arrays by their dotted names."""
         metadata = {"checksums": json.dumps(checksums(leaves))}
-        write_atomically(self.parameters, lambda path: safetensors.numpy.save_file(leaves, path, metadata))
+        write_atomically(self.parameters, lambda path: save_tensors(path, leaves, metadata))
 
     def save_results(self, results: dict[str, Any]) -> None:
-        """Write what the trained parameters make of the held-out data."""
+        """Write the figures of the trained parameters on the held-out data."""
         write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
-
-
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` make a file beside `path`, and rename it when it is on the disk.
-
-    Args:
-        path: of the file.
-        write: takes the path to write to.
-    """
-    unfinished = path.with_name(path.name + ".unfinished")
-    write(unfinished)
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def load_run(directory: str | Path) -> Run:
@@ -260,11 +262,12 @@ def load_run(directory: str | Path) -> Run:
         parameters, configuration, tokenizer, task and classes.
 
     Raises:
-        RunError: there is no run, or nothing was trained yet, or it is damaged.
+        RunError: the directory holds no run, nothing was trained yet, or it is damaged.
     """
     files = RunDirectory(directory)
     if not files.path.is_dir():
         raise RunError(f"there is no run directory {files.path}")
+    files.check_files()
     description = files.description()
     tokenizer = load_tokenizer(files.tokenizer)
     if tokenizer.fingerprint() != description.fingerprints["tokenizer"]:
@@ -282,14 +285,14 @@ def load_run(directory: str | Path) -> Run:
 
 def _read_parameters(path: Path, template: Any) -> Any:
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            expected = json.loads(file.metadata()["checksums"])
+        with safetensors.safe_open(require_file(path), framework="numpy") as file:
+            expected = parse_json(file.metadata()["checksums"])
             names = file.keys()
             leaves = {name: file.get_tensor(name) for name in names}
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
-    shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(template).items()}
-    if checksums(leaves) != expected or {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()} != shapes:
+    shapes = {name: leaf.shape for name, leaf in flatten(template).items()}  # a converted model keeps its type
+    if checksums(leaves) != expected or {name: leaf.shape for name, leaf in leaves.items()} != shapes:
         raise RunError(f"{path} is damaged: it is not what was saved; delete it to use the last checkpoint")
     return unflatten(template, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
 

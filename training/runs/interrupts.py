@@ -66,7 +66,7 @@ class Interrupts:
         """Call a function in another thread and return what it returns, or raise what it raises.
 
         Raises:
-            Interrupted: a signal came; the function goes on, and its result is lost.
+            Interrupted: a signal came; the function continues, and its result is lost.
         """
         self.check()
         outcome: list[Any] = []

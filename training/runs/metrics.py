@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.runs.directory import write_atomically
+from training.disk import parse_json, write_atomically
 
 
 class Writer(Protocol):
@@ -97,7 +97,7 @@ def cut(path: Path, size: int) -> bool:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return [parse_json(line) for line in lines]
 
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:
@@ -119,7 +119,7 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases, whose files are in `directory`/wandb; a run that resumes goes on there.
+    """Return a writer for Weights & Biases, whose files are in `directory`/wandb; a run that resumes continues there.
 
     Where and whether it uploads is Weights & Biases' own affair: WANDB_MODE, WANDB_PROJECT, `wandb login`.
 

@@ -1,11 +1,16 @@
-"""Pytrees of arrays as dictionaries, with names such as `layers.attention.heads.W_q`, and their checksums."""
+"""Pytrees of arrays as dictionaries, with names such as `layers.attention.heads.W_q`: in memory and in files."""
 
+import os
+import re
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -34,3 +39,18 @@ def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
 def _checksum(array: np.ndarray) -> int:
     header = zlib.crc32(f"{array.dtype}{array.shape}".encode())
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, header)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write contiguous arrays to a safetensors file.
+
+    Raises:
+        OSError: it cannot be written, as when the disk is full.
+    """
+    try:
+        safetensors.numpy.save_file(dict(tensors), path, metadata)
+    except safetensors.SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None

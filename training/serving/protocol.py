@@ -119,7 +119,7 @@ def completion_of(
         prompts=prompts,
         n=n,
         l_gen=_integer(body, "max_tokens", 16, least=1, most=limits.tokens),
-        sampling=_sampling(body, tokenizer.eos_token, N_V),
+        sampling=_sampling(body, tokenizer.end, N_V),
         stop=_stops(body.get("stop")),
         seed=None if body.get("seed") is None else _integer(body, "seed", 0, least=0, most=2**32 - 1),
         logprobs=None if logprobs is None else _integer(body, "logprobs", 0, least=0, most=MOST_LOGPROBS),

@@ -12,7 +12,6 @@ The program is `scripts/train.py`'s update. Per step and device, of which the me
     MFU         = FLOPs without what is computed again / peak / step time
 """
 
-import argparse
 import dataclasses
 import math
 import time
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 
 from scripts.benchmarks.accelerators import compilers, programs
 from scripts.benchmarks.accelerators.reference import GPT2_124M
+from training.commands.arguments import Parser
 from training.loop.flops import step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
@@ -222,9 +222,9 @@ def row(case: Case, found: Cost) -> str:
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    main = Parser(description=__doc__)
     main.add_argument("--model", choices=MODELS, default="gpt2")
     main.add_argument("--chips", default="h100:8", metavar="NAME:SHAPE", help="v5e:2x4, v5p:8x8x4, v6e:2x4 or h100:8")
     main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all of them)")

@@ -306,10 +306,10 @@ STORE = distinct_store()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NextTokens(STORE, l_max=1, batch_size=1), "l_max is 1, expected at least 2"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=0), "batch_size is 0, expected at least 1"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=-1), "seed is -1, expected 0 to 2³² − 1"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=1 << 32), "seed is 4294967296, expected"),
+        (lambda: NextTokens(STORE, l_max=1, batch_size=1), "l_max: expected at least 2, a token"),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=0), "batch_size: expected at least 1, got 0"),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=-1), "seed: expected 0 to 2³² − 1, got -1"),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=1 << 32), "seed: expected 0 to 2³² − 1, got 4294967296"),
         (
             lambda: NextTokens(STORE, l_max=5, batch_size=1, mode="x"),
             "there is no mode 'x'; choose chunks, windows",
@@ -325,11 +325,11 @@ STORE = distinct_store()
         ),
         (
             lambda: MaskedTokens(STORE, l_max=5, batch_size=1, p_mask=1.0),
-            "p_mask is 1.0, expected a probability",
+            "p_mask: expected a probability between 0 and 1, got 1.0",
         ),
         (
             lambda: SequencePairs(PairStore(STORE, STORE), l_max=5, batch_size=1, pad_multiple=0),
-            "pad_multiple is 0, expected at least 1",
+            "pad_multiple: expected at least 1, got 0",
         ),
         (
             lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5, batch_size=1),
@@ -337,7 +337,7 @@ STORE = distinct_store()
         ),
         (
             lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
-            "l_max is 1, expected at least 2: bos and eos",
+            "l_max: expected at least 2, for bos and eos, got 1",
         ),
         (
             lambda: TokenStore.from_sequences([[1, 10]], 10),

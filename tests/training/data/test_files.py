@@ -1,6 +1,7 @@
 """The user's files: what is read, what is held out, and a clear sentence for everything that is wrong."""
 
 import json
+import os
 import re
 
 import pytest
@@ -240,5 +241,21 @@ def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(DataError, match="no data files were given"):
         read_corpus([], "text")
     path = write(tmp_path / "a.txt", text_of(20))
-    with pytest.raises(DataError, match=r"validation_fraction is 1\.0, expected a number between 0 and 1"):
+    with pytest.raises(DataError, match=r"validation_fraction: expected a number between 0 and 1, got 1\.0"):
         read_corpus([path], "text", validation_fraction=1.0)
+
+
+@pytest.mark.parametrize("kind", ["text", "pairs"])
+def test_what_is_not_a_file_is_refused(tmp_path, kind):
+    """A pipe would be waited for, and be empty when it is read for the second time."""
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for path, what in ((tmp_path / "pipe", "a pipe"), (tmp_path / "pipe.parquet", "a pipe"), ("/dev/null", "a device")):
+        with pytest.raises(DataError, match=f"cannot read {path}: expected a file, got {what}"):
+            read_corpus([path], kind)
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "a"}\n' + "[" * 200_000 + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:2: not a JSON object on one line \(nested too deeply\)"):
+        list(read_corpus([path], "text").train)

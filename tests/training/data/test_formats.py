@@ -112,13 +112,13 @@ def test_wrong_tables_are_refused_in_a_sentence(tmp_path, table):
     with pytest.raises(DataError, match="has no rows"):
         read_corpus([table(tmp_path / "b.parquet", {"text": []})], "text")
     numbers = table(tmp_path / "c.parquet", {"text": [1, 2, 3]})
-    with pytest.raises(DataError, match=r"c\.parquet:1: the text is '1', expected a text"):
+    with pytest.raises(DataError, match=r"c\.parquet:1: text: expected a text, got '1'"):
         list(read_corpus([numbers], "text").train)
     (tmp_path / "d.parquet").write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"d\.parquet is damaged"):
         read_corpus([tmp_path / "d.parquet"], "text")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="folder is no directory of the library datasets"):
+    with pytest.raises(DataError, match="folder is not a directory of the library datasets"):
         read_corpus([tmp_path / "folder"], "text")
 
 

@@ -230,11 +230,11 @@ def test_lone_surrogates_are_said(built, kind):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ("{", "is no tokenizer that can be read"),
-        ("[1]", "is no tokenizer that can be read"),
-        ('{"format": "formal-algorithms tokenizer 1"}', "is no tokenizer that can be read"),
+        ("{", "is not a tokenizer that can be read"),
+        ("[1]", "is not a tokenizer that can be read"),
+        ('{"format": "formal-algorithms tokenizer 1"}', "is not a tokenizer that can be read"),
         ('{"format": "formal-algorithms tokenizer 1", "kind": "x", "vocabulary": []}', "is no tokenizer"),
-        ('{"model": "x"}', "is no tokenizer that can be read"),
+        ('{"model": "x"}', "is not a tokenizer that can be read"),
     ],
 )
 def test_files_that_are_no_tokenizers_are_named(tmp_path, contents, message):
@@ -250,7 +250,7 @@ def test_missing_tokenizers_are_named(tmp_path):
     with pytest.raises(DataError, match=r"holds no tokenizer: expected tokenizer\.json, or encoder.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("a\nb\n")
-    with pytest.raises(DataError, match=r"vocab.txt has no \[UNK\], so it is no WordPiece vocabulary"):
+    with pytest.raises(DataError, match=r"vocab.txt has no \[UNK\], so it is not a WordPiece vocabulary"):
         bert_tokenizer(tmp_path / "vocab.txt")
 
 

@@ -57,7 +57,7 @@ def test_the_score_counts_every_token_but_bos_once(order):
 
 def test_what_cannot_be_is_said():
     train = TokenStore.from_sequences(SEQUENCES, N_V)
-    with pytest.raises(ValueError, match="order is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="order: expected at least 1, got 0"):
         ngram_model(train, order=0)
     with pytest.raises(ValueError, match="the training text has N_V = 8, the held-out text 9: expected one"):
         ngram_score(train, TokenStore.from_sequences(SEQUENCES, 9))

@@ -1,21 +1,30 @@
 """What is wrong with a checkpoint is said in one sentence, all at once, and nothing is written."""
 
+import dataclasses
+import errno
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 import tracemalloc
 
 import jax
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 import tokenizers
 
-from algorithms import GPT2, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
+from algorithms import BERT, GPT2, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
-from training.interchange import InterchangeError, convert, load_pretrained, save_pretrained
+from training.generation.text import Options, answerer_for
+from training.interchange import InterchangeError, convert, load_model, load_pretrained, save_pretrained
 from training.interchange.encoder_decoder import VARIANTS
+from training.runs.directory import load_run
+from training.tasks.classify import ClassifierParams
 
 SIZES = {"N_V": 17, "l_max": 5, "H": 2, "d_e": 6, "d_mlp": 7}
 CONFIG = DTransformerConfig(L=1, variant=GPT2, **SIZES)
@@ -52,22 +61,38 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
     change_config(path, n_embd=8, vocab_size=18)
     message = refused(path, tmp_path)
     assert "transformer.wte.weight [17, 6] instead of [18, 8]" in message
-    assert "transformer.h.0.attn.c_attn.weight [6, 18] instead of [8, 24]" in message
+    assert re.search(r"config.json says: 1\d, such as transformer.wte.weight", message)
+    assert message.count(" instead of ") == 3
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"n_head": 4}, "d_e = 6 is not a multiple of H = 4"),
-        ({"n_head": "two"}, "n_head is 'two', expected an integer of at least 1"),
-        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon is -1, expected a number of at least 0"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
+        ({"n_head": "two"}, "n_head: expected an integer of at least 1 and less than 2^31, got 'two'"),
+        ({"vocab_size": 10**40}, "vocab_size: expected an integer of at least 1 and less than 2^31, got 1000"),
+        ({"n_layer": 1_000_000_000}, "number of layers (L): expected 1, as"),
+        ({"n_layer": 2}, "holds, got 2"),
+        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon: expected a number of at least 0, got -1"),
+        ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon: expected a number of at least 0, got inf"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
+        ({"activation_function": ["gelu"]}, "the activation ['gelu']"),
         (
             {"activation_function": "mish", "scale_attn_weights": False},
             "scores that are not divided by √d_attn (scale_attn_weights = False), the activation 'mish'",
         ),
         ({"model_type": "llama"}, "is a llama, which needs rotary positions, a gated MLP (SwiGLU), RMSnorm"),
-        ({"model_type": "mamba"}, "model_type is 'mamba', expected one of gpt2, bert, bart, marian, fsmt, torch.nn"),
+        ({"model_type": "mamba"}, "is a mamba, which needs a state-space layer in place of attention"),
+        ({"model_type": "xlnet"}, "is a xlnet, which needs relative positions, a memory of earlier segments"),
+        (
+            {"model_type": "new"},
+            "model_type: expected one of gpt2, bert, bart, marian, fsmt, torch.nn.Transformer, got 'new'",
+        ),
+        (
+            {"model_type": ["gpt2"]},
+            "model_type: expected one of gpt2, bert, bart, marian, fsmt, torch.nn.Transformer, got [",
+        ),
+        ({"model_type": None}, 'got none; its tensors are named as those of gpt2: add "model_type": "gpt2"'),
     ],
 )
 def test_what_is_not_supported_is_refused(path, tmp_path, changed, message):
@@ -79,11 +104,11 @@ def test_damaged_files_are_refused(path, tmp_path):
     whole = (path / "model.safetensors").read_bytes()
     for damaged in (whole[:-5], whole[:40], b"", b"not safetensors"):
         (path / "model.safetensors").write_bytes(damaged)
-        assert "is damaged or no safetensors file" in refused(path, tmp_path)
+        assert "is damaged or not a safetensors file" in refused(path, tmp_path)
     (path / "model.safetensors").unlink()
     assert "holds no weights: expected model.safetensors or pytorch_model.bin" in refused(path, tmp_path)
     (path / "config.json").write_text("{")
-    assert "config.json holds no JSON" in refused(path, tmp_path)
+    assert "config.json: expected a JSON object" in refused(path, tmp_path)
     (path / "config.json").unlink()
     assert "cannot read" in refused(path, tmp_path)
 
@@ -103,6 +128,134 @@ def test_shards_must_be_beside_their_index(path, tmp_path):
         assert message in refused(path, tmp_path)
     (path / "model.safetensors.index.json").write_text("[]")
     assert "cannot be read" in refused(path, tmp_path)
+
+
+def test_the_wrong_number_of_layers_is_said_before_anything_is_made_of_it(path, tmp_path):
+    """A list of the tensors of so many layers would grow for minutes."""
+    change_config(path, n_layer=1_000_000_000)
+    tracemalloc.start()
+    refused(path, tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_each_side_of_an_encoder_decoder_has_its_own_number_of_layers(tmp_path):
+    config = EDTransformerConfig(L_enc=1, L_dec=2, variant=VARIANTS["bart"], **SIZES)
+    save_pretrained(tmp_path / "in", random_theta(config), config, to="bart")
+    change_config(tmp_path / "in", encoder_layers=2)
+    assert "number of layers of the encoder (L_enc): expected 1, as" in refused(tmp_path / "in", tmp_path)
+    change_config(tmp_path / "in", encoder_layers=1, decoder_layers=10**9)
+    assert "number of layers of the decoder (L_dec): expected 2, as" in refused(tmp_path / "in", tmp_path)
+
+
+def test_other_sizes_of_the_decoder_are_refused(tmp_path):
+    config = EDTransformerConfig(L_enc=1, L_dec=1, variant=VARIANTS["bart"], **SIZES)
+    save_pretrained(tmp_path / "in", random_theta(config), config, to="bart")
+    change_config(tmp_path / "in", decoder_attention_heads=1, decoder_ffn_dim=9)
+    message = refused(tmp_path / "in", tmp_path)
+    assert "a decoder with other attention_heads than the encoder (decoder_attention_heads = 1)" in message
+    assert "a decoder with other ffn_dim than the encoder (decoder_ffn_dim = 9)" in message
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"0": "a", "1": "b"}, "id2label: expected a name for each of the 3 classes of classifier.weight, got 2"),
+        ({"1": "a", "2": "b", "3": "c"}, 'id2label: expected a name of its own for each class, from "0" on'),
+        ({"0": "a", "1": "a", "2": "b"}, 'id2label: expected a name of its own for each class, from "0" on'),
+        (["a", "b", "c"], "id2label: expected an object, got ['a', 'b', 'c']"),
+    ],
+)
+def test_the_names_of_the_classes_are_held_against_the_head(tmp_path, labels, message):
+    config = ETransformerConfig(
+        L=1, variant=dataclasses.replace(BERT, head=False, unembedding_bias=False, pooler=True), **SIZES
+    )
+    theta = ClassifierParams(random_theta(config), np.ones((3, 6), np.float32), np.ones(3, np.float32))
+    save_pretrained(tmp_path / "in", theta, config, labels=("x", "y", "z"))
+    change_config(tmp_path / "in", id2label=labels)
+    assert message in refused(tmp_path / "in", tmp_path)
+
+
+def test_a_file_is_not_a_checkpoint(path, tmp_path):
+    for file in (path / "model.safetensors", path / "config.json"):
+        assert "expected a directory with config.json and the weights, got a file" in refused(file, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["a pipe", "a directory"])
+def test_what_is_not_a_file_is_refused(path, tmp_path, name, kind):
+    """A pipe that nobody writes to would be waited for."""
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name) if kind == "a pipe" else (path / name).mkdir()
+    assert f"expected a file, got {kind}" in refused(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json"]
+)
+def test_deep_nesting_is_refused(path, tmp_path, name):
+    if name.startswith("model"):
+        (path / "model.safetensors").rename(path / "model-1.safetensors")
+    (path / name).write_text("[" * 200_000)
+    assert name in refused(path, tmp_path)
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_of_tensors(*_, **__):
+    raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize("to", ["run", "gpt2"])
+@pytest.mark.parametrize(
+    ("where", "fails"), [("safetensors.numpy.save_file", full_of_tensors), ("pathlib.Path.write_text", full)]
+)
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(path, tmp_path, monkeypatch, to, where, fails):
+    monkeypatch.setattr(where, fails)
+    with pytest.raises(ValueError, match=r"^cannot write to .*: No space left on device$") as raised:
+        convert(path, tmp_path / "out", **({} if to == "run" else {"to": to}))
+    assert "\n" not in str(raised.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
+
+
+def test_a_limit_of_file_sizes_is_said_in_a_sentence(path, tmp_path):
+    """Of the whole process, so in another one."""
+    code = (
+        "import resource; from training.interchange import convert;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        f"convert({str(path)!r}, {str(tmp_path / 'out')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "InterchangeError: cannot write to" in done.stderr or "RunError: cannot write to" in done.stderr
+    assert done.stderr.strip().endswith("File too large")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
+
+
+def test_a_model_that_nothing_ends_is_converted_with_a_note(path, tmp_path):
+    change_config(path, eos_token_id=50256, bos_token_id=50256)
+    said = convert(path, tmp_path / "out")
+    assert "eos_token_id: expected a token below N_V = 17, got 50256; so generation continues" in said
+    answer = answerer_for(load_run(tmp_path / "out"), Options(l_gen=9, tau=0.0)).answers(["1 2"])[0][0]
+    assert (len(answer["text"].split()), answer["ended_by"]) == (9, "length")
+
+
+def test_an_end_that_there_is_not_is_not_taken_for_the_beginning(path):
+    change_config(path, eos_token_id=50256, bos_token_id=3)
+    special = load_model(path).tokenizer.special
+    assert (special.bos, special.eos) == (3, None)
+    change_config(path, eos_token_id=None)
+    assert load_model(path).tokenizer.special.eos == 3
+
+
+def test_a_translator_that_nothing_ends_is_refused(tmp_path):
+    config = EDTransformerConfig(L_enc=1, L_dec=1, variant=VARIANTS["bart"], **SIZES)
+    save_pretrained(tmp_path / "in", random_theta(config), config, to="bart")
+    change_config(tmp_path / "in", eos_token_id=99)
+    assert "eos_token_id: expected a token below N_V = 17, got 99; nothing would end a translation" in refused(
+        tmp_path / "in", tmp_path
+    )
 
 
 class Evil:
@@ -155,7 +308,7 @@ def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
     tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(18)})).save(str(path / "tokenizer.json"))
     assert "the tokenizer has 18 tokens, but the model only N_V = 17" in refused(path, tmp_path)
     (path / "tokenizer.json").write_text("{")
-    assert "is no tokenizer that can be read" in refused(path, tmp_path)
+    assert "is not a tokenizer that can be read" in refused(path, tmp_path)
 
 
 @pytest.mark.parametrize(

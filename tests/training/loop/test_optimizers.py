@@ -150,14 +150,17 @@ def test_clipping_is_by_the_global_norm():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schedule": "quadratic"}, "schedule is 'quadratic'; choose one of constant, cosine, linear, wsd, vaswani"),
-        ({"warmup": 21, "steps": 20}, "warmup is 21, expected at most the 20 steps"),
-        ({"optimizer": "sophia"}, "optimizer is 'sophia'; choose one of sgd, adam, adamw, lion, adafactor, muon"),
+        (
+            {"schedule": "quadratic"},
+            "--schedule: expected one of constant, cosine, linear, wsd, vaswani, got 'quadratic'",
+        ),
+        ({"warmup": 21, "steps": 20}, "--warmup: expected at most --steps, 20, got 21"),
+        ({"optimizer": "sophia"}, "--optimizer: expected one of sgd, adam, adamw, lion, adafactor, muon, got 'sophia'"),
         (
             {"optimizer": "sgd", "weight_decay": 0.1},
-            "weight_decay is 0.1, but sgd has none; choose adamw, lion, muon, or 0",
+            "--weight-decay: expected 0 for sgd, got 0.1; or choose one of adamw, lion, muon",
         ),
-        ({"eps": 0.0}, "eps is 0.0, expected a positive number"),
+        ({"eps": 0.0}, "--eps: expected a positive number, got 0.0"),
     ],
 )
 def test_what_cannot_be_is_said(values, message):

@@ -140,6 +140,21 @@ def test_a_full_disk_is_an_error_and_loses_nothing(saved):
     again.close()
 
 
+def test_a_full_disk_at_the_first_checkpoint_leaves_nothing_to_resume_from(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    first = Checkpoints(tmp_path / "c", max_to_keep=2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(CheckpointError) as raised:
+            save_and_wait(first, 1, trees(1, n=20_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(raised.value).endswith(
+        "File too large; there is no earlier one. Make room, and rerun the command to start over"
+    )
+    assert saved_steps(tmp_path / "c") == []
+
+
 def test_a_reader_changes_nothing(saved):
     unfinished = saved._directory / "4.orbax-checkpoint-tmp"
     unfinished.mkdir()

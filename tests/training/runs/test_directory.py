@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import os
+import resource
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 
 from tests import cases
 from tests.training_cases import N_V, data_for, settings_for
@@ -43,6 +46,73 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     assert files.description() == description
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_converted_model_keeps_its_type(tmp_path, dtype):
+    files, _, theta = begin(tmp_path / "run")
+    files.save_parameters(jax.tree.map(lambda a: np.asarray(a.astype(dtype)), theta))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(load_run(files.path).theta)} == {dtype}
+
+
+def full_disk(*_):
+    raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_disk_leaves_the_parameters_as_they_were(tmp_path, monkeypatch, full):
+    files, _, theta = begin(tmp_path / "run")
+    files.save_parameters(theta)
+    before = files.parameters.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if full:
+        monkeypatch.setattr("safetensors.numpy.save_file", full_disk)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left on device" if full else "File too large"):
+            files.save_parameters(jax.tree.map(jnp.negative, theta))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files.parameters.read_bytes() == before
+    assert not list(files.path.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "loss.png"])
+def test_a_link_that_would_be_written_through_is_refused(tmp_path, name):
+    files, _, _ = begin(tmp_path / "run")
+    (tmp_path / "outside").write_text("mine")
+    (files.path / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(RunError, match=f"{name}: expected a file, got a symbolic link; delete it, or name another"):
+        files.exists()
+
+
+def test_a_file_beside_that_is_a_link_is_not_written_through(tmp_path):
+    files, _, _ = begin(tmp_path / "run")
+    (tmp_path / "outside").write_text("mine")
+    (files.path / "results.json.unfinished").symlink_to(tmp_path / "outside")
+    files.save_results({"loss": 1.0})
+    assert (tmp_path / "outside").read_text() == "mine"
+    assert json.loads(files.results.read_text()) == {"loss": 1.0}
+    assert not files.results.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "metrics.jsonl", "parameters.safetensors"])
+@pytest.mark.parametrize("kind", ["a pipe", "a directory"])
+def test_what_is_not_a_file_is_refused(tmp_path, name, kind):
+    files, _, _ = begin(tmp_path / "run")
+    (files.path / name).unlink(missing_ok=True)
+    os.mkfifo(files.path / name) if kind == "a pipe" else (files.path / name).mkdir()
+    for act in (files.exists, lambda: load_run(files.path)):
+        with pytest.raises(RunError, match=f"{name}: expected a file, got {kind}"):
+            act()
+
+
+def test_deep_nesting_is_refused(tmp_path):
+    files, _, _ = begin(tmp_path / "run")
+    files.config.write_text("[" * 200_000)
+    with pytest.raises(RunError, match=r"config.json cannot be read: nested too deeply"):
+        load_run(files.path)
+
+
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
 def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, ema_decay):
     files, _, theta = begin(tmp_path / "run", ema_decay=ema_decay)
@@ -65,7 +135,7 @@ def test_what_is_no_run_is_said(tmp_path):
         load_run(tmp_path / "none")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"is no run: cannot read .*config.json"):
+    with pytest.raises(RunError, match=r"is not a run directory: cannot read .*config.json"):
         load_run(tmp_path / "other")
     with pytest.raises(RunError, match=r"not empty, and there is no config\.json in it"):
         RunDirectory(tmp_path / "other").exists()
@@ -177,17 +247,24 @@ def test_defaults_fit_together(task):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"layers": 3}, "d has no setting 'layers'; it has data, "),
-        ({"p_mask": 0.1}, "d has no setting 'p_mask'"),
-        ({"L": 1.5}, "L is 1.5, expected an integer"),
-        ({"L": True}, "L is True, expected an integer"),
-        ({"tied": 1}, "tied is 1, expected true or false"),
-        ({"learning_rate": "fast"}, "learning_rate is 'fast', expected a number"),
-        ({"data": "docs"}, "data is 'docs', expected a list of strings"),
-        ({"rows": "random"}, "rows is 'random'; choose one of chunks, windows, packed"),
-        ({"dropout": 1.0}, "dropout is 1.0, expected at least 0 and less than 1"),
-        ({"learning_rate": 0}, "learning_rate is 0.0, expected a positive number"),
-        ({"batch_size": 6, "accumulation_steps": 4}, "batch_size is 6, no multiple of accumulation_steps, 4"),
+        ({"layers": 3}, "layers: expected a setting of d, got an unknown one; it has data, "),
+        ({"p_mask": 0.1}, "p_mask: expected a setting of d, got an unknown one"),
+        ({"L": 1.5}, "--L: expected an integer, got 1.5"),
+        ({"L": True}, "--L: expected an integer, got True"),
+        ({"tied": 1}, "--tied: expected true or false, got 1"),
+        ({"learning_rate": "fast"}, "--learning-rate: expected a number, got 'fast'"),
+        ({"data": "docs"}, "--data: expected a list of strings, got 'docs'"),
+        ({"rows": "random"}, "--rows: expected one of chunks, windows, packed, got 'random'"),
+        ({"dropout": 1.0}, "--dropout: expected at least 0 and less than 1, got 1.0"),
+        ({"learning_rate": 0}, "--learning-rate: expected a positive number, got 0.0"),
+        ({"learning_rate": float("nan")}, "--learning-rate: expected a positive number, got nan"),
+        ({"learning_rate": float("inf")}, "--learning-rate: expected a positive number, got inf"),
+        ({"eps": float("nan")}, "--eps: expected a positive number, got nan"),
+        ({"embedding_learning_rate": float("nan")}, "--embedding-learning-rate: expected a positive number, got nan"),
+        (
+            {"batch_size": 6, "accumulation_steps": 4},
+            "--batch-size: expected a multiple of --accumulation-steps, 4, got 6",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_said(values, message):

@@ -19,6 +19,7 @@ from typing import Literal
 
 from training.data.records import DataError
 from training.data.store import default_cache_dir
+from training.disk import reason
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def fetch(package: Package, cache_dir: Path | None = None) -> Path:
                 _verify(downloaded, package)
                 downloaded.replace(path)
         except OSError as error:
-            raise DataError(f"cannot keep {package.archive} in {path.parent}: {error.strerror}") from None
+            raise DataError(f"cannot keep {package.archive} in {path.parent}: {reason(error)}") from None
     _verify(path, package)
     return path
 

@@ -61,7 +61,7 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
       ValueError: the order is less than 1.
     """
     if order < 1:
-        raise ValueError(f"order is {order}, expected at least 1")
+        raise ValueError(f"order: expected at least 1, got {order}")
     model = InterpolatedLanguageModel(_WittenBellToUniform, order, params={"N_V": train.N_V})
     bos = (train.special_token("bos"),)
     for i in range(len(train)):

@@ -6,6 +6,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
+from training.data.records import DataError
+
 
 def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
     """Train scikit-learn's classifier with its defaults on words, and return the labels of texts.
@@ -13,7 +15,15 @@ def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]
     Args:
         train: texts and their labels.
         texts: what to classify.
+
+    Raises:
+        DataError: there are no words in the texts to train on.
     """
     model = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
-    model.fit([text for text, _ in train], [label for _, label in train])
+    try:
+        model.fit([text for text, _ in train], [label for _, label in train])
+    except ValueError as error:
+        if "empty vocabulary" not in str(error):
+            raise
+        raise DataError("the training texts have no words of two letters or more") from None
     return [str(label) for label in model.predict(list(texts))]

@@ -1,0 +1,70 @@
+"""What a person who waits reads: rates that do not jump, and a bar that keeps what matters where there is no room."""
+
+import io
+import sys
+
+import pytest
+
+from tests.training_cases import settings_for
+from training.commands.progress import Display, Pace
+from training.loop.trainer import Facts
+
+FACTS = Facts(step=0, parameters=9, tokens=99, epochs=1.0, device="cpu", seconds=5.0)
+
+
+def lines(steps, *, tokens=100.0, seconds=0.5):
+    """Updates of a constant pace, the results of two of which come at once: the second seems to take no time."""
+    passed = 0.0
+    for step in range(1, steps + 1):
+        took = 2 * seconds - 1e-4 if step % 2 else 1e-4
+        passed += took
+        yield step, {"step": step, "loss": 2.5, "tokens_per_second": tokens / took, "seconds": passed}
+
+
+def test_rates_are_smooth_and_the_time_left_is_that_of_the_updates():
+    pace, rates, left = Pace(), [], []
+    for step, line in lines(200):
+        pace.add(step, line)
+        rates.append(pace.tokens_per_second())
+        left.append(pace.left(200))
+    assert rates[0] is left[0] is None
+    assert max(rates[10:]) < 1.2 * 200
+    assert min(rates[10:]) > 200 / 1.2
+    assert left[99] == pytest.approx(100 * 0.5, rel=0.1)
+    assert left[-1] == 0
+
+
+def test_a_pace_that_changes_is_followed():
+    pace = Pace()
+    for step in range(1, 41):
+        pace.add(step, {"tokens_per_second": 100.0 if step <= 20 else 10.0, "seconds": float(step)})
+    assert pace.tokens_per_second() == pytest.approx(10)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(monkeypatch, columns, task="d"):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    display = Display(settings_for(task, steps=200), "run", quiet=False)
+    display.began(FACTS)
+    display._bar.mininterval, display._bar.dynamic_ncols, display._bar.ncols = 0, None, columns
+    for step, line in lines(50):
+        display.updated(step, line)
+    display._bar.refresh()
+    last = sys.stderr.getvalue().split("\r")[-1].rstrip()
+    display.close()
+    return last
+
+
+def test_a_narrow_bar_keeps_percentage_and_time(monkeypatch):
+    narrow, wide = shown(monkeypatch, 40), shown(monkeypatch, 100)
+    assert len(narrow) <= 40
+    assert narrow.startswith(" 25% 01:15 left |")
+    assert wide.endswith(" 50/200, loss 2.500, 200 tokens/s")
+
+
+def test_a_classifier_counts_texts(monkeypatch):
+    assert shown(monkeypatch, 100, "classify").endswith(" 200 texts/s")

@@ -1,0 +1,60 @@
+"""Whether config.json can belong to the tensors: asked before anything is made of it, which could be very large."""
+
+import re
+from collections.abc import Iterable
+
+from training.interchange.containers import Tensors
+from training.interchange.description import Fields, Model
+from training.interchange.errors import InterchangeError
+
+LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|layer|layers)\.(\d+)\.")
+SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
+HEAD = "classifier.weight"
+SIGNS = (
+    ("gpt2", re.compile(r"(^|\.)wte\.weight$")),
+    ("bert", re.compile(r"(^|\.)embeddings\.word_embeddings\.weight$")),
+    ("bart", re.compile(r"(^|\.)decoder\.layernorm_embedding\.weight$")),
+    ("fsmt", re.compile(r"(^|\.)decoder\.output_projection\.weight$")),
+    ("marian", re.compile(r"^final_logits_bias$")),
+    ("torch.nn.Transformer", re.compile(r"(^|\.)decoder\.layers\.0\.multihead_attn\.in_proj_weight$")),
+)
+"""Tensors that only one kind of model has, or that no kind before it has."""
+
+
+def likely_type(names: Iterable[str]) -> str | None:
+    """Return the `model_type` of a config.json that names none, as its tensors show it."""
+    names = list(names)
+    return next((kind for kind, sign in SIGNS if any(map(sign.search, names))), None)
+
+
+def check(fields: Fields, model: Model, tensors: Tensors) -> None:
+    """Check the number of layers, and that of the classes.
+
+    Args:
+        fields: of config.json.
+        model: what they describe.
+        tensors: of the checkpoint.
+
+    Raises:
+        InterchangeError: the tensors are of another number.
+    """
+    found = [match.groups() for match in map(LAYER.search, tensors.names) if match]
+    for size, side in SIDES.items():
+        expected = 1 + max((int(number) for part, number in found if side in (None, part)), default=-1)
+        described = getattr(model.config, size, expected)
+        if described != expected:
+            of_side = f"of the {side} " if side else ""
+            raise InterchangeError(
+                f"{fields.path}: number of layers {of_side}({size}): expected {expected}, as {tensors.path} holds, "
+                f"got {described}"
+            )
+    names = fields.table("id2label")
+    if model.labels and names and (names.keys() != {*map(str, range(len(names)))} or len({*model.labels}) < len(names)):
+        raise InterchangeError(
+            f'{fields.path}: id2label: expected a name of its own for each class, from "0" on, got {names}'
+        )
+    if model.labels and HEAD in tensors.names and tensors.shape(HEAD)[0] != len(model.labels):
+        raise InterchangeError(
+            f"{fields.path}: id2label: expected a name for each of the {tensors.shape(HEAD)[0]} classes of {HEAD}, "
+            f"got {len(model.labels)}"
+        )
