@@ -1,17 +1,21 @@
-"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus."""
+"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus.
 
-from typing import TypedDict
+Each sequence of a batch has its own settings, which are arrays: one compiled program serves all of them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 
-from algorithms.alg14_inference import sample
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.softmax import softmax
 
-__all__ = ["DRAWN_FAITHFULLY", "Sampling", "draw", "restricted"]
+__all__ = ["DRAWN_FAITHFULLY", "Sampling", "SamplingArrays", "draw", "restricted"]
 
 
 class Sampling(TypedDict, total=False):
@@ -26,6 +30,8 @@ class Sampling(TypedDict, total=False):
         repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
             multiplied by where they are negative, before all else; 1: nothing.
         no_repeat_ngram_size: no so many tokens in a row come twice; where nothing could follow, eos does. 0: they may.
+        logit_bias: what is added to the scores of some tokens, after the penalty and before the temperature; None:
+            nothing.
     """
 
     tau: float
@@ -34,6 +40,7 @@ class Sampling(TypedDict, total=False):
     eos: int | None
     repetition_penalty: float
     no_repeat_ngram_size: int
+    logit_bias: dict[int, float] | None
 
 
 DRAWN_FAITHFULLY: Sampling = {
@@ -43,8 +50,87 @@ DRAWN_FAITHFULLY: Sampling = {
     "eos": None,
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
+    "logit_bias": None,
 }
 """How Algorithm 14 draws, at temperature 1."""
+
+
+class SamplingArrays(NamedTuple):
+    """The `Sampling` of each of B sequences.
+
+    Attributes:
+        tau: temperatures.
+        top_k: 0 where it is None.
+        top_p: 1 where it is None.
+        eos: −1 where it is None.
+        repetition_penalty: 1 where there is none.
+        no_repeat_ngram_size: 0 where there is none.
+        logit_bias: 0 where there is none; None where no sequence has one.
+    """
+
+    tau: Float[np.ndarray, "B"]
+    top_k: Int[np.ndarray, "B"]
+    top_p: Float[np.ndarray, "B"]
+    eos: Int[np.ndarray, "B"]
+    repetition_penalty: Float[np.ndarray, "B"]
+    no_repeat_ngram_size: Int[np.ndarray, "B"]
+    logit_bias: Float[np.ndarray, "N_V B"] | None
+
+    @staticmethod
+    def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":
+        """Return the settings of sequences as arrays.
+
+        Args:
+            samplings: of each; what one leaves out is that of `DRAWN_FAITHFULLY`.
+            N_V: size of the vocabulary.
+        """
+        rows: list[Sampling] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
+
+        def floats(name: str, default: float = 0.0) -> np.ndarray:
+            with np.errstate(over="ignore"):  # a temperature beyond the largest number is inf
+                values = [default if row[name] is None else row[name] for row in rows]
+                return np.array(values, np.float64).astype(jax.dtypes.canonicalize_dtype(np.float64))
+
+        def integers(name: str, default: int) -> np.ndarray:
+            return np.array([default if row[name] is None else row[name] for row in rows], np.int32)
+
+        return SamplingArrays(
+            tau=floats("tau"),
+            top_k=integers("top_k", 0),
+            top_p=floats("top_p", 1.0),
+            eos=integers("eos", -1),
+            repetition_penalty=floats("repetition_penalty"),
+            no_repeat_ngram_size=integers("no_repeat_ngram_size", 0),
+            logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
+        )
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether what came before decides what may come in one of the sequences."""
+        return bool((self.repetition_penalty != 1).any() or self.no_repeat_ngram_size.any())
+
+    def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
+        """Return the settings of some of these sequences and of others behind them."""
+        biases = [self.logit_bias, other.logit_bias]
+        if any(bias is not None for bias in biases):
+            N_V, dtype = next((len(bias), bias.dtype) for bias in biases if bias is not None)
+            both = zip(biases, (self, other), strict=True)
+            joined = [np.zeros((N_V, len(of.tau)), dtype) if bias is None else bias for bias, of in both]
+            bias = np.concatenate(joined, axis=1)[:, rows]
+        else:
+            bias = None
+        of_rows = (np.concatenate(pair)[rows] for pair in zip(self[:-1], other[:-1], strict=True))
+        return SamplingArrays(*of_rows, bias)
+
+
+def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[np.ndarray, "N_V B"] | None:
+    if not any(biases):
+        return None
+    columns = np.zeros((N_V, len(biases)), np.float32)
+    for column, bias in zip(columns.T, biases, strict=True):
+        for token, value in (bias or {}).items():
+            column[token] = value
+    return columns
 
 
 def draw(
@@ -52,37 +138,36 @@ def draw(
     keys: Key[Array, "B"],
     i: Int[Array, "B"],
     *,
-    tau: float | Float[Array, ""],
-    top_k: int | None,
-    top_p: float | Float[Array, ""] | None,
+    tau: Float[Array, "B"],
+    top_k: Int[Array, "B"],
+    top_p: Float[Array, "B"],
 ) -> Int[Array, "B"]:
     """Draw a token for each sequence, from the distribution in its column.
 
+    The draw is from ``q ∝ p^{1/τ}`` of the permitted tokens, in float32 at least, as by Algorithm 14's `sample`.
+
     Args:
-        P: the distributions.
+        P: the distributions; what has probability 0 is never drawn.
         keys: one for each sequence.
         i: the number of the token of each sequence, which is drawn with ``fold_in(key, i)``.
-        tau: temperature τ, 0 for the likeliest token; the draw is from q ∝ p^{1/τ}.
-        top_k: draw from the k likeliest tokens only; None for all.
-        top_p: draw from the nucleus of q only; None for all.
+        tau: temperature τ of each, 0 for the likeliest token.
+        top_k: draw from the k likeliest tokens only; 0 for all.
+        top_p: draw from the nucleus of q only; 1 for all.
     """
-
-    def likeliest(_):
-        return jnp.argmax(P, axis=0)
 
     def drawn(_):
         of_token = jax.vmap(jax.random.fold_in)(keys, i)
-        if top_k is None and top_p is None:
-            return sample(P, tau, of_token)
-        return sample(restricted(P, tau=tau, top_k=top_k, top_p=top_p), 1.0, of_token)
+        return jax.vmap(jax.random.categorical, (0, 1))(of_token, restricted(P, tau=tau, top_k=top_k, top_p=top_p))
 
-    return jax.lax.cond(tau == 0, likeliest, drawn, None).astype(jnp.int32)
+    likeliest = jnp.argmax(P, axis=0)
+    y = jax.lax.cond(jnp.all(tau == 0), lambda _: likeliest, drawn, None)
+    return jnp.where(tau == 0, likeliest, y).astype(jnp.int32)
 
 
 def restricted(
-    P: Float[Array, "N_V *B"], *, tau: float | Float[Array, ""], top_k: int | None, top_p: float | Array | None
-) -> Float[Array, "N_V *B"]:
-    """``q ∝ p^{1/τ}`` of the tokens that are left, 0 of the others, in every column, in float32 at least.
+    P: Float[Array, "N_V B"], *, tau: Float[Array, "B"], top_k: Int[Array, "B"], top_p: Float[Array, "B"]
+) -> Float[Array, "N_V B"]:
+    """The logarithms of ``q ∝ p^{1/τ}`` of the tokens that are left, up to a constant in each column; −∞ of the others.
 
     First the ``top_k`` likeliest are left; of these then the nucleus, the fewest likeliest tokens which together have
     probability ``top_p`` or more under q. Tokens as likely as the last one that is left stay too.
@@ -90,24 +175,40 @@ def restricted(
     Args:
         P: the distributions.
         tau: temperature τ > 0; inf makes all that are left equally likely.
-        top_k: how many tokens, or None.
-        top_p: share of the probability, in (0, 1], or None.
+        top_k: how many tokens; 0 for all.
+        top_p: share of the probability, in (0, 1]; 1 for all.
 
     Example:
-        >>> q = restricted(jnp.array([0.5, 0.125, 0.375]), tau=1.0, top_k=2, top_p=None)
+        >>> P, of_one = jnp.array([[0.5], [0.125], [0.375]]), {"tau": jnp.ones(1), "top_p": jnp.ones(1)}
+        >>> q = jnp.exp(restricted(P, top_k=jnp.array([2]), **of_one))[:, 0]  # the largest is 1
         >>> [round(float(q_v), 2) for q_v in q]
-        [0.57, 0.0, 0.43]
+        [1.0, 0.0, 0.75]
     """
-    P = P.astype(accumulation_dtype(P.dtype))
-    log_P = jnp.log(P)
-    if top_k is not None and top_k < P.shape[0]:
-        least = jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(P, 0, -1), top_k)[0], -1, 0)[-1:]
-        log_P = jnp.where(least <= P, log_P, -jnp.inf)
-    Q = softmax(jnp.where(jnp.isneginf(log_P), -jnp.inf, log_P / tau))
-    if top_p is None:
-        return Q
+    log_Q = _tempered(P, tau)
+    limits = jnp.any((top_k > 0) | (top_p < 1))
+    left = jax.lax.cond(limits, lambda: _left(P, log_Q, top_k, top_p), lambda: jnp.ones_like(log_Q, bool))
+    return jnp.where(left, log_Q, -jnp.inf)
+
+
+def _tempered(P: Float[Array, "N_V B"], tau: Float[Array, "B"]) -> Float[Array, "N_V B"]:
+    """``log p^{1/τ}``, up to a constant: the largest is 0, so that even the smallest τ leaves it finite."""
+    log_P = jnp.log(P.astype(accumulation_dtype(P.dtype)))
+    largest = jnp.finfo(log_P.dtype).max
+    exponent = jnp.minimum(1 / jnp.where(tau == 0, 1, tau), largest).astype(log_P.dtype)
+    below = log_P - jnp.maximum(log_P.max(axis=0), -largest)[None]
+    return jnp.where(jnp.isneginf(log_P), -jnp.inf, below * exponent[None])
+
+
+def _left(
+    P: Float[Array, "N_V B"], log_Q: Float[Array, "N_V B"], top_k: Int[Array, "B"], top_p: Float[Array, "B"]
+) -> Bool[Array, "N_V B"]:
+    """Which tokens `top_k` and `top_p` leave of each column: at least the likeliest."""
+    N_V = P.shape[0]
+    k = jnp.where((top_k > 0) & (top_k < N_V), top_k, N_V)
+    left = jnp.take_along_axis(jnp.sort(P, axis=0, descending=True), k[None] - 1, axis=0) <= P
+    Q = softmax(jnp.where(left, log_Q, -jnp.inf))
     descending = jnp.sort(Q, axis=0, descending=True)
     before = jnp.cumsum(descending, axis=0) - descending
-    least = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=0, keepdims=True)
-    Q = jnp.where(least <= Q, Q, 0)
-    return Q / Q.sum(axis=0, keepdims=True)
+    in_nucleus = (before < top_p[None]) | (jnp.arange(N_V)[:, None] == 0)
+    least = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=0)
+    return left & ((least[None] <= Q) | (top_p[None] == 1))
