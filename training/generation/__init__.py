@@ -322,7 +322,8 @@ class Translator:
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
         context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
-        drawn = SamplingArrays.of([{"tau": tau, "eos": self.eos}] * len(z), self.config.N_V)
+        sampling: Sampling = {"tau": tau, "eos": self.eos}
+        drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)
         return context, _keys_of(key, len(z), first), {"sampling": drawn, "variant": self.config.variant}
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Likeliest",
     "State",
     "Weights",
+    "chosen",
     "decode",
     "decoded",
     "empty_state",
@@ -227,6 +228,16 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
     )
 
 
+@jax.jit
+def chosen(state: State, rows: Int[Array, "n"]) -> State:
+    """Return some sequences of a state that was just read, each as often as its row is there."""
+    B = len(state.tokens)
+    return state._replace(
+        caches=tuple(cache.of_sequences(rows, B) for cache in state.caches),
+        **{name: getattr(state, name)[rows] for name in ("tokens", "log_p", "ended", "first", "lengths", "drawn")},
+    )
+
+
 @functools.partial(jax.jit, static_argnames=("C",))
 def grow(state: State, *, C: int) -> State:
     """Return the state with room for C slots."""
@@ -337,9 +348,7 @@ def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
     return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
 
 
-def _appended(
-    state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: Int[Array, "B"]
-) -> State:
+def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: Int[Array, "B"]) -> State:
     """Return the state with one more token for each sequence."""
     slot, ended = state.slot + 1, state.ended
 

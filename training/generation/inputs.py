@@ -158,7 +158,9 @@ def check_sampling(sampling: Any, N_V: int) -> None:
     for token, bias in (sampling["logit_bias"] or {}).items():
         check_token("logit_bias", token, N_V)
         if not abs(bias) <= LARGEST_BIAS:
-            raise ValueError(f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}")
+            raise ValueError(
+                f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
+            )
     check_token("eos", sampling["eos"], N_V)
     if sampling["no_repeat_ngram_size"] != 0:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])

@@ -4,7 +4,7 @@ Each sequence of a batch has its own settings, which are arrays: one compiled pr
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -68,13 +68,13 @@ class SamplingArrays(NamedTuple):
         logit_bias: 0 where there is none; None where no sequence has one.
     """
 
-    tau: Float[np.ndarray, "B"]
-    top_k: Int[np.ndarray, "B"]
-    top_p: Float[np.ndarray, "B"]
-    eos: Int[np.ndarray, "B"]
-    repetition_penalty: Float[np.ndarray, "B"]
-    no_repeat_ngram_size: Int[np.ndarray, "B"]
-    logit_bias: Float[np.ndarray, "N_V B"] | None
+    tau: Float[Array, "B"]
+    top_k: Int[Array, "B"]
+    top_p: Float[Array, "B"]
+    eos: Int[Array, "B"]
+    repetition_penalty: Float[Array, "B"]
+    no_repeat_ngram_size: Int[Array, "B"]
+    logit_bias: Float[Array, "N_V B"] | None
 
     @staticmethod
     def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":
@@ -84,15 +84,15 @@ class SamplingArrays(NamedTuple):
             samplings: of each; what one leaves out is that of `DRAWN_FAITHFULLY`.
             N_V: size of the vocabulary.
         """
-        rows: list[Sampling] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
+        rows: list[dict[str, Any]] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
 
-        def floats(name: str, default: float = 0.0) -> np.ndarray:
+        def floats(name: str, default: float = 0.0) -> Array:
+            values = np.array([default if row[name] is None else row[name] for row in rows], np.float64)
             with np.errstate(over="ignore"):  # a temperature beyond the largest number is inf
-                values = [default if row[name] is None else row[name] for row in rows]
-                return np.array(values, np.float64).astype(jax.dtypes.canonicalize_dtype(np.float64))
+                return jnp.asarray(values.astype(jax.dtypes.canonicalize_dtype(np.float64)))
 
-        def integers(name: str, default: int) -> np.ndarray:
-            return np.array([default if row[name] is None else row[name] for row in rows], np.int32)
+        def integers(name: str, default: int) -> Array:
+            return jnp.asarray(np.array([default if row[name] is None else row[name] for row in rows], np.int32))
 
         return SamplingArrays(
             tau=floats("tau"),
@@ -107,30 +107,32 @@ class SamplingArrays(NamedTuple):
     @property
     def uses_history(self) -> bool:
         """Whether what came before decides what may come in one of the sequences."""
-        return bool((self.repetition_penalty != 1).any() or self.no_repeat_ngram_size.any())
+        return bool((np.asarray(self.repetition_penalty) != 1).any() or np.asarray(self.no_repeat_ngram_size).any())
 
     def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
         """Return the settings of some of these sequences and of others behind them."""
-        biases = [self.logit_bias, other.logit_bias]
-        if any(bias is not None for bias in biases):
-            N_V, dtype = next((len(bias), bias.dtype) for bias in biases if bias is not None)
-            both = zip(biases, (self, other), strict=True)
-            joined = [np.zeros((N_V, len(of.tau)), dtype) if bias is None else bias for bias, of in both]
-            bias = np.concatenate(joined, axis=1)[:, rows]
-        else:
-            bias = None
-        of_rows = (np.concatenate(pair)[rows] for pair in zip(self[:-1], other[:-1], strict=True))
-        return SamplingArrays(*of_rows, bias)
+
+        def both(name: str) -> Array:
+            return jnp.asarray(np.concatenate([getattr(self, name), getattr(other, name)])[rows])
+
+        biases = [of.logit_bias for of in (self, other)]
+        N_V = next((len(bias) for bias in biases if bias is not None), None)
+        joined = None
+        if N_V is not None:
+            zeros = (np.zeros((N_V, len(of.tau)), np.float32) for of in (self, other))
+            columns = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
+            joined = jnp.asarray(np.concatenate(columns, axis=1)[:, rows])
+        return SamplingArrays(**{name: both(name) for name in self._fields[:-1]}, logit_bias=joined)
 
 
-def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[np.ndarray, "N_V B"] | None:
+def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_V B"] | None:
     if not any(biases):
         return None
     columns = np.zeros((N_V, len(biases)), np.float32)
     for column, bias in zip(columns.T, biases, strict=True):
         for token, value in (bias or {}).items():
             column[token] = value
-    return columns
+    return jnp.asarray(columns)
 
 
 def draw(

@@ -247,7 +247,9 @@ def test_settings_too_small_for_float32_take_the_likeliest_token(how):
     """Even where it is not the first one, and unlikely."""
     P = jnp.asarray(np.random.default_rng(1).dirichlet(np.full(11, 9.0), size=4).T, jnp.float32)
     sampling = SamplingArrays.of([how] * 4, 11)
-    y = draw(P, jax.random.split(KEY, 4), jnp.zeros(4, int), **{k: getattr(sampling, k) for k in ("tau", "top_k", "top_p")})
+    y = draw(
+        P, jax.random.split(KEY, 4), jnp.zeros(4, int), **{k: getattr(sampling, k) for k in ("tau", "top_k", "top_p")}
+    )
     assert jnp.any(y > 0)
     np.testing.assert_array_equal(y, P.argmax(axis=0))
 
@@ -274,7 +276,9 @@ def test_each_request_is_drawn_in_its_own_way_and_gets_what_it_gets_alone():
     together = GENERATOR.begin(prompts, lengths=lengths, l_gen=25, key=keys, samplings=OF_EACH)
     together.extend(25)
     for r, sampling in enumerate(OF_EACH):
-        alone = GENERATOR.begin(prompts[r : r + 1], lengths=lengths[r : r + 1], l_gen=25, key=keys[r : r + 1], **sampling)
+        alone = GENERATOR.begin(
+            prompts[r : r + 1], lengths=lengths[r : r + 1], l_gen=25, key=keys[r : r + 1], **sampling
+        )
         alone.extend(25)
         n = alone.tokens.shape[1]
         np.testing.assert_array_equal(together.tokens[r, :n], alone.tokens[0])
