@@ -203,7 +203,10 @@ def test_models_are_named(client):
         ({"extra_body": {"repetition_penalty": 1e-45}}, "repetition_penalty: expected a positive number from 0.01"),
         ({"best_of": 2}, "best_of is not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty is not supported"),
-        ({"extra_body": {"temprature": 1}}, "unknown parameter 'temprature'; there are model, max_tokens, .*, prompt, echo"),
+        (
+            {"extra_body": {"temprature": 1}},
+            "unknown parameter 'temprature'; there are model, max_tokens, .*, prompt, echo",
+        ),
         ({"prompt": 5000 * "a"}, "the request has more than 4000 bytes"),
         ({"model": "large"}, "there is no model 'large'"),
     ],
