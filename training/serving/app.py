@@ -81,7 +81,9 @@ class _Server:
 
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
-        return await self._generated(request, await asyncio.to_thread(completion_of, await self._body(request), self._served))
+        return await self._generated(
+            request, await asyncio.to_thread(completion_of, await self._body(request), self._served)
+        )
 
     async def chat(self, request: Request) -> Response:
         """Answer in conversations."""

@@ -32,8 +32,10 @@ def check_model(name: Any, model: str) -> None:
     """Check the name of the model.
 
     Raises:
-        RequestError: it is another one.
+        RequestError: it is another one, or none.
     """
+    if name is None:
+        raise RequestError(f"model: expected {model!r}, got nothing", parameter="model")
     if name != model:
         message = f"there is no model {name!r}, only {model!r}"
         raise RequestError(message, status=404, parameter="model", code="model_not_found")
