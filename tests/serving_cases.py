@@ -15,7 +15,7 @@ from training.serving import app, served
 from training.serving.connections import connections
 from training.serving.engine import Engine
 
-LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=60.0)
+LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=200.0)
 
 
 def of_run(model, *, converse=None, **limits):
@@ -73,7 +73,7 @@ def asked(port, method, path, body=None, **headers):
     data = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
     named = {"content-type": "application/json"} if method == "POST" else {}
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     with contextlib.closing(connection):
         connection.request(method, path, data, {name: value for name, value in named.items() if value is not None})
         answer = connection.getresponse()
