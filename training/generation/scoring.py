@@ -30,7 +30,7 @@ from algorithms import (
     mask_token,
 )
 from algorithms.layers import zero_padding
-from algorithms.notation import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.linear import logits
 from algorithms.ops.log_loss import token_losses
 from training.generation import inputs
@@ -358,11 +358,11 @@ def _likeliest(theta: DTransformerParams, x, lengths, *, variant: Variant) -> In
 @functools.partial(jax.jit, static_argnames=("variant", "n"))
 def _scored(theta: DTransformerParams, x, lengths, *, variant: Variant, n: int):
     x = zero_padding(x, lengths)
-    X, W_u = d_hidden_state(x, theta, variant=variant), unembedding_matrix(theta)
+    X = d_hidden_state(x, theta, variant=variant)
 
     def of_column(column):
         X_t, v = column
-        scores = logits(X_t[:, None], W_u, theta.b_u)[:, 0]
+        scores = variant.unembedding.logits(X_t[:, None], theta)[:, 0]
         log_p = jax.nn.log_softmax(scores.astype(accumulation_dtype(scores.dtype)))
         best, which = jax.lax.top_k(log_p, n)
         return log_p[v], which, best
