@@ -94,14 +94,14 @@ def per(timing: Timing, n: int) -> str:
 def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
     """Return a call that generates n tokens, the last of which has `context` tokens before it."""
     state = decoding.empty_state(model.weights, B=1, C=capacity(context), bos=0)
-    keys = jax.random.split(jax.random.key(0), 1)
+    keys, greedy = jax.random.split(jax.random.key(0), 1), model.sampling_arrays([{"tau": 0.0}])
     states = [state]
 
     def call() -> None:
         stop = jnp.asarray(context - 1, jnp.int32)
         begun = states.pop()._replace(slot=stop - n)
-        options = {"tau": 0.0, "top_p": None, "top_k": None, "variant": model.config.variant}
-        ended = decoding.decode(model.weights, None, begun, keys, stop=stop, eos=jnp.asarray(-1, jnp.int32), **options)
+        options = {"sampling": greedy, "variant": model.config.variant}
+        ended = decoding.decode(model.weights, None, begun, keys, stop=stop, **options)
         states.append(jax.block_until_ready(ended))
 
     return call

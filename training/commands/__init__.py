@@ -19,7 +19,7 @@ from training.disk import reason
 
 __all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "serve_main", "train_main"]
 
-EXTRAS = {"starlette": "serve", "uvicorn": "serve"}
+EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
 """Packages that only some commands need, and the extra of pyproject.toml that has them."""
 PIPE = 128 + signal.SIGPIPE
 

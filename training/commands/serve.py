@@ -1,12 +1,13 @@
-r"""Serve a trained decoder over HTTP, as clients of OpenAI's API for completions expect it.
+r"""Serve a trained model over HTTP, as clients of OpenAI's API expect it: a decoder completes and chats, an encoder
+embeds.
 
     scripts/serve.py runs/docs
     curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \
         -d '{"model": "docs", "prompt": "The ", "max_tokens": 50}'
 
-Only this machine is answered unless --host says otherwise, and there are no passwords: whoever reaches the port may
-use the model. What is drawn alike is generated side by side, whenever it arrives. Exit status: 2 wrong usage or input;
-130 or 143 after Ctrl-C or SIGTERM, when what is being answered is done, or after some seconds.
+Only this machine is answered unless --host says otherwise, and nobody needs a key unless --api-key sets one. What
+arrives together is generated side by side. Exit status: 2 wrong usage or input; 130 or 143 after Ctrl-C or SIGTERM,
+when what is being answered is done, or after some seconds.
 """
 
 import logging
@@ -20,12 +21,12 @@ import uvicorn
 
 from training.commands.arguments import Parser, at_least
 from training.commands.terminal import say
-from training.generation import Generator
-from training.generation.text import AnswerError, Continuer, Options
+from training.generation.text import AnswerError
 from training.runs.directory import load_run
 from training.serving.app import make_app
+from training.serving.connections import connections
 from training.serving.engine import Engine
-from training.serving.protocol import Limits
+from training.serving.served import Decoder, Limits, served_of
 
 GRACE = 10
 """Seconds that running answers get when the server is to stop."""
@@ -42,6 +43,11 @@ def parser() -> Parser:
     add("--rows", type=at_least(1), default=16, metavar="N", help="most continuations side by side (default: 16)")
     add("--queue", type=at_least(1), default=128, metavar="N", help="most continuations that wait (default: 128)")
     add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="most tokens of one (default: 4096)")
+    add("--api-key", metavar="KEY", help="what clients must know (default: nothing)")
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="a further name that the server goes by")
+    add("--max-connections", type=at_least(1), default=256, metavar="N", help="most at once (default: 256)")
+    add("--request-timeout", type=at_least(1), default=30, metavar="N", help="most seconds to send one (default: 30)")
     add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
     add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
     return main
@@ -64,19 +70,38 @@ def listening(host: str, port: int) -> socket.socket:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    if arguments.api_key == "":
+        raise AnswerError("--api-key: expected a key, got nothing; leave it out to ask for none")
     run = load_run(arguments.run)
-    if run.task != "d":
-        raise AnswerError(f"{arguments.run} is a run of the task {run.task}; serving needs a decoder, task d")
     name = arguments.model or Path(arguments.run).absolute().name
-    engine = Engine(Generator(run.theta, run.config), run.tokenizer, rows=arguments.rows, queue=arguments.queue)
-    limits = Limits(body=arguments.max_bytes, tokens=arguments.max_tokens, choices=arguments.queue)
-    answerer = Continuer(run, Options())
-    app = make_app(name, answerer, engine, limits=limits, timeout=arguments.timeout, clock=time.time)
+    limits = Limits(
+        body=arguments.max_bytes, tokens=arguments.max_tokens, choices=arguments.queue, seconds=arguments.timeout
+    )
+    served = served_of(run, name, limits)
+    engine = None
+    if isinstance(served.model, Decoder):
+        engine = Engine(served.model.generator, run.tokenizer, rows=arguments.rows, queue=arguments.queue)
+    app = make_app(
+        served,
+        engine,
+        clock=time.time,
+        address=arguments.host,
+        names=tuple(arguments.allow_host),
+        api_key=arguments.api_key,
+        origins=tuple(arguments.cors_origin),
+    )
     with listening(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         say(f"{name} is served at http://{shown}:{port}/v1; Ctrl-C stops")
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients are told what goes wrong
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE)
+        config = uvicorn.Config(
+            app,
+            http=connections(most=arguments.max_connections, patience=arguments.request_timeout),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE,
+        )
         uvicorn.Server(config).run(sockets=[listener])
     return 0

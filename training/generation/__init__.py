@@ -7,7 +7,7 @@ What is compiled serves all prompts, contexts and outputs whose lengths lie in o
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import jax
@@ -29,7 +29,7 @@ from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.continuation import Continuation, Model
 from training.generation.decoding import Context, State
-from training.generation.sampling import DRAWN_FAITHFULLY, Sampling
+from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
 
 __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
 
@@ -138,6 +138,7 @@ class Generator:
         sliding: bool = False,
         begins: Bool[np.ndarray, "B N_V"] | None = None,
         likeliest: int = 0,
+        samplings: Sequence[Sampling] | None = None,
         **sampling: Unpack[Sampling],
     ) -> Continuation:
         """Read prompts, and return what generates their continuations step by step.
@@ -151,11 +152,10 @@ class Generator:
             sliding: whether to go on past l_max.
             begins: the tokens that each continuation may begin with.
             likeliest: how many of the likeliest tokens to note in the place of each.
+            samplings: how to draw for each request; None: for all of them as `sampling` says.
             **sampling: how to draw.
         """
         inputs.check_count("l_gen", l_gen)
-        chosen: Sampling = {**DRAWN_FAITHFULLY, **sampling}
-        inputs.check_sampling(chosen, self.config.N_V)
         check_key("key", key)
         x, lengths = inputs.checked("prompts", prompts, lengths, self.config, sliding=sliding)
         if not sliding:
@@ -163,9 +163,19 @@ class Generator:
         keys = key if key.ndim else _keys_of(key, len(x), first)
         if len(keys) != len(x):
             raise ValueError(f"key: expected one key, or one for each of the {len(x)} requests, got {len(keys)}")
-        options = _options(self.config, chosen)
-        options["begins"] = None if begins is None else jnp.asarray(begins.T)
-        return Continuation(self._model, x, lengths, keys, options, l_gen=l_gen, likeliest=likeliest)
+        drawn = self.sampling_arrays([sampling] * len(x) if samplings is None else samplings)
+        allowed = None if begins is None else jnp.asarray(begins.T)
+        return Continuation(self._model, x, lengths, keys, drawn, allowed, l_gen=l_gen, likeliest=likeliest)
+
+    def sampling_arrays(self, samplings: Sequence[Sampling]) -> SamplingArrays:
+        """Return how the tokens of requests are drawn, checked, as `Continuation.join` takes it.
+
+        Args:
+            samplings: of each.
+        """
+        for sampling in samplings:
+            inputs.check_sampling({**DRAWN_FAITHFULLY, **sampling}, self.config.N_V)
+        return SamplingArrays.of(samplings, self.config.N_V)
 
     @property
     def _model(self) -> Model:
@@ -312,23 +322,10 @@ class Translator:
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
         context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
-        sampling: Sampling = {**DRAWN_FAITHFULLY, "tau": tau, "eos": self.eos}
-        return context, _keys_of(key, len(z), first), _options(self.config, sampling)
+        sampling: Sampling = {"tau": tau, "eos": self.eos}
+        drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)
+        return context, _keys_of(key, len(z), first), {"sampling": drawn, "variant": self.config.variant}
 
 
 def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(B))
-
-
-def _options(config: Any, sampling: Sampling) -> dict[str, Any]:
-    """Return how tokens are drawn, as `decoding.decode` takes it."""
-    s: dict[str, Any] = {**DRAWN_FAITHFULLY, **sampling}
-    return {
-        "tau": float(s["tau"]),  # weakly typed, as in Algorithms 14 and 15: the draw has the dtype of the parameters
-        "top_p": None if s["top_p"] is None else float(s["top_p"]),
-        "top_k": s["top_k"],
-        "eos": jnp.asarray(-1 if s["eos"] is None else s["eos"], jnp.int32),
-        "repetition_penalty": None if s["repetition_penalty"] == 1 else float(s["repetition_penalty"]),
-        "no_repeat_ngram_size": s["no_repeat_ngram_size"],
-        "variant": config.variant,
-    }

@@ -1,7 +1,7 @@
 """Prompts on their way: what was generated of each, and the state from which all of them go on."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,7 @@ from training.generation import decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Likeliest, State, Weights
 from training.generation.repetition import History
+from training.generation.sampling import SamplingArrays
 from training.generation.windows import window_start
 
 __all__ = ["Continuation", "Model"]
@@ -59,7 +60,8 @@ class Continuation:
         prompts: np.ndarray,
         lengths: np.ndarray,
         keys: Key[Array, "B"],
-        options: dict[str, Any],
+        sampling: SamplingArrays,
+        begins: Bool[Array, "N_V B"] | None,
         *,
         l_gen: int,
         likeliest: int = 0,
@@ -71,12 +73,13 @@ class Continuation:
             prompts: padded on the right.
             lengths: of each.
             keys: one for each.
-            options: how tokens are drawn, as `decoding.decode` takes it.
+            sampling: how tokens are drawn.
+            begins: the tokens that each continuation may begin with, or None for all.
             l_gen: how many tokens to generate at most.
             likeliest: N, how many of the likeliest tokens to note.
         """
         B = len(prompts)
-        self._model, self._keys, self._options, self._N = model, keys, options, likeliest
+        self._model, self._keys, self._sampling, self._begins, self._N = model, keys, sampling, begins, likeliest
         self._prompts = [x[:l] for x, l in zip(prompts, lengths, strict=True)]
         self.tokens = np.zeros((B, 0), np.int32)
         self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)
@@ -94,7 +97,8 @@ class Continuation:
                 self._begin_windows()
             first = int(self._state.slot)
             last = first + min(n - done, self._room)
-            options = self._options if done in self.starts else {**self._options, "begins": None}
+            begins = self._begins if done in self.starts else None
+            options = {"sampling": self._sampling, "variant": self._model.config.variant, "begins": begins}
             self._state = decoding.decoded(self._model.weights, None, self._state, self._keys, last, options)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
@@ -107,6 +111,7 @@ class Continuation:
         keys: Key[Array, "b"],
         rows: Sequence[int],
         l_gen: int,
+        sampling: SamplingArrays,
         begins: Bool[np.ndarray, "b N_V"] | None = None,
     ) -> None:
         """Go on with some of the requests, and with new ones beside them; of what nobody goes on with nothing is kept.
@@ -119,6 +124,7 @@ class Continuation:
             keys: one for each.
             rows: which requests go on, of the B that there are and the new ones behind them.
             l_gen: how many tokens to generate at most from now on.
+            sampling: how the tokens of the new requests are drawn.
             begins: the tokens that each new continuation may begin with.
         """
         x, lengths = inputs.checked("prompts", prompts, lengths, self._model.config, sliding=True)
@@ -126,7 +132,8 @@ class Continuation:
         new = [of_x[:l] for of_x, l in zip(x, lengths, strict=True)]
         if begins is not None:
             begins = np.concatenate([np.ones((len(self.starts), begins.shape[1]), bool), begins])[chosen].T
-        self._options = {**self._options, "begins": None if begins is None else jnp.asarray(begins)}
+        self._begins = None if begins is None else jnp.asarray(begins)
+        self._sampling = self._sampling.beside(sampling, chosen)
         self._prompts = [[*self._prompts, *new][r] for r in rows]
         self._keys = jnp.concatenate([self._keys, keys])[chosen]
         starts = np.concatenate([self.starts, np.full(b, n)])[chosen]
@@ -159,9 +166,14 @@ class Continuation:
         return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
 
     def _read(self, texts: list[np.ndarray]) -> State:
-        """Read the window of each text."""
+        """Read the window of each text, one that several have only once."""
         l_max = self._model.config.l_max
-        windows = [text[window_start(len(text), l_max) :] for text in texts]
+        of_texts = [text[window_start(len(text), l_max) :] for text in texts]
+        numbers: dict[bytes, int] = {}
+        rows = [numbers.setdefault(np.asarray(window, np.int32).tobytes(), len(numbers)) for window in of_texts]
+        windows = [of_texts[rows.index(i)] for i in range(len(numbers))]
+        windows += windows[:1] * ((1 << (len(windows) - 1).bit_length()) - len(windows))  # so that little is compiled
+        windows = windows if len(windows) < len(texts) else of_texts
         lengths = np.array([len(window) for window in windows], np.int32)
         self._room = l_max - int(lengths.max()) + 1
         x = np.zeros((len(windows), lengths.max()), np.int32)
@@ -169,6 +181,8 @@ class Continuation:
             of_x[: len(window)] = window
         begun = self.tokens.shape[1] > 0
         state = self._model.read(x, lengths, room=self._room if begun else 1)
+        if len(windows) < len(texts):
+            state = decoding.chosen(state, jnp.asarray(rows))
         if self._N:
             shape = (*state.tokens.shape, self._N)
             likeliest = Likeliest(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, state.log_p.dtype))
@@ -183,7 +197,7 @@ class Continuation:
 
     def _remember(self, l_gen: int) -> None:
         """Let all tokens decide what may come, where they do, with room for so many more."""
-        if self._options["repetition_penalty"] is None and not self._options["no_repeat_ngram_size"]:
+        if not self._sampling.uses_history:
             return
         texts = self._texts()
         lengths = np.array([len(text) for text in texts], np.int32)

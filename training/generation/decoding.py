@@ -29,13 +29,14 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
 from training.generation.repetition import History, penalized
-from training.generation.sampling import draw
+from training.generation.sampling import SamplingArrays, draw
 
 __all__ = [
     "Context",
     "Likeliest",
     "State",
     "Weights",
+    "chosen",
     "decode",
     "decoded",
     "empty_state",
@@ -227,6 +228,16 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
     )
 
 
+@jax.jit
+def chosen(state: State, rows: Int[Array, "n"]) -> State:
+    """Return some sequences of a state that was just read, each as often as its row is there."""
+    B = len(state.tokens)
+    return state._replace(
+        caches=tuple(cache.of_sequences(rows, B) for cache in state.caches),
+        **{name: getattr(state, name)[rows] for name in ("tokens", "log_p", "ended", "first", "lengths", "drawn")},
+    )
+
+
 @functools.partial(jax.jit, static_argnames=("C",))
 def grow(state: State, *, C: int) -> State:
     """Return the state with room for C slots."""
@@ -280,7 +291,7 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
     return variant.unembedding.logits(X, weights), tuple(caches)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "top_k", "no_repeat_ngram_size"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("variant",), donate_argnames=("state",))
 def decode(
     weights: Weights,
     context: Context | None,
@@ -288,13 +299,8 @@ def decode(
     keys: Key[Array, "B"],
     *,
     stop: Int[Array, ""],
-    tau: float | Float[Array, ""],
-    top_p: float | Float[Array, ""] | None,
-    eos: Int[Array, ""],
+    sampling: SamplingArrays,
     variant: Variant,
-    top_k: int | None,
-    repetition_penalty: float | Float[Array, ""] | None = None,
-    no_repeat_ngram_size: int = 0,
     begins: Bool[Array, "N_V B"] | None = None,
 ) -> State:
     """Generate tokens up to slot `stop`, or until every sequence has ended.
@@ -305,13 +311,9 @@ def decode(
         state: the sequences; its memory is used again.
         keys: one for each sequence, whose token i is drawn with ``fold_in(key, i)``.
         stop: the last slot that gets a token.
-        tau: temperature.
-        top_p: share of the nucleus, or None.
-        eos: the token that ends a sequence; −1 for none. What follows it is eos again, of log-probability 0.
+        sampling: how tokens are drawn. Where nothing may follow a sequence, its eos ends it; what follows eos is eos
+            again, of log-probability 0.
         variant: the lines of the model.
-        top_k: how many of the likeliest tokens to choose from, or None.
-        repetition_penalty: see `repetition.penalized`, as the next one; None or 0 for none of it.
-        no_repeat_ngram_size: where it leaves a sequence nothing to go on with, eos ends it.
         begins: the tokens that each sequence may begin with, or None for all.
     """
 
@@ -322,18 +324,23 @@ def decode(
         scores, caches = _scores(weights, context, state, variant)
         P = softmax(scores)
         i = state.drawn + state.slot - state.first
-        exhausted = False
-        if state.history is not None or begins is not None:
-            if state.history is not None:
-                scores = penalized(scores, state.history, penalty=repetition_penalty, ngram=no_repeat_ngram_size)
-            if begins is not None:
-                scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
-            exhausted = jnp.all(jnp.isneginf(scores), axis=0)
-        y = draw(log_softmax(scores), keys, i, tau=tau, top_k=top_k, top_p=top_p)
-        y = jnp.where(state.ended | exhausted, eos, y)
-        return _appended(state._replace(caches=caches), P, y, eos)
+        scores = _adjusted(scores, state, sampling)
+        if begins is not None:
+            scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
+        exhausted = jnp.all(jnp.isneginf(scores), axis=0)
+        y = draw(log_softmax(scores), keys, i, tau=sampling.tau, top_k=sampling.top_k, top_p=sampling.top_p)
+        y = jnp.where(state.ended | exhausted, sampling.eos, y)
+        return _appended(state._replace(caches=caches), P, y, sampling.eos)
 
     return jax.lax.while_loop(unfinished, generate, state)
+
+
+def _adjusted(scores: Float[Array, "N_V B"], state: State, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
+    """Return the scores after the penalties, and the biases."""
+    if state.history is not None:
+        penalty, ngram = sampling.repetition_penalty, sampling.no_repeat_ngram_size
+        scores = penalized(scores, state.history, penalty=penalty, ngram=ngram)
+    return scores if sampling.logit_bias is None else scores + sampling.logit_bias.astype(scores.dtype)
 
 
 def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
@@ -341,7 +348,7 @@ def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
     return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
 
 
-def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos) -> State:
+def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: Int[Array, "B"]) -> State:
     """Return the state with one more token for each sequence."""
     slot, ended = state.slot + 1, state.ended
 

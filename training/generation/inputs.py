@@ -20,6 +20,11 @@ __all__ = [
     "checked",
 ]
 
+LEAST_PENALTY = 0.01
+"""Smaller repetition penalties, and larger ones than its inverse, overflow what they divide or multiply."""
+
+LARGEST_BIAS = 100
+
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
     """Check that parameters and configuration are of one architecture and of one size.
@@ -147,8 +152,15 @@ def check_sampling(sampling: Any, N_V: int) -> None:
         check_count("top_k", top_k, N_V, ", the size of the vocabulary")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected a probability in (0, 1], got {top_p}")
-    if not 0 < penalty < float("inf"):
-        raise ValueError(f"repetition_penalty: expected a positive number (1 changes nothing), got {penalty}")
+    if not LEAST_PENALTY <= penalty <= 1 / LEAST_PENALTY:
+        limits = f"from {LEAST_PENALTY} to {1 / LEAST_PENALTY:g}"
+        raise ValueError(f"repetition_penalty: expected a positive number {limits} (1 changes nothing), got {penalty}")
+    for token, bias in (sampling["logit_bias"] or {}).items():
+        check_token("logit_bias", token, N_V)
+        if not abs(bias) <= LARGEST_BIAS:
+            raise ValueError(
+                f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
+            )
     check_token("eos", sampling["eos"], N_V)
     if sampling["no_repeat_ngram_size"] != 0:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])

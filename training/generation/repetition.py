@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -22,7 +23,7 @@ class History(NamedTuple):
 
 
 def penalized(
-    scores: Float[Array, "N_V B"], history: History, *, penalty: float | Float[Array, ""] | None, ngram: int
+    scores: Float[Array, "N_V B"], history: History, *, penalty: Float[Array, "B"], ngram: Int[Array, "B"]
 ) -> Float[Array, "N_V B"]:
     """Return the scores of what may come next, which the softmax makes a distribution of.
 
@@ -30,23 +31,34 @@ def penalized(
         scores: the model's.
         history: of the sequences.
         penalty: what the score of a token that was there before is divided by if it is positive, and multiplied by if
-            it is negative (Keskar et al. 2019; transformers' ``repetition_penalty``); None: nothing.
+            it is negative (Keskar et al. 2019; transformers' ``repetition_penalty``); 1: nothing.
         ngram: no so many tokens in a row may come twice (transformers' ``no_repeat_ngram_size``); 0: they may.
     """
     rows = jnp.arange(scores.shape[1])[:, None]
-    valid = jnp.arange(history.tokens.shape[1])[None] < history.lengths[:, None]
 
-    def marked(tokens: Int[Array, "B m"], which: Bool[Array, "B m"]) -> Bool[Array, "N_V B"]:
-        return jnp.zeros(scores.shape[::-1], bool).at[rows, tokens].max(which).T
+    def marked(which: Bool[Array, "B T"]) -> Bool[Array, "N_V B"]:
+        return jnp.zeros(scores.shape[::-1], bool).at[rows, history.tokens].max(which).T
 
-    if penalty is not None:
-        seen = marked(history.tokens, valid)
-        scores = jnp.where(seen, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
-    windows = history.tokens.shape[1] - ngram + 1  # of n tokens, the last of which is what may not come again
-    if ngram and windows > 0:
-        again = valid[:, ngram - 1 :]
-        for k in range(ngram - 1):
-            last = jnp.take_along_axis(history.tokens, history.lengths[:, None] - (ngram - 1) + k, axis=1)
-            again &= history.tokens[:, k : k + windows] == last
-        scores = jnp.where(marked(history.tokens[:, ngram - 1 :], again), -jnp.inf, scores)
-    return scores
+    by = penalty.astype(scores.dtype)[None]
+    seen = marked(jnp.arange(history.tokens.shape[1])[None] < history.lengths[:, None])
+    scores = jnp.where(seen, jnp.where(scores < 0, scores * by, scores / by), scores)
+    return jnp.where(marked(_completes_again(history, ngram)), -jnp.inf, scores)
+
+
+def _completes_again(history: History, n: Int[Array, "B"]) -> Bool[Array, "B T"]:
+    """Which tokens end n tokens in a row whose first n − 1 are also the last of the sequence."""
+    tokens, lengths = history.tokens, history.lengths[:, None]
+    t = jnp.arange(tokens.shape[1])[None]
+
+    def undecided(found):
+        k, again = found
+        return jnp.any(again & (k < n[:, None]))
+
+    def compare(found):
+        """The token k places before each is the k-th from the end, or k ≥ n."""
+        k, again = found
+        last = jnp.take_along_axis(tokens, jnp.maximum(lengths - k, 0), axis=1)
+        return k + 1, again & ((k >= n[:, None]) | (jnp.roll(tokens, k, axis=1) == last))
+
+    fits = (t < lengths) & (t >= n[:, None] - 1) & (n[:, None] > 0)
+    return jax.lax.while_loop(undecided, compare, (jnp.asarray(1, jnp.int32), fits))[1]

@@ -1,18 +1,23 @@
-"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus."""
+"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus.
 
-from typing import TypedDict
+Each sequence of a batch has its own settings, which are arrays: one compiled program serves all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 
 from algorithms.alg14_inference import is_greedy, sample, tempered
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.draws import by_own_key
-from algorithms.ops.softmax import log_softmax, softmax
+from algorithms.ops.softmax import softmax
 
-__all__ = ["DRAWN_FAITHFULLY", "Sampling", "draw", "restricted"]
+__all__ = ["DRAWN_FAITHFULLY", "Sampling", "SamplingArrays", "draw", "permitted"]
 
 
 class Sampling(TypedDict, total=False):
@@ -27,6 +32,8 @@ class Sampling(TypedDict, total=False):
         repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
             multiplied by where they are negative, before all else; 1: nothing.
         no_repeat_ngram_size: no so many tokens in a row come twice; where nothing could follow, eos does. 0: they may.
+        logit_bias: what is added to the scores of some tokens, after the penalty and before the temperature; None:
+            nothing.
     """
 
     tau: float
@@ -35,6 +42,7 @@ class Sampling(TypedDict, total=False):
     eos: int | None
     repetition_penalty: float
     no_repeat_ngram_size: int
+    logit_bias: dict[int, float] | None
 
 
 DRAWN_FAITHFULLY: Sampling = {
@@ -44,8 +52,89 @@ DRAWN_FAITHFULLY: Sampling = {
     "eos": None,
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
+    "logit_bias": None,
 }
 """How Algorithm 14 draws, at temperature 1."""
+
+
+class SamplingArrays(NamedTuple):
+    """The `Sampling` of each of B sequences.
+
+    Attributes:
+        tau: temperatures.
+        top_k: 0 where it is None.
+        top_p: 1 where it is None.
+        eos: −1 where it is None.
+        repetition_penalty: 1 where there is none.
+        no_repeat_ngram_size: 0 where there is none.
+        logit_bias: 0 where there is none; None where no sequence has one.
+    """
+
+    tau: Float[Array, "B"]
+    top_k: Int[Array, "B"]
+    top_p: Float[Array, "B"]
+    eos: Int[Array, "B"]
+    repetition_penalty: Float[Array, "B"]
+    no_repeat_ngram_size: Int[Array, "B"]
+    logit_bias: Float[Array, "N_V B"] | None
+
+    @staticmethod
+    def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":
+        """Return the settings of sequences as arrays.
+
+        Args:
+            samplings: of each; what one leaves out is that of `DRAWN_FAITHFULLY`.
+            N_V: size of the vocabulary.
+        """
+        rows: list[dict[str, Any]] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
+
+        def floats(name: str, default: float = 0.0) -> Array:
+            values = np.array([default if row[name] is None else row[name] for row in rows], np.float64)
+            with np.errstate(over="ignore"):  # a temperature beyond the largest number is inf
+                return jnp.asarray(values.astype(jax.dtypes.canonicalize_dtype(np.float64)))
+
+        def integers(name: str, default: int) -> Array:
+            return jnp.asarray(np.array([default if row[name] is None else row[name] for row in rows], np.int32))
+
+        return SamplingArrays(
+            tau=floats("tau"),
+            top_k=integers("top_k", 0),
+            top_p=floats("top_p", 1.0),
+            eos=integers("eos", -1),
+            repetition_penalty=floats("repetition_penalty"),
+            no_repeat_ngram_size=integers("no_repeat_ngram_size", 0),
+            logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
+        )
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether what came before decides what may come in one of the sequences."""
+        return bool((np.asarray(self.repetition_penalty) != 1).any() or np.asarray(self.no_repeat_ngram_size).any())
+
+    def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
+        """Return the settings of some of these sequences and of others behind them."""
+
+        def both(name: str) -> Array:
+            return jnp.asarray(np.concatenate([getattr(self, name), getattr(other, name)])[rows])
+
+        biases = [of.logit_bias for of in (self, other)]
+        N_V = next((len(bias) for bias in biases if bias is not None), None)
+        joined = None
+        if N_V is not None:
+            zeros = (np.zeros((N_V, len(of.tau)), np.float32) for of in (self, other))
+            columns = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
+            joined = jnp.asarray(np.concatenate(columns, axis=1)[:, rows])
+        return SamplingArrays(**{name: both(name) for name in self._fields[:-1]}, logit_bias=joined)
+
+
+def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_V B"] | None:
+    if not any(biases):
+        return None
+    columns = np.zeros((N_V, len(biases)), np.float32)
+    for column, bias in zip(columns.T, biases, strict=True):
+        for token, value in (bias or {}).items():
+            column[token] = value
+    return jnp.asarray(columns)
 
 
 def draw(
@@ -53,63 +142,65 @@ def draw(
     keys: Key[Array, "B"],
     i: Int[Array, "B"],
     *,
-    tau: float | Float[Array, ""],
-    top_k: int | None,
-    top_p: float | Float[Array, ""] | None,
+    tau: Float[Array, "B"],
+    top_k: Int[Array, "B"],
+    top_p: Float[Array, "B"],
 ) -> Int[Array, "B"]:
     """Draw a token for each sequence, from the distribution in its column.
+
+    The draw is from ``q ∝ p^{1/τ}`` of the permitted tokens, in float32 at least, as by Algorithm 14's `sample`.
 
     Args:
         log_P: the logarithms of the distributions, or scores that differ from these by a constant in each column.
         keys: one for each sequence.
         i: the number of the token of each sequence, which is drawn with ``fold_in(key, i)``.
-        tau: temperature τ, 0 for the likeliest token; the draw is from q ∝ p^{1/τ}.
-        top_k: draw from the k likeliest tokens only; None for all.
-        top_p: draw from the nucleus of q only; None for all.
+        tau: temperature τ of each, 0 for the likeliest token.
+        top_k: draw from the k likeliest tokens only; 0 for all.
+        top_p: draw from the nucleus of q only; 1 for all.
     """
     tau = jnp.asarray(tau, accumulation_dtype(log_P.dtype))
 
-    def likeliest(_):
-        return jnp.argmax(log_P, axis=0)
-
     def drawn(_):
         of_token = jax.vmap(by_own_key(jax.random.fold_in))(keys, i)
-        if top_k is None and top_p is None:
-            return sample(log_P, tau, of_token)
-        return sample(restricted(log_P, tau=tau, top_k=top_k, top_p=top_p), 1.0, of_token)
+        return sample(permitted(log_P, tau=tau, top_k=top_k, top_p=top_p), tau, of_token)
 
-    return jax.lax.cond(is_greedy(tau), likeliest, drawn, None).astype(jnp.int32)
+    likeliest = jnp.argmax(log_P, axis=0)
+    return jax.lax.cond(jnp.all(is_greedy(tau)), lambda _: likeliest, drawn, None).astype(jnp.int32)
 
 
-def restricted(
-    log_P: Float[Array, "N_V *B"], *, tau: float | Float[Array, ""], top_k: int | None, top_p: float | Array | None
-) -> Float[Array, "N_V *B"]:
-    """``log q`` with ``q ∝ p^{1/τ}`` of the tokens that are left, −∞ of the others, in every column.
+def permitted(
+    log_P: Float[Array, "N_V B"], *, tau: Float[Array, "B"], top_k: Int[Array, "B"], top_p: Float[Array, "B"]
+) -> Float[Array, "N_V B"]:
+    """``log P`` of the tokens that may be drawn, −∞ of the others, in every column.
 
     First the ``top_k`` likeliest are left; of these then the nucleus, the fewest likeliest tokens which together have
-    probability ``top_p`` or more under q. Tokens as likely as the last one that is left stay too.
+    probability ``top_p`` or more under q ∝ p^{1/τ}. Tokens as likely as the last one that is left stay too.
 
     Args:
         log_P: the logarithms of the distributions, up to a constant in each column.
         tau: temperature τ > 0; inf makes all that are left equally likely.
-        top_k: how many tokens, or None.
-        top_p: share of the probability, in (0, 1], or None; however small it is, the likeliest token is left.
+        top_k: how many tokens; 0 for all.
+        top_p: share of the probability, in (0, 1]; 1 for all. However small it is, the likeliest token is left.
 
     Example:
-        >>> log_q = restricted(jnp.log(jnp.array([0.5, 0.125, 0.375])), tau=1.0, top_k=2, top_p=None)
-        >>> [round(float(q_v), 2) for q_v in jnp.exp(log_q)]
-        [0.57, 0.0, 0.43]
+        >>> log_P, of_one = jnp.log(jnp.array([[0.5], [0.125], [0.375]])), {"tau": jnp.ones(1), "top_p": jnp.ones(1)}
+        >>> jnp.exp(permitted(log_P, top_k=jnp.array([2]), **of_one))[:, 0].round(3).tolist()
+        [0.5, 0.0, 0.375]
     """
     log_P = log_P.astype(accumulation_dtype(log_P.dtype))
-    if top_k is not None and top_k < log_P.shape[0]:
-        least = jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(log_P, 0, -1), top_k)[0], -1, 0)[-1:]
-        log_P = jnp.where(least <= log_P, log_P, -jnp.inf)
-    log_Q = tempered(log_P, jnp.asarray(tau, log_P.dtype))
-    if top_p is not None:
-        Q = softmax(log_Q)
-        descending = jnp.sort(Q, axis=0, descending=True)
-        before = jnp.cumsum(descending, axis=0) - descending
-        top_p = jnp.maximum(jnp.asarray(top_p, Q.dtype), jnp.finfo(Q.dtype).tiny)
-        least = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=0, keepdims=True)
-        log_Q = jnp.where(least <= Q, log_Q, -jnp.inf)
-    return log_softmax(log_Q)
+    limits = jnp.any((top_k > 0) | (top_p < 1))
+    left = jax.lax.cond(limits, lambda: _left(log_P, tau, top_k, top_p), lambda: jnp.ones_like(log_P, bool))
+    return jnp.where(left, log_P, -jnp.inf)
+
+
+def _left(log_P, tau, top_k, top_p) -> Bool[Array, "N_V B"]:
+    """Which tokens `top_k` and `top_p` leave of each column: at least the likeliest."""
+    N_V = log_P.shape[0]
+    k = jnp.where((top_k > 0) & (top_k < N_V), top_k, N_V)
+    left = jnp.take_along_axis(jnp.sort(log_P, axis=0, descending=True), k[None] - 1, axis=0) <= log_P
+    Q = softmax(tempered(jnp.where(left, log_P, -jnp.inf), jnp.asarray(tau, log_P.dtype)))
+    descending = jnp.sort(Q, axis=0, descending=True)
+    before = jnp.cumsum(descending, axis=0) - descending
+    in_nucleus = (before < top_p[None]) | (jnp.arange(N_V)[:, None] == 0)
+    least = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=0)
+    return left & ((least[None] <= Q) | (top_p[None] == 1))

@@ -31,6 +31,7 @@ from algorithms import (
     token_losses,
 )
 from algorithms.layers import zero_padding
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.linear import logits
 from training.generation import inputs
 from training.generation.cache import bucket
@@ -45,8 +46,11 @@ __all__ = [
     "log_probabilities",
     "log_probability",
     "perplexity",
+    "scored",
     "sentence_embeddings",
 ]
+
+COLUMNS_AT_ONCE = 32
 
 
 def log_probability(
@@ -132,6 +136,38 @@ def are_likeliest(
     x, lengths = inputs.checked("x", x, lengths, config)
     found = _likeliest(theta, _padded(x, config), lengths, variant=config.variant.without_dropout())
     return np.asarray(found)[:, : x.shape[1] - 1] == x[:, 1:]
+
+
+def scored(
+    theta: DTransformerParams,
+    x: Int[Array, "B l"] | np.ndarray,
+    *,
+    lengths: Int[Array, "B"] | np.ndarray,
+    config: DTransformerConfig,
+    n: int,
+) -> tuple[Float[np.ndarray, "B m"], Int[np.ndarray, "B m n"], Float[np.ndarray, "B m n"]]:
+    """The log-probability of each token after the first of each sequence, and the n likeliest in its place.
+
+    Args:
+        theta: parameters of a decoder.
+        x: the sequences, padded on the right.
+        lengths: tokens of each that are not padding.
+        config: sizes and variant of the model.
+        n: how many of the likeliest tokens.
+
+    Returns:
+        ``log P[x[t+1], t]`` for t from 0 to m − 1, where m + 1 is the longest sequence's length; the n likeliest
+        tokens, the likeliest first; and the log-probabilities of these. Behind a sequence's last token they mean
+        nothing.
+
+    Raises:
+        TypeError, ValueError: as `log_probability`.
+    """
+    inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
+    x, lengths = inputs.checked("x", x, lengths, config)
+    found = _scored(theta, _padded(x, config), lengths, variant=config.variant.without_dropout(), n=n)
+    log_p, likeliest, of_likeliest = (np.asarray(array)[:, : x.shape[1] - 1] for array in found)
+    return log_p, likeliest, of_likeliest
 
 
 def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -> float:
@@ -319,6 +355,23 @@ def _likeliest(theta: DTransformerParams, x, lengths, *, variant: Variant) -> In
     W_u = variant.unembedding.matrix(theta)
     # One sequence after another: all logits would be the largest array there is.
     return jax.lax.map(lambda X_b: jnp.argmax(logits(X_b, W_u, theta.b_u), axis=0), jnp.moveaxis(X, 1, 0))
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "n"))
+def _scored(theta: DTransformerParams, x, lengths, *, variant: Variant, n: int):
+    x = zero_padding(x, lengths)
+    X = d_hidden_state(x, theta, variant=variant)
+
+    def of_column(column):
+        X_t, v = column
+        scores = variant.unembedding.logits(X_t[:, None], theta)[:, 0]
+        log_p = jax.nn.log_softmax(scores.astype(accumulation_dtype(scores.dtype)))
+        best, which = jax.lax.top_k(log_p, n)
+        return log_p[v], which, best
+
+    columns = jnp.moveaxis(X, 0, -1).reshape(-1, X.shape[0]), next_tokens(x).reshape(-1)
+    found = jax.lax.map(of_column, columns, batch_size=COLUMNS_AT_ONCE)  # all logits would be the largest array
+    return tuple(array.reshape(*x.shape, *array.shape[1:]) for array in found)
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))

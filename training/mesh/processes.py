@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax._src import distributed  # the coordinator's store, which orbax uses, too; there is no public way to it
 from jax.experimental import multihost_utils
+
+from training.mesh.store import Store
 
 BEAT = 2.0  # seconds between two signs of life
 SILENCE = 30.0  # seconds without one after which a process counts as gone
@@ -34,7 +35,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.index, self.count = 0, 1
-        self._client: Any = None
+        self._store: Store | None = None
         self._left, self._speaks = threading.Event(), threading.Lock()
 
     @property
@@ -54,6 +55,7 @@ class Processes:
 
         Raises:
             ProcessesError: these are no numbers of processes, or nothing says what they are.
+            StoreError: this version of JAX is not known to keep a store for them.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
@@ -69,9 +71,9 @@ class Processes:
                 "and process_id"
             ) from None
         self.index, self.count = jax.process_index(), jax.process_count()
-        self._client, self._on_loss = distributed.global_state.client, on_loss
-        self._beat(0)
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._store, self._on_loss = Store(), on_loss
+        self._beat(self._store, 0)
+        threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
         """Check that all processes have the same facts; each of them must call this.
@@ -83,14 +85,10 @@ class Processes:
         Raises:
             ProcessesError: names the first difference; in every process.
         """
-        if self.count == 1:
+        if self._store is None:
             return
-        mine = json.dumps(facts, default=str)
-        self._client.key_value_set(f"{what}/{self.index}", mine)
-        all_facts = [
-            json.loads(self._client.blocking_key_value_get(f"{what}/{i}", int(1000 * TO_AGREE)))
-            for i in range(self.count)
-        ]
+        self._store.put(f"{what}/{self.index}", json.dumps(facts, default=str))
+        all_facts = [json.loads(self._store.wait_for(f"{what}/{i}", TO_AGREE)) for i in range(self.count)]
         for i, facts_of_i in enumerate(all_facts):
             for name, value in all_facts[0].items():
                 if facts_of_i.get(name) != value:
@@ -101,11 +99,11 @@ class Processes:
 
     def broadcast_from_main(self, what: str, value: str) -> str:
         """Return what process 0 has as a value."""
-        if self.count == 1:
+        if self._store is None:
             return value
         if self.is_main:
-            self._client.key_value_set(what, value)
-        return self._client.blocking_key_value_get(what, int(1000 * TO_AGREE))
+            self._store.put(what, value)
+        return self._store.wait_for(what, TO_AGREE)
 
     def wait_for_all(self, what: str) -> None:
         """Return when all processes are here."""
@@ -118,44 +116,43 @@ class Processes:
 
     def leave(self, reason: str = "") -> None:
         """Tell the others that this process ends, and why if it should not; without a reason, wait for them."""
-        if self._client is None or self._left.is_set():
+        if self._store is None or self._left.is_set():
             return
         self._speaks.acquire()  # for good: if the thread that watches has it, that one ends the process
         self._left.set()
         if reason:
-            self._tell(reason)
+            self._tell(self._store, reason)
         else:
             jax.distributed.shutdown()
 
-    def _tell(self, reason: str) -> None:
+    def _tell(self, store: Store, reason: str) -> None:
         """Let the others know why this process ends; without the coordinator they could not."""
         with contextlib.suppress(Exception):  # it may be gone
-            self._client.key_value_set(f"gone/{self.index}", reason)
+            store.put(f"gone/{self.index}", reason)
             threading.Event().wait(2 * BEAT if self.is_main else 0)
 
-    def _beat(self, n: int) -> None:
-        self._client.key_value_set(f"beat/{self.index}", str(n), allow_overwrite=True)
+    def _beat(self, store: Store, n: int) -> None:
+        store.replace(f"beat/{self.index}", str(n))
 
-    def _watch(self) -> None:
+    def _watch(self, store: Store) -> None:
         heard = {i: ("", 0) for i in range(self.count) if i != self.index}
         n = 0
         while not self._left.wait(BEAT):
             n += 1
             try:
-                self._beat(n)
-                beats = dict(self._client.key_value_dir_get("beat/"))
-                gone = dict(self._client.key_value_dir_get("gone/"))
+                self._beat(store, n)
+                beats, gone = store.under("beat/"), store.under("gone/")
             except Exception:  # whatever the runtime raises
-                self._end("process 0, the coordinator, is gone")
+                self._end(store, "process 0, the coordinator, is gone")
                 return
             reason = self._lost(heard, beats, gone)
             if reason:
-                self._end(reason)
+                self._end(store, reason)
                 return
 
-    def _end(self, reason: str) -> None:
+    def _end(self, store: Store, reason: str) -> None:
         if self._speaks.acquire(blocking=False):
-            self._tell(reason)
+            self._tell(store, reason)
             self._on_loss(reason)
 
     def _lost(self, heard: dict[int, tuple[str, int]], beats: dict[str, str], gone: dict[str, str]) -> str:

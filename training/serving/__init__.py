@@ -1,5 +1,6 @@
-"""A trained decoder behind HTTP, as clients of OpenAI's completions expect it.
+"""A trained model behind HTTP, as clients of OpenAI's API expect it.
 
-`protocol` reads what is asked and writes what is answered, `engine` generates for all that arrives together, and `app`
-connects both to HTTP.
+`engine` generates for all that arrives together. `fields` reads JSON, `generating` what completions and chat share,
+`completions`, `chat`, `embeddings` and `tokenizing` one kind of request and its answers each. `app` connects them to
+HTTP, behind `guards` and `connections`, and `metrics` counts.
 """

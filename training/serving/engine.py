@@ -1,11 +1,9 @@
-"""Continuations for many at once: what is drawn alike is generated side by side, in a thread of its own.
+"""Continuations for many at once: they are generated side by side, each drawn in its own way, in a thread of its own.
 
-What comes while others are on their way joins them before their next token, if it is drawn alike, there are rows left,
-and nobody waits who came before it.
+What comes while others are on their way joins them before their next token, if there are rows left.
 """
 
 import dataclasses
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,10 +17,13 @@ from training.generation import Continuation, Generator, Sampling
 from training.generation.pieces import Pieces
 from training.generation.prompts import Prompt, side_by_side
 
-__all__ = ["Engine", "Failed", "FullError", "Job", "Step"]
+__all__ = ["LIKELIEST", "Engine", "Failed", "FullError", "Job", "Step"]
 
 GATHERING = 0.01
 """Seconds that the first of several requests waits for the others."""
+
+LIKELIEST = 20
+"""How many of the likeliest tokens are noted, whoever asks: another number would be compiled anew."""
 
 
 class FullError(RuntimeError):
@@ -63,7 +64,7 @@ class Job:
         sampling: how they are drawn.
         seed, number: decide what is drawn: the key is ``fold_in(key(seed), number)``.
         stop: texts before which it ends.
-        likeliest: how many of the likeliest tokens to note.
+        ends: tokens that end it.
         emit: takes each step, in the engine's thread.
         abandoned: set when nobody waits for it any more.
     """
@@ -74,14 +75,9 @@ class Job:
     seed: int
     number: int
     stop: tuple[str, ...]
-    likeliest: int
+    ends: frozenset[int]
     emit: Callable[[Step | Failed], None]
     abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)
-
-    @property
-    def kind(self) -> tuple:
-        """What jobs must share to be generated side by side."""
-        return (*sorted(self.sampling.items()), self.likeliest)
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,7 +97,7 @@ class _Running:
         token, log_p = int(begun.tokens[r, -1]), float(begun.log_p[r, -1])
         likeliest = list(zip(begun.likeliest[0][r, -1].tolist(), begun.likeliest[1][r, -1].tolist(), strict=True))
         self.n += 1
-        if token == self.job.sampling.get("eos"):
+        if token in self.job.ends:
             return Step(self.text.rest(), token, log_p, likeliest, "stop")
         new = self.text.add(token)
         if self.text.stopped:
@@ -112,7 +108,7 @@ class _Running:
 
 
 class Engine:
-    """Generates what waits, in the order in which it came, and what is drawn alike side by side."""
+    """Generates what waits, side by side, in the order in which it came."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
         """Make an engine that has not started yet.
@@ -126,8 +122,23 @@ class Engine:
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing, self._running = False, 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """How many continuations wait."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many continuations are on their way."""
+        return self._running
+
+    @property
+    def is_well(self) -> bool:
+        """Whether continuations will be generated."""
+        return self._thread.is_alive() and not self._closing
 
     def start(self) -> None:
         """Begin to generate."""
@@ -163,6 +174,7 @@ class Engine:
                 message = "the server is stopping"
             except Exception as error:  # whatever is wrong with this batch, the next one may be well
                 message = f"the continuation failed: {error}"
+            self._running = 0
             for one in running.values():
                 one.job.emit(Failed(message))
         for job in self._waiting:
@@ -179,18 +191,16 @@ class Engine:
                     return []
                 self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
                 found = bool(self._waiting)
-            kind = self._waiting[0].kind
-            batch = [job for job in self._waiting if job.kind == kind][: self._rows]
-            chosen = set(map(id, batch))
-            self._waiting = [job for job in self._waiting if id(job) not in chosen]
-        return batch
+            return self._first(self._rows)
 
-    def _joining(self, kind: tuple, n: int) -> list[Job]:
-        """Return at most n jobs of a kind that wait before all others."""
+    def _joining(self, n: int) -> list[Job]:
+        """Return at most n jobs that wait."""
         with self._changed:
             self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
-            jobs = list(itertools.takewhile(lambda job: job.kind == kind, self._waiting[:n]))
-            self._waiting = self._waiting[len(jobs) :]
+            return self._first(n)
+
+    def _first(self, n: int) -> list[Job]:
+        jobs, self._waiting = self._waiting[:n], self._waiting[n:]
         return jobs
 
     def _generate(self, running: dict[int, _Running]) -> None:
@@ -199,24 +209,26 @@ class Engine:
         Args:
             running: what is in each row.
         """
-        kind = running[0].job.kind
         begun = self._begin([one.job for one in running.values()])
         while running and not self._closing:
+            self._running = len(running)
             begun.extend(begun.tokens.shape[1] + 1)
             for r, one in list(running.items()):
                 step = one.step(begun, r)
                 if step.finish or one.job.abandoned.is_set():
                     del running[r]
                 one.job.emit(step)
-            joining = self._joining(kind, self._rows - len(running)) if running else []
+            joining = self._joining(self._rows - len(running)) if running else []
             if joining:
                 self._join(begun, running, joining)
 
     def _begin(self, batch: list[Job]) -> Continuation:
         """Read the prompts."""
-        job, (x, options) = batch[0], self._of_prompts(batch)
+        x, options = self._of_prompts(batch)
+        likeliest = min(LIKELIEST, self._generator.config.N_V)
+        samplings = options.pop("samplings")
         return self._generator.begin(
-            x, key=options.pop("keys"), sliding=True, likeliest=job.likeliest, **options, **job.sampling
+            x, key=options.pop("keys"), sliding=True, likeliest=likeliest, samplings=samplings, **options
         )
 
     def _join(self, begun: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
@@ -227,6 +239,7 @@ class Engine:
         running.update(enumerate(ones))
         rows = [*before, *range(len(begun.starts), len(begun.starts) + len(new))]
         x, options = self._of_prompts(joining)
+        options["sampling"] = self._generator.sampling_arrays(options.pop("samplings"))
         options["l_gen"] = max(one.job.l_gen for one in ones)
         begun.join(x, rows=rows + rows[:1] * (_served(len(rows)) - len(rows)), **options)
 
@@ -235,7 +248,8 @@ class Engine:
         jobs = jobs + jobs[:1] * (_served(len(jobs)) - len(jobs))
         x, lengths, begins = side_by_side([job.prompt for job in jobs], self._generator.config.N_V)
         keys = jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in jobs])
-        return x, {"lengths": lengths, "begins": begins, "keys": keys, "l_gen": max(job.l_gen for job in jobs)}
+        options = {"lengths": lengths, "begins": begins, "keys": keys, "samplings": [job.sampling for job in jobs]}
+        return x, {**options, "l_gen": max(job.l_gen for job in jobs)}
 
 
 def _served(n: int) -> int:

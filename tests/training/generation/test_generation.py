@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from algorithms import GPT2, PAPER, VASWANI, DTransformerConfig, d_inference, d_transformer
-from algorithms.alg14_inference import sample
+from algorithms.alg14_inference import sample, tempered
 from algorithms.lines import MLP, RMSNorm
+from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate
 from training.generation.cache import bucket
-from training.generation.sampling import draw, restricted
+from training.generation.sampling import SamplingArrays, draw, permitted
 
 N_V, L_MAX = 17, 131
 CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
@@ -201,11 +202,20 @@ def brute_force_restricted(p, tau, top_k, top_p):
     return [q[v] / sum(q[u] for u in chosen) if v in chosen else 0.0 for v in range(len(p))]
 
 
+def distribution(P, tau, top_k, top_p):
+    """What is drawn from, where all columns have the same settings."""
+    B = P.shape[1]
+    settings = {"tau": tau, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
+    arrays = {name: jnp.full(B, value) for name, value in settings.items()}
+    log_P = permitted(jnp.log(jnp.asarray(P)), **arrays)
+    return np.asarray(softmax(tempered(log_P, arrays["tau"])))
+
+
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (3, None), (5, 0.7), (1, 0.1), (None, 0.999), (11, None)])
 def test_restricted_is_the_definition(tau, top_k, top_p):
     P = np.random.default_rng(1).dirichlet(np.full(11, 0.5), size=4).T
-    Q = jnp.exp(restricted(jnp.log(P), tau=tau, top_k=top_k, top_p=top_p))
+    Q = distribution(P, tau, top_k, top_p)
     for r in range(4):
         np.testing.assert_allclose(Q[:, r], brute_force_restricted(P[:, r], tau, top_k, top_p), atol=1e-12)
 
@@ -222,13 +232,77 @@ def test_restricted_agrees_with_transformers(top_k, top_p):
     if top_p:
         scores = logits_process.TopPLogitsWarper(top_p)(None, scores)
     expected = torch.softmax(scores, -1).numpy().T
-    log_Q = restricted(jnp.log(P), tau=0.7, top_k=top_k, top_p=top_p)
-    np.testing.assert_allclose(jnp.exp(log_Q), expected, atol=1e-12)
+    np.testing.assert_allclose(distribution(P, 0.7, top_k, top_p), expected, atol=1e-12)
 
 
 def test_an_infinite_temperature_leaves_the_excluded_tokens_out():
-    log_q = restricted(jnp.log(jnp.array([0.5, 0.1, 0.15, 0.25])), tau=np.inf, top_k=2, top_p=None)
-    np.testing.assert_allclose(jnp.exp(log_q), [0.5, 0, 0, 0.5])
+    q = distribution(np.array([[0.5], [0.1], [0.15], [0.25]]), np.inf, 2, None)
+    np.testing.assert_allclose(q[:, 0], [0.5, 0, 0, 0.5])
+    q = distribution(np.array([[0.75], [0.0], [0.25]]), np.inf, None, None)  # a token that was ruled out before
+    np.testing.assert_allclose(q[:, 0], [0.5, 0, 0.5])
+
+
+@pytest.mark.usefixtures("x32")
+@pytest.mark.parametrize("how", [{"top_p": 1e-40}, {"tau": 1e-40}, {"tau": 1e-38}, {"tau": 1e-40, "top_p": 1e-40}])
+def test_settings_too_small_for_float32_take_the_likeliest_token(how):
+    """Even where it is not the first one, and unlikely."""
+    P = jnp.asarray(np.random.default_rng(1).dirichlet(np.full(11, 9.0), size=4).T, jnp.float32)
+    sampling = SamplingArrays.of([how] * 4, 11)
+    y = draw(
+        jnp.log(P),
+        jax.random.split(KEY, 4),
+        jnp.zeros(4, int),
+        **{k: getattr(sampling, k) for k in ("tau", "top_k", "top_p")},
+    )
+    assert jnp.any(y > 0)
+    np.testing.assert_array_equal(y, P.argmax(axis=0))
+
+
+OF_EACH = (
+    {"tau": 0.0},
+    {"tau": 0.7, "top_k": 3},
+    {"tau": 1.3, "top_p": 0.6},
+    {"tau": np.inf, "top_k": 5, "top_p": 0.9},
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2, "eos": 3},
+    {"tau": 0.9, "top_k": 9, "top_p": 0.95, "repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "eos": 4},
+    {"logit_bias": {2: -100.0, 5: 3.5}, "tau": 0.8},
+    {"logit_bias": {7: 100.0}},
+    {},
+)
+"""Settings of requests side by side."""
+
+
+def test_each_request_is_drawn_in_its_own_way_and_gets_what_it_gets_alone():
+    B = len(OF_EACH)
+    prompts = np.random.default_rng(8).integers(N_V, size=(B, 9))
+    lengths, keys = np.arange(B) % 9 + 1, jax.random.split(KEY, B)
+    together = GENERATOR.begin(prompts, lengths=lengths, l_gen=25, key=keys, samplings=OF_EACH)
+    together.extend(25)
+    for r, sampling in enumerate(OF_EACH):
+        alone = GENERATOR.begin(
+            prompts[r : r + 1], lengths=lengths[r : r + 1], l_gen=25, key=keys[r : r + 1], **sampling
+        )
+        alone.extend(25)
+        n = alone.tokens.shape[1]
+        np.testing.assert_array_equal(together.tokens[r, :n], alone.tokens[0])
+        np.testing.assert_allclose(together.log_p[r, :n], alone.log_p[0], rtol=1e-9)
+    assert 2 not in together.tokens[7]
+    assert set(together.tokens[8]) == {7}
+    assert (together.tokens[9] != together.tokens[8]).any()
+
+
+def test_other_settings_compile_nothing():
+    def tokens(**how):
+        return run(prompts=np.zeros((2, 24), int), lengths=np.array([24, 20]), l_gen=3, eos=4, **how)
+
+    tokens(tau=0.3, top_k=4)
+    tokens(tau=0.3, no_repeat_ngram_size=2)
+    before = decoding.decode._cache_size()
+    for k in range(1, 9):
+        tokens(tau=k / 10, top_k=k, top_p=k / 10)
+        tokens(tau=k / 10, no_repeat_ngram_size=k, repetition_penalty=1 + k / 10)
+    assert decoding.decode._cache_size() == before
 
 
 def test_the_likeliest_token_alone_is_greedy():
@@ -243,10 +317,11 @@ def test_all_tokens_are_no_restriction():
 
 
 def test_drawn_tokens_have_their_frequencies():
-    n, tau = 20000, jnp.asarray(1.3)
+    n = 20000
     p = np.random.default_rng(3).dirichlet(np.ones(N_V))
     P = jnp.tile(p[:, None], (1, n))
-    y = draw(jnp.log(P), jax.random.split(KEY, n), jnp.zeros(n, int), tau=tau, top_k=9, top_p=jnp.asarray(0.8))
+    settings = {name: jnp.full(n, value) for name, value in {"tau": 1.3, "top_k": 9, "top_p": 0.8}.items()}
+    y = draw(jnp.log(P), jax.random.split(KEY, n), jnp.zeros(n, int), **settings)
     q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
     counts = np.bincount(y, minlength=N_V)
     assert (counts[q == 0] == 0).all()
@@ -275,6 +350,8 @@ def test_drawn_tokens_have_their_frequencies():
         ({"top_p": 1.01}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
         ({"top_p": float("nan")}, ValueError, "top_p"),
         ({"eos": N_V}, ValueError, "eos: expected a token"),
+        ({"logit_bias": {N_V: 1}}, ValueError, "logit_bias: expected a token"),
+        ({"logit_bias": {0: float("nan")}}, ValueError, "logit_bias: expected from -100 to 100 for token 0, got nan"),
         ({"l_gen": 0}, ValueError, "l_gen: expected at least 1"),
         ({"key": jax.random.key_data(KEY)}, TypeError, "typed key"),
     ],

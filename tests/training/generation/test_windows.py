@@ -103,7 +103,8 @@ def test_repetition_is_that_of_transformers(penalty, ngram):
     scores = rng.normal(size=(6, 7))
     lengths = np.array([1, 2, 3, 5, 17, 40])
     history = History(jnp.asarray(np.pad(tokens, ((0, 0), (0, 8)))), jnp.asarray(lengths))
-    found = np.asarray(penalized(jnp.asarray(scores.T), history, penalty=penalty, ngram=ngram)).T
+    settings = {"penalty": jnp.full(6, penalty or 1.0), "ngram": jnp.full(6, ngram)}
+    found = np.asarray(penalized(jnp.asarray(scores.T), history, **settings)).T
     for r, length in enumerate(lengths):
         expected = processors(torch, penalty, ngram)(tokens[r : r + 1, :length], scores[r : r + 1].copy())
         np.testing.assert_allclose(found[r], expected[0], rtol=1e-12)
@@ -153,6 +154,8 @@ def test_a_sequence_that_nothing_can_follow_ends():
     [
         ({"repetition_penalty": 0.0}, "repetition_penalty: expected a positive number"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a positive number"),
+        ({"repetition_penalty": 1e-45}, "repetition_penalty: expected a positive number from 0.01 to 100"),
+        ({"repetition_penalty": 1e38}, "repetition_penalty: expected a positive number from 0.01 to 100"),
         ({"no_repeat_ngram_size": -1, "eos": 3}, "no_repeat_ngram_size: expected at least 1"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: needs eos"),
         ({"key": jax.random.split(KEY, 2)}, "one for each of the 3 requests, got 2"),
@@ -209,7 +212,8 @@ def test_who_joins_later_gets_what_it_gets_alone(how):
         for _, r, _ in (late for late in LATE[1:] if late[0] == step):
             x, options, key = requests[r]
             rows = [*running.values(), len(together.starts)]
-            together.join(x, keys=key, rows=rows, l_gen=l_gen, **options)
+            sampling = generator.sampling_arrays([{"eos": eos, "tau": 0.7, **how}])
+            together.join(x, keys=key, rows=rows, l_gen=l_gen, sampling=sampling, **options)
             running = {k: row for row, k in enumerate([*running, r])}
         together.extend(together.tokens.shape[1] + 1)
         for r, row in list(running.items()):

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
+from jax._src import distributed
 
 from training import commands
+from training.mesh import store
 from training.mesh.processes import SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
@@ -266,16 +269,16 @@ def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, capsys
     assert not (tmp_path / "run").exists()
 
 
-class Store:
+class ToldFacts:
     """The coordinator's store, of processes that have all told what they have."""
 
     def __init__(self, **facts):
         self._facts = facts
 
-    def key_value_set(self, name, value):
-        self._facts[name] = value
+    def put(self, name, text):
+        self._facts[name] = text
 
-    def blocking_key_value_get(self, name, _):
+    def wait_for(self, name, _):
         return self._facts[name]
 
 
@@ -283,7 +286,41 @@ class Store:
 def test_the_first_difference_is_said_in_every_process(index):
     processes, facts = Processes(), [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}]
     processes.index, processes.count = index, 3
-    processes._client = Store(**{f"facts/{i}": json.dumps(f) for i, f in enumerate(facts)})
+    processes._store = ToldFacts(**{f"facts/{i}": json.dumps(f) for i, f in enumerate(facts)})
     with pytest.raises(ProcessesError, match=r"process 1 has b y, and process 0 x: start all of them with the same"):
         processes.agree("facts", facts[index])
     Processes().agree("facts", facts[0])
+
+
+def test_only_one_file_reaches_inside_jax():
+    inside = [path for path in (ROOT / "training").rglob("*.py") if "jax._src" in path.read_text("utf-8")]
+    inside += [path for path in (ROOT / "algorithms").rglob("*.py") if "jax._src" in path.read_text("utf-8")]
+    assert [path.name for path in inside] == ["store.py"]
+
+
+class Moved:
+    """A client of a later JAX, which has lost a method."""
+
+    key_value_set = blocking_key_value_get = None
+
+
+@pytest.mark.parametrize(
+    ("home", "client", "reason"),
+    [
+        ("jax._src.moved", None, "No module named 'jax._src.moved'"),
+        ("jax.numpy", None, "has no attribute 'global_state'"),
+        ("jax._src.distributed", None, "'NoneType' object has no attribute 'key_value_set'"),
+        ("jax._src.distributed", Moved(), "'Moved' object has no attribute 'key_value_dir_get'"),
+    ],
+)
+def test_where_jax_has_moved_its_store_one_sentence_says_so(monkeypatch, home, client, reason):
+    monkeypatch.setattr(store, "HOME", home)
+    monkeypatch.setattr(distributed.global_state, "client", client)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    with pytest.raises(store.StoreError) as raised:
+        Processes().join("localhost:1", 2, 0, on_loss=pytest.fail)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert reason in message
+    assert f"which jax {jax.__version__} does not have in {home}" in message
+    assert "train in one process, or install the version of jax" in message

@@ -1,0 +1,81 @@
+"""A server in the tests' own process, and what talks to it."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import socket
+import threading
+import time
+
+import openai
+import uvicorn
+
+from training.serving import app, served
+from training.serving.connections import connections
+from training.serving.engine import Engine
+
+LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=200.0)
+
+
+def of_run(model, *, converse=None, **limits):
+    """What is served of a run, with a template for chat if there is one."""
+    found = served.served_of(model, "small", dataclasses.replace(LIMITS, **limits))
+    if converse:
+        found = dataclasses.replace(found, model=dataclasses.replace(found.model, converse=converse))
+    return found
+
+
+@contextlib.contextmanager
+def serving(what, *, begun=None, queue=20, most=50, patience=30.0, **options):
+    """The port of a server in this process.
+
+    Args:
+        what: is served.
+        begun: takes the rows of every batch.
+        queue: the most continuations that wait.
+        most: connections.
+        patience: seconds to send a request in.
+        options: of the application.
+    """
+    engine = None
+    if isinstance(what.model, served.Decoder):
+        generator = what.model.generator
+        original = type(generator).begin
+
+        def begin(x, **of_batch):
+            if begun is not None:
+                begun.append(len(x))
+            return original(generator, x, **of_batch)
+
+        generator.begin = begin
+        engine = Engine(generator, what.tokenizer, rows=8, queue=queue)
+    application = app.make_app(what, engine, clock=time.time, **options)
+    http_class = connections(most=most, patience=patience)
+    config = uvicorn.Config(application, http=http_class, ws="none", log_config=None, timeout_graceful_shutdown=5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def client_of(port, **options):
+    return openai.OpenAI(**{"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none", "max_retries": 0} | options)
+
+
+def asked(port, method, path, body=None, **headers):
+    """The status, the headers and the body of an answer."""
+    data = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+    named = {"content-type": "application/json"} if method == "POST" else {}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    with contextlib.closing(connection):
+        connection.request(method, path, data, {name: value for name, value in named.items() if value is not None})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text

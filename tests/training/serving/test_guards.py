@@ -1,0 +1,201 @@
+"""Who is let in, what is counted, and that nobody keeps the server waiting."""
+
+import concurrent.futures
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+
+serving_cases = pytest.importorskip("tests.serving_cases")
+asked = serving_cases.asked
+BODY = {"model": "small", "prompt": "abc", "max_tokens": 2}
+KEY = "sé-cret"
+
+
+def message_of(text):
+    return json.loads(text)["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def port(model):
+    with serving_cases.serving(serving_cases.of_run(model)) as port:
+        yield port
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:99", "[::1]:8000", "LOCALHOST:8000"])
+def test_own_names_are_answered(port, host):
+    assert asked(port, "POST", "/v1/completions", BODY, host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", ""]
+)
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/completions"), ("GET", "/health"), ("GET", "/nowhere")])
+def test_a_foreign_host_is_refused(port, method, path, host):
+    status, _, text = asked(port, method, path, BODY if method == "POST" else None, host=host)
+    assert (status, "is not a name of this server: give --allow-host" in message_of(text)) == (403, True)
+
+
+def test_other_names_may_be_allowed_and_addresses_are_where_it_listens_on_all(model):
+    what = serving_cases.of_run(model)
+    with serving_cases.serving(what, names=("Models.example",)) as port:
+        assert asked(port, "GET", "/health", host="models.example")[0] == 200
+        assert asked(port, "GET", "/health", host="other.example")[0] == 403
+    for address in ("0.0.0.0", "::"):
+        with serving_cases.serving(what, address=address) as port:
+            hosts = ("192.168.1.7:80", "localhost", "[fe80::1]", "evil.example", "192.168.1.7.evil.example")
+            assert [asked(port, "GET", "/health", host=host)[0] for host in hosts] == [200, 200, 200, 403, 403]
+    with serving_cases.serving(what, address="192.168.1.7") as port:
+        assert [asked(port, "GET", "/health", host=host)[0] for host in ("192.168.1.7", "localhost")] == [200, 403]
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None, "json"]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"])
+def test_what_a_page_can_send_without_asking_is_refused(port, path, kind):
+    status, _, text = asked(port, "POST", path, BODY, content_type=kind)
+    assert (status, "Content-Type: expected application/json, got" in message_of(text)) == (415, True)
+
+
+def test_json_with_a_charset_is_json(port):
+    assert asked(port, "POST", "/v1/completions", BODY, content_type="Application/JSON; charset=utf-8")[0] == 200
+
+
+def test_without_the_key_nothing_is_told(model):
+    with serving_cases.serving(serving_cases.of_run(model), api_key=KEY) as port:
+        right = f"Bearer {KEY}".encode()
+        wrong = [
+            None,
+            "",
+            KEY.encode(),
+            b"Bearer",
+            b"Bearer " + KEY[:-1].encode(),
+            right + b"x",
+            b"Basic " + KEY.encode(),
+        ]
+        for method, path in (
+            ("GET", "/v1/models"),
+            ("POST", "/v1/completions"),
+            ("GET", "/metrics"),
+            ("GET", "/nowhere"),
+        ):
+            for header in wrong:
+                status, headers, text = asked(
+                    port, method, path, BODY if method == "POST" else None, authorization=header
+                )
+                assert (status, headers["www-authenticate"]) == (401, "Bearer")
+                assert "the API key is missing or wrong" in message_of(text)
+        assert asked(port, "GET", "/health")[0] == 200
+        assert asked(port, "GET", "/v1/models", authorization=right)[0] == 200
+        with serving_cases.client_of(port, api_key="abc") as client, pytest.raises(Exception, match="missing or wrong"):
+            client.models.list()
+
+
+def test_pages_are_answered_where_their_origin_may_ask(model):
+    ask = {"access_control_request_method": "POST", "access_control_request_headers": "content-type, authorization"}
+    what = serving_cases.of_run(model)
+    with serving_cases.serving(what, origins=("https://page.example",), api_key="key") as port:
+        status, headers, _ = asked(port, "OPTIONS", "/v1/completions", origin="https://page.example", **ask)
+        assert (status, headers["access-control-allow-origin"]) == (200, "https://page.example")
+        assert "authorization" in headers["access-control-allow-headers"]
+        status, headers, _ = asked(port, "OPTIONS", "/v1/completions", origin="https://evil.example", **ask)
+        assert (status, "access-control-allow-origin" in headers) == (400, False)
+        _, headers, _ = asked(port, "GET", "/v1/models", origin="https://page.example", authorization="Bearer key")
+        assert headers["access-control-allow-origin"] == "https://page.example"
+    with serving_cases.serving(what) as port:
+        status, headers, _ = asked(port, "OPTIONS", "/v1/completions", origin="https://page.example", **ask)
+        assert (status, "access-control-allow-origin" in headers) == (400, False)
+
+
+def test_what_is_asked_and_generated_is_counted(model):
+    with serving_cases.serving(serving_cases.of_run(model)) as port:
+        assert json.loads(asked(port, "GET", "/health")[2]) == {"status": "ok"}
+        for prompt in ("abc", "abc", 3):
+            asked(port, "POST", "/v1/completions", BODY | {"prompt": prompt, "logit_bias": {"0": 100}})
+        for path in ("/a", "/b"):
+            asked(port, "GET", path)
+        status, headers, text = asked(port, "GET", "/metrics")
+    assert (status, headers["content-type"].startswith("text/plain")) == (200, True)
+    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    expected = {
+        'requests_total{path="/v1/completions",status="200"}': 2,
+        'requests_total{path="/v1/completions",status="400"}': 1,
+        'requests_total{path="other",status="404"}': 2,
+        'request_seconds_count{path="/v1/completions"}': 3,
+        "prompt_tokens_total": 8,
+        "generated_tokens_total": 4,
+        "running": 0,
+        "waiting": 0,
+    }
+    assert {name: float(figures[f"formal_algorithms_{name}"]) for name in expected} == expected
+
+
+HALVES = {
+    "nothing": b"",
+    "a line": b"POST /v1/completions HTTP/1.1\r\n",
+    "headers": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n",
+    "a body": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{",
+    "a refused body": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+}
+
+
+def until_closed(connection):
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(4096):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("trickles", [False, True])
+def test_half_a_request_is_not_waited_for(model, half, trickles):
+    """Nor one that comes byte by byte, and the server answers others meanwhile and afterwards."""
+    with serving_cases.serving(serving_cases.of_run(model), patience=1.0) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(HALVES[half])
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(until_closed, connection)
+                while trickles and not answer.done():
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b" " if "body" in half else b"X")
+                    time.sleep(0.1)
+                text = answer.result(timeout=30)
+        assert text.startswith(b"HTTP/1.1 415" if half == "a refused body" else b"HTTP/1.1 408")
+        assert half == "a refused body" or b"the request did not arrive within 1 seconds" in text
+        assert asked(port, "GET", "/health")[0] == 200
+
+
+def test_a_slow_answer_is_not_taken_for_a_slow_request(model):
+    with (
+        serving_cases.serving(serving_cases.of_run(model), patience=0.2) as port,
+        serving_cases.client_of(port) as client,
+    ):
+        parts = []
+        for part in client.completions.create(model="small", prompt="abc", max_tokens=40, stream=True):
+            parts.append(part)
+            time.sleep(0.02)
+        assert parts[-1].choices[0].finish_reason in ("stop", "length")
+
+
+def test_connections_are_bounded(model):
+    with serving_cases.serving(serving_cases.of_run(model), most=3) as port, contextlib.ExitStack() as stack:
+        connect = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
+        connect[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connect[0].recv(100).startswith(b"HTTP/1.1 200")
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as one_more:
+            text = until_closed(one_more)
+        assert text.startswith(b"HTTP/1.1 503")
+        assert b"there are 3 connections already: try again later" in text
+        for one in connect:
+            one.close()
+        for _ in range(100):
+            with contextlib.suppress(ConnectionError):
+                if asked(port, "GET", "/health")[0] == 200:
+                    return
+            time.sleep(0.05)
+        raise AssertionError("those that have gone still count")

@@ -1,0 +1,264 @@
+"""Chat, echo, biases, embeddings and tokens, as OpenAI's own client asks for them."""
+
+import base64
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_transformer, e_encoding
+from tests.run_cases import LETTERS
+
+openai = pytest.importorskip("openai")
+serving_cases = pytest.importorskip("tests.serving_cases")
+
+EOS = LETTERS.eos_token
+MESSAGES = [
+    {"role": "user", "content": "abc"},
+    {"role": "assistant", "content": "j"},
+    {"role": "user", "content": "de"},
+]
+MARK = 3
+"""What stands between messages: no text has it where a client cannot write special tokens."""
+
+
+def converse(messages):
+    """A template: each message, a mark, and at the end the next one's beginning."""
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"message {len(messages)}: expected the user to speak last, got {messages[-1]['role']}")
+    return [LETTERS.bos_token, *(v for m in messages for v in [*LETTERS.encode(m["content"]), MARK])]
+
+
+@pytest.fixture(scope="module")
+def port(model):
+    with serving_cases.serving(serving_cases.of_run(model, converse=converse)) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def client(port):
+    with serving_cases.client_of(port) as client:
+        yield client
+
+
+def talk(client, messages=MESSAGES, **options):
+    return client.chat.completions.create(**{"model": "small", "messages": messages, "temperature": 0} | options)
+
+
+def complete(client, prompt="abc", **options):
+    return client.completions.create(
+        **{"model": "small", "prompt": prompt, "max_tokens": 9, "temperature": 0} | options
+    )
+
+
+def distributions(model, tokens):
+    return np.asarray(d_transformer(jnp.asarray(tokens), model.theta, variant=model.config.variant.without_dropout()))
+
+
+def test_an_answer_follows_the_template(client):
+    answer = talk(client, max_tokens=9, logprobs=True, top_logprobs=3)
+    (expected,) = complete(client, converse(MESSAGES)[1:], logprobs=3).choices
+    (choice,) = answer.choices
+    assert (answer.object, choice.message.role, choice.message.content) == (
+        "chat.completion",
+        "assistant",
+        expected.text,
+    )
+    assert choice.finish_reason == expected.finish_reason
+    told = choice.logprobs.content
+    assert [token.token for token in told] == expected.logprobs.tokens
+    assert [token.logprob for token in told] == expected.logprobs.token_logprobs
+    assert [bytes(token.bytes).decode() for token in told] == expected.logprobs.tokens
+    for token, best in zip(told, expected.logprobs.top_logprobs, strict=True):
+        assert {one.token: one.logprob for one in token.top_logprobs} == best
+    used = answer.usage
+    assert (used.prompt_tokens, used.completion_tokens) == (len(converse(MESSAGES)), len(told))
+
+
+def test_a_streamed_answer_is_the_same(client):
+    how = {"n": 2, "temperature": 1, "seed": 3, "max_completion_tokens": 20, "logprobs": True}
+    whole = talk(client, **how)
+    parts = list(talk(client, **how, stream=True, stream_options={"include_usage": True}))
+    assert {part.object for part in parts} == {"chat.completion.chunk"}
+    for choice in whole.choices:
+        of_choice = [c for part in parts for c in part.choices if c.index == choice.index]
+        assert of_choice[0].delta.role == "assistant"
+        assert "".join(part.delta.content or "" for part in of_choice) == choice.message.content
+        assert [part.finish_reason for part in of_choice if part.finish_reason] == [choice.finish_reason]
+        told = [token for part in of_choice if part.logprobs for token in part.logprobs.content]
+        assert told == choice.logprobs.content
+    assert parts[-1].usage == whole.usage
+    assert whole.choices[0].message.content != whole.choices[1].message.content
+
+
+def test_an_answer_stops_and_has_the_room_of_the_context(client, model):
+    free = talk(client, temperature=1, seed=1).choices[0]
+    room = model.config.l_max - len(converse(MESSAGES)) + 1
+    if free.finish_reason == "length":
+        assert talk(client, temperature=1, seed=1).usage.completion_tokens == room
+    stop = free.message.content[5:7]
+    stopped = talk(client, temperature=1, seed=1, stop=stop).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == (free.message.content.partition(stop)[0], "stop")
+
+
+def test_a_content_in_parts_is_their_text(client):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
+    whole = talk(client, [{"role": "user", "content": "abc"}], max_tokens=5)
+    assert talk(client, [{"role": "user", "content": parts}], max_tokens=5).choices == whole.choices
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"messages": []}, "messages: expected a list of at least one message"),
+        ({"messages": "abc"}, "messages: expected a list"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\].content: expected a text"),
+        ({"messages": [{"content": "abc"}]}, r"messages\[0\]: expected an object with a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].content: expected a te"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, r"messages\[0\]: tool_calls is not sup"),
+        ({"messages": MESSAGES[:2]}, "messages: message 2: expected the user to speak last, got assistant"),
+        ({"messages": [{"role": "user", "content": "é"}]}, "messages: character 'é'"),
+        (
+            {"messages": [{"role": "user", "content": 50 * "a"}]},
+            "conversation has 52 tokens, and the model reads at most",
+        ),
+        ({"max_tokens": 35}, "conversation has 10 tokens, and l_max = 40 leaves room for at most 31 more, got 35"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: expected it or max_completion_tokens, got both"),
+        ({"top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected an integer from 0 to 20"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+        ({"prompt": "abc"}, "unknown parameter 'prompt'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(client, options, message):
+    body = {"extra_body": {"prompt": "abc"}} if "prompt" in options else options
+    with pytest.raises(openai.BadRequestError, match=message):
+        talk(client, **body)
+
+
+@pytest.mark.parametrize("prompt", ["abc", [0, 1, 2]])
+def test_echo_tells_the_prompt_and_its_log_probabilities(client, model, prompt):
+    plain = complete(client, prompt, logprobs=2)
+    answer = complete(client, prompt, logprobs=2, echo=True)
+    (choice,), (without,) = answer.choices, plain.choices
+    assert choice.text == "abc" + without.text
+    told, expected = choice.logprobs, without.logprobs
+    P = distributions(model, [LETTERS.bos_token, 0, 1, 2])
+    assert told.tokens == ["a", "b", "c", *expected.tokens]
+    np.testing.assert_allclose(told.token_logprobs[:3], np.log([P[v, t] for t, v in enumerate([0, 1, 2])]), rtol=1e-4)
+    np.testing.assert_allclose(told.token_logprobs[3:], expected.token_logprobs, rtol=1e-6)
+    for t, best in enumerate(told.top_logprobs[:3]):
+        wanted = {LETTERS.decode([v]): np.log(P[v, t]) for v in np.argsort(P[:, t])[-2:]}
+        assert best == pytest.approx(wanted, rel=1e-4)
+    assert told.text_offset == [0, 1, 2, *(3 + offset for offset in expected.text_offset)]
+    assert answer.usage == plain.usage
+
+
+def test_echo_alone_scores_a_text(client):
+    (choice,) = complete(client, "abcdef", logprobs=0, echo=True, max_tokens=0).choices
+    (longer,) = complete(client, "abcdef", logprobs=0, echo=True).choices
+    assert (choice.text, choice.finish_reason) == ("abcdef", "length")
+    assert choice.logprobs.token_logprobs == longer.logprobs.token_logprobs[:6]
+
+
+def test_a_stream_with_echo_is_the_same(client):
+    how = {"prompt": ["abc", "j"], "n": 2, "temperature": 1, "seed": 5, "echo": True, "logprobs": 1}
+    whole, parts = complete(client, **how), list(complete(client, **how, stream=True))
+    for choice in whole.choices:
+        of_choice = [c for part in parts for c in part.choices if c.index == choice.index]
+        assert "".join(part.text for part in of_choice) == choice.text
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            assert [v for part in of_choice for v in getattr(part.logprobs, name)] == getattr(choice.logprobs, name)
+
+
+def test_biases_rule_tokens_out_and_in(client):
+    free = complete(client, max_tokens=20).choices[0].text
+    without = complete(client, max_tokens=20, logit_bias={str(LETTERS.encode(v)[0]): -100 for v in set(free)})
+    assert not set(without.choices[0].text) & set(free)
+    only = complete(client, max_tokens=20, temperature=1, logit_bias={"7": 100})
+    assert set(only.choices[0].text) == {LETTERS.decode([7])}
+
+
+def test_tokens_of_texts_and_conversations_are_told(port):
+    status, _, text = serving_cases.asked(port, "POST", "/tokenize", {"model": "small", "prompt": "abc"})
+    assert (status, json.loads(text)) == (200, {"count": 4, "max_model_len": 40, "tokens": [EOS - 1, 0, 1, 2]})
+    for body, tokens in (
+        ({"prompt": "abc", "add_special_tokens": False}, [0, 1, 2]),
+        ({"messages": MESSAGES}, converse(MESSAGES)),
+    ):
+        assert json.loads(serving_cases.asked(port, "POST", "/tokenize", body)[2])["tokens"] == tokens
+    for body, message in (
+        ({}, "prompt: expected either prompt or messages"),
+        ({"prompt": 3}, "prompt: expected a text, got 3"),
+        ({"prompt": "é"}, "prompt: character 'é'"),
+        ({"model": "large", "prompt": "a"}, "there is no model 'large'"),
+    ):
+        assert message in json.loads(serving_cases.asked(port, "POST", "/tokenize", body)[2])["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def of_encoder(encoder):
+    with serving_cases.serving(serving_cases.of_run(encoder)) as port, serving_cases.client_of(port) as client:
+        yield client
+
+
+def mean_encoding(encoder, text):
+    tokens = encoder.tokenizer.framed(encoder.tokenizer.encode(text), ends=True)
+    X = np.asarray(e_encoding(jnp.asarray(tokens), encoder.theta, variant=encoder.config.variant.without_dropout()))
+    mean = X.mean(axis=1)
+    return mean / np.linalg.norm(mean)
+
+
+def test_embeddings_are_those_of_the_encoder(of_encoder, encoder):
+    texts = ["abc", "fade . cab", "j"]
+    found = of_encoder.embeddings.create(model="small", input=texts)  # as base64, without saying so
+    as_floats = of_encoder.embeddings.create(model="small", input=texts, encoding_format="float")
+    for i, text in enumerate(texts):
+        np.testing.assert_allclose(found.data[i].embedding, mean_encoding(encoder, text), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(as_floats.data[i].embedding, found.data[i].embedding, rtol=1e-6)
+    assert [one.index for one in found.data] == [0, 1, 2]
+    assert found.usage.prompt_tokens == sum(len(text) + 2 for text in texts)
+    of_tokens = of_encoder.embeddings.create(model="small", input=LETTERS.encode("abc"))
+    np.testing.assert_allclose(of_tokens.data[0].embedding, found.data[0].embedding, rtol=1e-5)
+
+
+def test_base64_is_of_float32(of_encoder):
+    raw = of_encoder.embeddings.with_raw_response.create(model="small", input="abc", encoding_format="base64")
+    text = json.loads(raw.text)["data"][0]["embedding"]
+    floats = of_encoder.embeddings.create(model="small", input="abc", encoding_format="float").data[0].embedding
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(text), "<f4"), floats, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input": ""}, "input: expected a text, tokens from 0 to 14"),
+        ({"input": []}, "input: expected a text"),
+        ({"input": [99]}, "input: expected a text"),
+        (
+            {"input": ["a", 50 * "a"]},
+            "text 1 has 52 tokens with those at its ends, but the model reads at most l_max = 40",
+        ),
+        ({"input": 9 * ["a"]}, "input: expected at most 8 texts, got 9"),
+        ({"input": "é"}, "input: character 'é'"),
+        ({"dimensions": 3}, "dimensions: expected an integer from 8 to 8, got 3"),
+        ({"encoding_format": "hex"}, "encoding_format: expected float or base64"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(of_encoder, options, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        of_encoder.embeddings.create(**{"model": "small", "input": "abc"} | options)
+
+
+def test_each_kind_of_model_says_what_it_does_not_do(of_encoder, client):
+    with pytest.raises(
+        openai.BadRequestError, match="the model is an encoder, which completes nothing: use /v1/embedd"
+    ):
+        complete(of_encoder)
+    with pytest.raises(openai.BadRequestError, match="the model is an encoder, which answers nothing"):
+        talk(of_encoder)
+    with pytest.raises(openai.BadRequestError, match="the model is a decoder, which has no embeddings of texts"):
+        client.embeddings.create(model="small", input="abc")
+    assert [model.id for model in of_encoder.models.list()] == ["small"]

@@ -1,0 +1,169 @@
+"""Requests for chat, and their answers: https://platform.openai.com/docs/api-reference/chat."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from training.data.tokenizers import Tokenizer
+from training.generation.prompts import Prompt
+from training.serving.engine import LIKELIEST, Step
+from training.serving.errors import RequestError
+from training.serving.fields import boolean, check_fields, check_model, integer
+from training.serving.generating import FIELDS, Asked, text_of, wishes
+from training.serving.served import Decoder, Served
+
+__all__ = ["Chat", "chat_of", "conversation"]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "metadata": (None, {}),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, False, True),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+}
+REPLACEMENT = "\ufffd"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Chat:
+    """A request for the next answer in a conversation.
+
+    Attributes:
+        asked: what is to be generated.
+        tokenizer: the model's.
+        logprobs: how many of the likeliest tokens to tell; None: no log-probabilities at all.
+    """
+
+    prefix = "chatcmpl"
+    objects = ("chat.completion", "chat.completion.chunk")
+
+    asked: Asked
+    tokenizer: Tokenizer
+    logprobs: int | None
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Return what a stream begins with: who speaks."""
+        return [self._delta(i, {"role": "assistant", "content": ""}, None, None) for i in range(self.asked.n)]
+
+    def part(self, index: int, step: Step, before: int) -> dict[str, Any]:
+        """Return one more token of an answer."""
+        return self._delta(index, {"content": step.text} if step.text else {}, self._told([step]), step.finish)
+
+    def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
+        """Return an answer."""
+        message = {"role": "assistant", "content": text_of(steps), "refusal": None}
+        finish = steps[-1].finish
+        return {"index": index, "message": message, "logprobs": self._told(steps), "finish_reason": finish}
+
+    @staticmethod
+    def _delta(index: int, delta: dict[str, Any], told: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}
+
+    def _told(self, steps: Sequence[Step]) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        of_steps = []
+        for step in steps:
+            best = [self._token(token, log_p) for token, log_p in step.likeliest[: self.logprobs]]
+            of_steps.append({**self._token(step.token, step.log_p), "top_logprobs": best})
+        return {"content": of_steps, "refusal": None}
+
+    def _token(self, token: int, log_p: float) -> dict[str, Any]:
+        text = self.tokenizer.decode([token])
+        of_text = None if REPLACEMENT in text else list(text.encode())  # a part of a character has no bytes of its own
+        return {"token": text, "logprob": log_p, "bytes": of_text}
+
+
+def chat_of(body: Any, served: Served) -> Chat:
+    """Return what a request asks for.
+
+    Args:
+        body: its JSON.
+        served: what is served.
+
+    Raises:
+        RequestError: a field is unknown, or not what it should be; or the model has no template for chat.
+    """
+    check_fields(body, (*FIELDS, "messages", "max_completion_tokens", "top_logprobs"), NEUTRAL)
+    check_model(body.get("model"), served.name)
+    common = wishes(body, served)
+    tokens = conversation(body.get("messages"), served)
+    logprobs = integer(body, "top_logprobs", 0, least=0, most=LIKELIEST)
+    if not boolean(body, "logprobs"):
+        if logprobs:
+            raise RequestError("top_logprobs: expected logprobs to be true", parameter="top_logprobs")
+        logprobs = None
+    asked = Asked(prompts=[Prompt(tokens)], l_gen=_most_tokens(body, len(tokens), served), **common)
+    return Chat(asked=asked, tokenizer=served.tokenizer, logprobs=logprobs)
+
+
+def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
+    """Return the most tokens of an answer: without a wish, as many as the context has room for."""
+    l_max = served.config.l_max
+    room = l_max - l + 1  # the last token is not read any more
+    if room < 1:
+        message = f"messages: the conversation has {l} tokens, and the model reads at most l_max = {l_max}: shorten it"
+        raise RequestError(message, parameter="messages", code="context_length_exceeded")
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    if body.get("max_tokens") is not None and name == "max_completion_tokens":
+        raise RequestError("max_tokens: expected it or max_completion_tokens, got both", parameter="max_tokens")
+    l_gen = integer(body, name, min(room, served.limits.tokens), least=1, most=served.limits.tokens)
+    if l_gen > room:
+        message = (
+            f"{name}: the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more, got "
+            f"{l_gen}"
+        )
+        raise RequestError(message, parameter=name, code="context_length_exceeded")
+    return l_gen
+
+
+def conversation(messages: Any, served: Served) -> list[int]:
+    """Return the tokens of a conversation, which the next answer follows.
+
+    Args:
+        messages: objects with a role and a content, which is a text, or a list of parts that are texts.
+        served: what is served.
+
+    Raises:
+        RequestError: they are something else, or the model has no template for them.
+    """
+    if not isinstance(served.model, Decoder):
+        raise RequestError("the model is an encoder, which answers nothing: use /v1/embeddings")
+    if served.model.converse is None:
+        raise RequestError(
+            "the model has no template for chat, as it was not trained on conversations: use /v1/completions"
+        )
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages: expected a list of at least one message", parameter="messages")
+    try:
+        return served.model.converse([_message(i, message) for i, message in enumerate(messages)])
+    except RequestError:
+        raise
+    except ValueError as wrong:
+        raise RequestError(f"messages: {wrong}", parameter="messages") from None
+
+
+def _message(i: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(f"messages[{i}]: expected an object with a role and a content", parameter="messages")
+    others = {name for name, value in message.items() if value not in (None, [])} - {"role", "content", "name"}
+    if others:
+        raise RequestError(f"messages[{i}]: {min(others)} is not supported: leave it out", parameter="messages")
+    content = message.get("content")
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise RequestError(f"messages[{i}].content: expected a text, or a list of parts that are", parameter="messages")
+    named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
+    return {"role": message["role"], "content": content, **named}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -1,0 +1,84 @@
+"""The connections of a server: only so many at once, and none that keeps it waiting for a request."""
+
+import asyncio
+import json
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from training.serving.errors import error
+
+__all__ = ["connections"]
+
+
+def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
+    """Return the protocol of a server's connections, as uvicorn takes it.
+
+    Args:
+        most: how many there may be.
+        patience: seconds in which a client must have sent the whole of a request.
+    """
+
+    class Connection(_Connection):
+        MOST, PATIENCE = most, patience
+
+    return cast(type[asyncio.Protocol], Connection)
+
+
+class _Connection(H11Protocol):
+    """One connection; uvicorn's own waits for the rest of a request for ever."""
+
+    MOST: int
+    PATIENCE: float
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin, or end at once where there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.MOST:
+            self._end(503, f"there are {self.MOST} connections already: try again later")
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        if not self.transport.is_closing():
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Let the time run as long as the client owes a part of a request, whatever else it sends."""
+        owes = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if not owes or self.transport.is_closing():
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.PATIENCE, self._too_late)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._end(408, f"the request did not arrive within {self.PATIENCE:g} seconds")
+
+    def _end(self, status: int, message: str) -> None:
+        """Say why, unless something is being said, and close."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = json.dumps(error(message, status=status)).encode()
+            head = f"HTTP/1.1 {status} {'Request Timeout' if status == 408 else 'Service Unavailable'}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self.transport.close()

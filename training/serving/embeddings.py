@@ -1,0 +1,84 @@
+"""Requests for embeddings, and their answers: https://platform.openai.com/docs/api-reference/embeddings."""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from training.serving.errors import RequestError
+from training.serving.fields import check_fields, check_model, integer
+from training.serving.generating import token_list
+from training.serving.served import Encoder, Served
+
+__all__ = ["embeddings", "texts_of"]
+
+FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
+
+
+def texts_of(body: Any, served: Served) -> list[list[int]]:
+    """Return the tokens of the texts that a request wants the embeddings of.
+
+    Args:
+        body: its JSON.
+        served: what is served.
+
+    Raises:
+        RequestError: a field is unknown, or not what it should be; or the model is no encoder.
+    """
+    check_fields(body, FIELDS, {})
+    check_model(body.get("model"), served.name)
+    if not isinstance(served.model, Encoder):
+        raise RequestError("the model is a decoder, which has no embeddings of texts: use /v1/completions")
+    d_e = served.config.d_e
+    integer(body, "dimensions", d_e, least=d_e, most=d_e)
+    if body.get("encoding_format") not in (None, "float", "base64"):
+        raise RequestError("encoding_format: expected float or base64", parameter="encoding_format")
+    given = body.get("input")
+    several = isinstance(given, list) and given and isinstance(given[0], str | list)
+    texts = given if several else [given]
+    if len(texts) > served.limits.choices:
+        message = f"input: expected at most {served.limits.choices} texts, got {len(texts)}"
+        raise RequestError(message, parameter="input")
+    return [_tokens(i, text, served) for i, text in enumerate(texts)]
+
+
+def _tokens(i: int, text: Any, served: Served) -> list[int]:
+    tokenizer, l_max = served.tokenizer, served.config.l_max
+    tokens = token_list(text, tokenizer.N_V)
+    if isinstance(text, str):
+        try:
+            tokens = tokenizer.encode(text)
+        except ValueError as wrong:
+            raise RequestError(f"input: {wrong}", parameter="input") from None
+    if not tokens:
+        message = f"input: expected a text, tokens from 0 to {tokenizer.N_V - 1}, or a list of these, and nothing empty"
+        raise RequestError(message, parameter="input")
+    framed = tokenizer.framed(tokens, ends=True)
+    if len(framed) > l_max:
+        message = (
+            f"input: text {i} has {len(framed)} tokens with those at its ends, but the model reads at most "
+            f"l_max = {l_max}: shorten it"
+        )
+        raise RequestError(message, parameter="input", code="context_length_exceeded")
+    return framed
+
+
+def embeddings(body: dict[str, Any], texts: list[list[int]], served: Served) -> dict[str, Any]:
+    """Return the answer.
+
+    Args:
+        body: the request's JSON.
+        texts: its tokens.
+        served: what is served.
+    """
+    assert isinstance(served.model, Encoder)
+    E = np.asarray(served.model.embed(texts), "<f4")
+    as_text = body.get("encoding_format") == "base64"
+    of_texts = [base64.b64encode(e.tobytes()).decode() if as_text else e.tolist() for e in E]
+    n = sum(map(len, texts))
+    return {
+        "object": "list",
+        "model": served.name,
+        "data": [{"object": "embedding", "index": i, "embedding": e} for i, e in enumerate(of_texts)],
+        "usage": {"prompt_tokens": n, "total_tokens": n},
+    }

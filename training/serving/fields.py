@@ -1,0 +1,80 @@
+"""The fields of a request's JSON, each read and checked: what this server does not have is refused, not ignored."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from training.serving.errors import RequestError
+
+__all__ = ["boolean", "check_fields", "check_model", "integer", "number"]
+
+
+def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Check that a request is an object that has no other fields than these.
+
+    Args:
+        body: its JSON.
+        read: the names of the fields that are read.
+        neutral: further fields of OpenAI's API, and the values with which they change nothing.
+
+    Raises:
+        RequestError: names the field.
+    """
+    if not isinstance(body, dict):
+        raise RequestError("expected a JSON object")
+    for name, value in body.items():
+        if name not in read and name not in neutral:
+            raise RequestError(f"unknown parameter {name!r}; there are {', '.join(read)}", parameter=name)
+        if name in neutral and value not in neutral[name]:
+            raise RequestError(f"{name} is not supported: leave it out", parameter=name)
+
+
+def check_model(name: Any, model: str) -> None:
+    """Check the name of the model.
+
+    Raises:
+        RequestError: it is another one, or none.
+    """
+    if name is None:
+        raise RequestError(f"model: expected {model!r}, got nothing", parameter="model")
+    if name != model:
+        message = f"there is no model {name!r}, only {model!r}"
+        raise RequestError(message, status=404, parameter="model", code="model_not_found")
+
+
+def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
+    """Return an integer, or the default where there is none.
+
+    Raises:
+        RequestError: it is something else, or outside these limits.
+    """
+    value = default if body.get(name) is None else body[name]
+    if type(value) is not int or not least <= value <= most:
+        raise RequestError(f"{name}: expected an integer from {least} to {most}, got {value!r}", parameter=name)
+    return value
+
+
+def number(body: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number, or the default where there is none.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    value = default if body.get(name) is None else body[name]
+    if type(value) not in (int, float):
+        raise RequestError(f"{name}: expected a number, got {value!r}", parameter=name)
+    try:
+        return float(value)
+    except OverflowError:
+        raise RequestError(f"{name}: expected a number below 10^308, got one of more digits", parameter=name) from None
+
+
+def boolean(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """Return a truth value, or the default where there is none.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    value = default if body.get(name) is None else body[name]
+    if not isinstance(value, bool):
+        raise RequestError(f"{name}: expected true or false, got {value!r}", parameter=name)
+    return value

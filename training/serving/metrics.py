@@ -1,0 +1,73 @@
+"""What a server counts, for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+
+import time
+from collections.abc import Collection
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from training.serving.engine import Engine
+
+__all__ = ["Metrics"]
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        """Begin to count.
+
+        Args:
+            engine: what generates, if anything does.
+        """
+        self._registry = CollectorRegistry()
+        of = {"registry": self._registry, "namespace": "formal_algorithms"}
+        self._requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **of)
+        self._seconds = Histogram("request_seconds", "Seconds of an answer.", ["path"], buckets=SECONDS, **of)
+        self._read = Counter("prompt_tokens", "Tokens of prompts.", **of)
+        self._generated = Counter("generated_tokens", "Tokens that were generated and sent.", **of)
+        if engine is not None:
+            Gauge("running", "Continuations on their way.", **of).set_function(lambda: engine.running)
+            Gauge("waiting", "Continuations that wait.", **of).set_function(lambda: engine.waiting)
+
+    def used(self, *, read: int, generated: int) -> None:
+        """Count tokens."""
+        self._read.inc(read)
+        self._generated.inc(generated)
+
+    async def shown(self, _: Request) -> Response:
+        """Answer with all figures."""
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def counting(self, app: ASGIApp, paths: Collection[str]) -> ASGIApp:
+        """Return an application whose requests are counted.
+
+        Args:
+            app: the application.
+            paths: what is told apart; all others are one.
+        """
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            path = scope["path"] if scope["path"] in paths else "other"
+            begun, status = time.perf_counter(), 499  # where the client leaves before it is answered
+
+            async def noting(message: Message) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                await app(scope, receive, noting)
+            finally:
+                self._requests.labels(path, status).inc()
+                self._seconds.labels(path).observe(time.perf_counter() - begun)
+
+        return counted

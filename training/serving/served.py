@@ -1,0 +1,161 @@
+"""What is served: a model, what it does, and the most that is taken."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from training.data.tokenizers import Tokenizer
+from training.generation import Generator
+from training.generation.prompts import Prompt
+from training.generation.scoring import scored, sentence_embeddings
+from training.generation.text import AnswerError, Continuer, Options
+from training.runs.directory import Run
+from training.serving.engine import LIKELIEST
+
+__all__ = ["Decoder", "Encoder", "Limits", "Served", "served_of"]
+
+Messages = list[dict[str, Any]]
+TEXTS_AT_ONCE = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most that is taken.
+
+    Attributes:
+        body: bytes of a request.
+        tokens: of a continuation.
+        choices: continuations of a request, or texts to embed.
+        seconds: that an answer may take, waiting included.
+    """
+
+    body: int
+    tokens: int
+    choices: int
+    seconds: float
+
+    @property
+    def too_long(self) -> str:
+        """What is said to whom an answer would take longer."""
+        return f"the answer took longer than {self.seconds:g} seconds: ask for fewer tokens, or later"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """What a decoder does.
+
+    Attributes:
+        generator: the model.
+        read: makes a prompt of a text.
+        converse: writes a conversation as the tokens that the next answer follows; None: the model has no template.
+        score: the log-probability of each token of a text after the first, and the likeliest in its place, with theirs.
+    """
+
+    generator: Generator
+    read: Callable[[str], Prompt]
+    converse: Callable[[Messages], list[int]] | None
+    score: Callable[[list[int]], tuple[Float[ndarray, "m"], Int[ndarray, "m N"], Float[ndarray, "m N"]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """What an encoder does.
+
+    Attributes:
+        embed: the embeddings of texts, given by their tokens.
+    """
+
+    embed: Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Served:
+    """What is served.
+
+    Attributes:
+        name: of the model.
+        model: what it does.
+        tokenizer: of the model.
+        config: its sizes.
+        limits: the most that is taken.
+    """
+
+    name: str
+    model: Decoder | Encoder
+    tokenizer: Tokenizer
+    config: Any
+    limits: Limits
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end what is generated, eos first; none where the model has no such token."""
+        try:
+            return getattr(self.tokenizer, "end_tokens", None) or (self.tokenizer.eos_token,)
+        except ValueError:
+            return ()
+
+
+def served_of(run: Run, name: str, limits: Limits) -> Served:
+    """Return a run as it is served.
+
+    Args:
+        run: the trained model.
+        name: what clients call it.
+        limits: the most that is taken.
+
+    Raises:
+        AnswerError: it is neither a decoder nor an encoder.
+    """
+    if run.task not in ("d", "e"):
+        raise AnswerError(
+            f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"
+        )
+    model = _decoder_of(run) if run.task == "d" else _encoder_of(run)
+    return Served(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits)
+
+
+def _decoder_of(run: Run) -> Decoder:
+    generator = Generator(run.theta, run.config)
+
+    def score(tokens: list[int]) -> tuple[Any, Any, Any]:
+        x, lengths, n = np.array([tokens]), np.array([len(tokens)]), min(LIKELIEST, run.config.N_V)
+        log_p, likeliest, of_likeliest = scored(run.theta, x, lengths=lengths, config=run.config, n=n)
+        return log_p[0], likeliest[0], of_likeliest[0]
+
+    read = Continuer(run, Options()).prompt
+    return Decoder(generator=generator, read=read, converse=_converse_of(run.tokenizer), score=score)
+
+
+def _converse_of(tokenizer: Any) -> Callable[[Messages], list[int]] | None:
+    """Return what writes conversations with the template that came with a tokenizer, if one did."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    template = importlib.import_module("training.data.chat").ChatTemplate.of(tokenizer)
+
+    def converse(messages: Messages) -> list[int]:
+        return tokenizer.encode_markup(template.render(messages, add_generation_prompt=True))
+
+    return converse
+
+
+def _encoder_of(run: Run) -> Encoder:
+    def embed(texts: Sequence[list[int]]) -> Float[ndarray, "B d_e"]:
+        """Some texts at once, whose number is a power of two, so that little is compiled."""
+        found = []
+        for i in range(0, len(texts), TEXTS_AT_ONCE):
+            rows = list(texts[i : i + TEXTS_AT_ONCE])
+            n = len(rows)
+            rows += rows[:1] * ((1 << (n - 1).bit_length()) - n)
+            lengths = np.array([len(row) for row in rows])
+            x = np.zeros((len(rows), lengths.max()), np.int64)
+            for of_x, row in zip(x, rows, strict=True):
+                of_x[: len(row)] = row
+            found.append(sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)[:n])
+        return np.concatenate(found)
+
+    return Encoder(embed=embed)
