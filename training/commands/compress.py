@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import DTransformerConfig
+from training.commands import compilation_cache
 from training.compression import CompressionError, compress, decompress
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     main = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
+    compilation_cache.add_flags(main)
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
         ("compress", "a text file, to a smaller one"),
@@ -91,5 +93,7 @@ def write(path: Path, data: bytes) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    transform(parser().parse_args(argv))
+    arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
+    transform(arguments)
     return 0

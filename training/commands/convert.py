@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.commands import compilation_cache
 from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.hub import HUB, downloaded
@@ -22,12 +23,14 @@ def parser() -> argparse.ArgumentParser:
     main.add_argument("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, or a run")
     main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
+    compilation_cache.add_flags(main)
     return main
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
     with downloaded(arguments.source) as source:
         print(convert(source, arguments.target, to=arguments.to))
     return 0

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
+from training.commands import compilation_cache
 from training.commands.arguments import at_least
 from training.commands.terminal import say
 from training.generation import Generator
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="most tokens of one (default: 4096)")
     add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
     add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
+    compilation_cache.add_flags(main)
     return main
 
 
@@ -65,6 +67,7 @@ def listening(host: str, port: int) -> socket.socket:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    compilation_cache.begin(arguments)
     run = load_run(arguments.run)
     if run.task != "d":
         raise AnswerError(f"{arguments.run} is a run of the task {run.task}; serving needs a decoder, task d")
