@@ -61,8 +61,8 @@ def _words(array: Any) -> np.ndarray:
     """The bits of an array, as 32-bit words; with a last axis for the words of a longer number, or for one word."""
     array = np.asarray(array)
     width = max(1, array.dtype.itemsize // 4)
-    bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}").astype(np.uint32, copy=False)
-    return bits.reshape(*array.shape, width)
+    bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}")
+    return bits.astype(np.uint32, copy=False).reshape(*array.shape, width)
 
 
 def _words_on_device(array: jax.Array) -> jax.Array:
