@@ -5,8 +5,11 @@ On an accelerator: `JAX_PLATFORMS=cuda,cpu make test`.
 """
 
 import os
+import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# The workers, the commands that they start and the next run load what one of them has compiled.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
 # Compiling takes most of the time, and half of that with XLA's slow passes, which `make test-all` runs with.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
@@ -23,11 +26,14 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests import typechecking
+from training.commands.compiled_programs import keep_programs_in
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
+if os.environ["JAX_COMPILATION_CACHE_DIR"]:
+    keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print, seconds=0.2)
 install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
 # Examples include compilations, so a deadline would measure the machine; the same examples in every run.
 hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import DTransformerConfig
+from training.commands import compilation_cache
 from training.commands.arguments import Parser
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
@@ -26,6 +27,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
+    compilation_cache.add_flags(main)
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
         ("compress", "a text file, to a smaller one"),
@@ -101,5 +103,7 @@ def write(path: Path, data: bytes) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    transform(parser().parse_args(argv))
+    arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
+    transform(arguments)
     return 0

@@ -10,6 +10,7 @@ Exit status: 0 done; 2 wrong usage or input, and nothing is written; 130 after C
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.commands import compilation_cache
 from training.commands.arguments import Parser
 from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
@@ -22,12 +23,14 @@ def parser() -> Parser:
     main.add_argument("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, or a run")
     main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
+    compilation_cache.add_flags(main)
     return main
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
     with downloaded(arguments.source) as source:
         print(convert(source, arguments.target, to=arguments.to))
     return 0

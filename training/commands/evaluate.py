@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.commands import compilation_cache
 from training.commands.arguments import Parser, at_least
 from training.commands.terminal import say, show
 from training.data.loading import load_run_data
@@ -29,6 +30,7 @@ def parser() -> Parser:
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
     main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
     main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
+    compilation_cache.add_flags(main)
     return main
 
 
@@ -49,6 +51,7 @@ def show_table(comparison: Comparison) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
     run = load_run(arguments.run)
     files = RunDirectory(arguments.run)
     description = files.description()

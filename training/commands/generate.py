@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from training.commands import compilation_cache
 from training.commands.arguments import Parser, spelled
 from training.commands.terminal import say, show
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
@@ -76,6 +77,7 @@ def parser() -> Parser:
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
+    compilation_cache.add_flags(main)
     return main
 
 
@@ -293,4 +295,6 @@ def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     words = spelled(sys.argv[1:] if argv is None else argv, NAMES)
-    return 0 if answer(parser().parse_args(words)) else 2
+    arguments = parser().parse_args(words)
+    compilation_cache.begin(arguments)
+    return 0 if answer(arguments) else 2

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
+from training.commands import compilation_cache
 from training.commands.arguments import Parser, at_least
 from training.commands.terminal import say
 from training.generation.text import AnswerError
@@ -50,6 +51,7 @@ def parser() -> Parser:
     add("--request-timeout", type=at_least(1), default=30, metavar="N", help="most seconds to send one (default: 30)")
     add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
     add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
+    compilation_cache.add_flags(main)
     return main
 
 
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to ask for none")
+    compilation_cache.begin(arguments)
     run = load_run(arguments.run)
     name = arguments.model or Path(arguments.run).absolute().name
     limits = Limits(

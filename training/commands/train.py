@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+from training.commands import compilation_cache
 from training.commands.arguments import Parser, at_least, flag, spelled
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
@@ -75,6 +76,7 @@ def parser() -> Parser:
         )
         sub.add_argument("--quiet", action="store_true", help="no progress and no samples on the way")
         _add_processes(sub)
+        compilation_cache.add_flags(sub)
         group: Any = sub
         for name in SETTINGS:
             if name in GROUPS:
@@ -334,6 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             settings = read_settings(arguments)
             keep_memory()
+            compilation_cache.begin(arguments, alone=not arguments.coordinator)
             if arguments.coordinator:
                 enter()
                 _join(arguments, processes)

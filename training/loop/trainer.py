@@ -45,6 +45,8 @@ from training.tasks.objectives import make_totals
 
 IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
 FORWARDS = 4  # an update takes as long as so many evaluations of a batch, about
+RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
+"""By platform: what a program that runs once is compiled with. LLVM's highest level would take twice as long for it."""
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
@@ -191,7 +193,8 @@ class Trainer:
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             self._cut_metrics(0)
-            self._state: TrainState = jax.jit(begin, out_shardings=self._where)(self._init_key, self._initial)
+            once = jax.jit(begin, out_shardings=self._where, compiler_options=RUN_ONCE.get(jax.default_backend()))
+            self._state: TrainState = once(self._init_key, self._initial)
             return
         trees = restored.trees
         opt_state, healthy = trees["state"]

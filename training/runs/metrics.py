@@ -1,11 +1,13 @@
 """The record of a run: metrics.jsonl, one JSON object a line; the same numbers for TensorBoard, and as a picture."""
 
+import contextlib
 import importlib
 import json
 import math
 import os
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,9 +104,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:
     """Return a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
-    from tensorboardX import SummaryWriter
-
+    with _without("torch"):  # tensorboardX loads it, in seconds, to read tensors, of which there are none here
+        from tensorboardX import SummaryWriter
     return SummaryWriter(str(directory), purge_step=step)
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let a package that is not loaded yet look as if it were not installed."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 class _WeightsAndBiases:

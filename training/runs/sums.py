@@ -15,33 +15,54 @@ import numpy as np
 
 def sums(leaves: Mapping[str, Any]) -> dict[str, int]:
     """Return a checksum of every array, its shape and its dtype, by name; the same for arrays of NumPy and of JAX."""
-    of_devices = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, jax.Array)}
-    found = _sums(of_devices) | {
-        name: _sum(np, _words(leaf)) for name, leaf in leaves.items() if name not in of_devices
+    of_devices = {name: leaf for name, leaf in leaves.items() if not _is_here(leaf)}
+    found = (_sums(of_devices) if of_devices else {}) | {
+        name: _sum_here(_words(leaf)) for name, leaf in leaves.items() if name not in of_devices
     }
     return {name: zlib.crc32(f"{leaf.dtype}{leaf.shape}{int(found[name])}".encode()) for name, leaf in leaves.items()}
 
 
+def _is_here(leaf: Any) -> bool:
+    """Whether NumPy can read the array where it lies, so that nothing need be compiled."""
+    if not isinstance(leaf, jax.Array):
+        return True
+    return leaf.is_fully_addressable and all(device.platform == "cpu" for device in leaf.devices())
+
+
+def _along(xp: Any, axis: int, n: int) -> Any:
+    """What the places along an axis add to the number that a word is multiplied by: even, so that the sum is odd."""
+    place = (xp.arange(n, dtype=xp.uint32) + xp.uint32(axis + 1)) * xp.uint32(0x9E3779B1)
+    return (place ^ (place >> 15)) * xp.uint32(0x85EBCA76)
+
+
 @jax.jit
 def _sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: _sum(jnp, _words_on_device(leaf)) for name, leaf in leaves.items()}
+    return {name: _sum(_words_on_device(leaf)) for name, leaf in leaves.items()}
 
 
-def _sum(xp: Any, words: Any) -> Any:
-    place = xp.ones((1,) * words.ndim, xp.uint32)
+def _sum(words: jax.Array) -> jax.Array:
+    place = jnp.ones((1,) * words.ndim, jnp.uint32)
     for axis, n in enumerate(words.shape):
-        along = (xp.arange(n, dtype=xp.uint32) + xp.uint32(axis + 1)) * xp.uint32(0x9E3779B1)
-        along = (along ^ (along >> 15)) * xp.uint32(0x85EBCA76)  # even, so that the sum is odd
-        place = place + along.reshape([n if i == axis else 1 for i in range(words.ndim)])
-    return (words * place).sum(dtype=xp.uint32)
+        place = place + _along(jnp, axis, n).reshape([n if i == axis else 1 for i in range(words.ndim)])
+    return (words * place).sum(dtype=jnp.uint32)
+
+
+def _sum_here(words: np.ndarray) -> int:
+    """`_sum` by sums over axes, without an array of places: Σ w·(1 + Σ_axis a) = Σ w + Σ_axis Σ a·(Σ_others w)."""
+    total = 0
+    for axis in reversed(range(words.ndim)):
+        others = words.sum(axis=tuple(range(axis)), dtype=np.uint32)
+        total += int((others * _along(np, axis, words.shape[axis])).sum(dtype=np.uint32))
+        words = words.sum(axis=axis, dtype=np.uint32)
+    return (total + int(words)) % 2**32
 
 
 def _words(array: Any) -> np.ndarray:
     """The bits of an array, as 32-bit words; with a last axis for the words of a longer number, or for one word."""
     array = np.asarray(array)
     width = max(1, array.dtype.itemsize // 4)
-    bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}").astype(np.uint32)
-    return bits.reshape(*array.shape, width)
+    bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}")
+    return bits.astype(np.uint32, copy=False).reshape(*array.shape, width)
 
 
 def _words_on_device(array: jax.Array) -> jax.Array:

@@ -1,0 +1,97 @@
+"""Commands with the compilation cache: the same numbers as without it, whatever is in it, and however many use it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from training.runs.directory import RunDirectory, load_run
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
+SIZES = {"--l_max": 8, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4, "--steps": 3, "--peak": 1e9}
+FLAGS = ["--quiet", "--no-tensorboard", "--tokenizer", "bytes", *(word for item in SIZES.items() for word in item)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cache")
+    (root / "text.txt").write_text("".join(f"The {n}th of many lines.\n\n" for n in range(200)))
+    return root
+
+
+def begin(root, script, *arguments, **environment):
+    inherited = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPTS / script), *map(str, arguments)],
+        env=inherited | {"XDG_CACHE_HOME": str(root / "home")} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def train(root, run, *flags, **environment):
+    return begin(root, "train.py", "d", "--run", root / run, "--data", root / "text.txt", *FLAGS, *flags, **environment)
+
+
+def completed(process):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def numbers(path):
+    record = [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(RunDirectory(path).metrics)]
+    return record, flatten(load_run(path).theta)
+
+
+def assert_same(a, b):
+    assert a[0] == b[0]
+    assert a[1].keys() == b[1].keys()
+    for name in a[1]:
+        np.testing.assert_array_equal(a[1][name], b[1][name])
+
+
+@pytest.fixture(scope="module")
+def without(root):
+    completed(train(root, "without", "--compilation-cache", "off"))
+    assert not list((root / "home").rglob("*.program"))
+    return numbers(root / "without")
+
+
+def test_two_that_start_at_once_and_one_after_them_have_the_same_numbers(root, without):
+    together = [train(root, name) for name in ("first", "second")]
+    outputs = [completed(process) for process in together]
+    kept = sorted(path.name for path in (root / "home" / "formal-algorithms" / "programs").iterdir())
+    outputs.append(completed(train(root, "third")))
+    assert sorted(path.name for path in (root / "home" / "formal-algorithms" / "programs").iterdir()) == kept
+    assert all(err == "" for _, err in outputs)
+    for name in ("first", "second", "third"):
+        assert_same(numbers(root / name), without)
+
+
+def test_several_devices_have_the_same_numbers(root):
+    flags = ("--mesh", "data=2", "--compilation-cache")
+    for run, place in (("off", "off"), ("cold", root / "mesh"), ("warm", root / "mesh")):
+        completed(train(root, run, *flags, place, XLA_FLAGS="--xla_force_host_platform_device_count=2"))
+    for run in ("cold", "warm"):
+        assert_same(numbers(root / run), numbers(root / "off"))
+
+
+def test_a_spoilt_or_useless_directory_changes_no_answer(root, without):
+    ask = ("generate.py", root / "without", "--prompt", "The", "--l_gen", 5, "--compilation-cache")
+    expected = completed(begin(root, *ask, "off"))
+    assert completed(begin(root, *ask, root / "spoilt")) == expected
+    for path in (root / "spoilt").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    assert completed(begin(root, *ask, root / "spoilt")) == expected
+    out, err = completed(begin(root, *ask, root / "text.txt" / "programs"))
+    assert out == expected[0]
+    assert err.count("\n") == 1
+    assert "cannot keep compiled programs" in err

@@ -1,0 +1,54 @@
+"""JAX's compilation cache, on for every command: a program that one of them has compiled, the next one loads."""
+
+import argparse
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from training.commands.compiled_programs import Programs, keep_programs_in
+from training.commands.terminal import say
+from training.data.store import default_cache_dir
+
+OFF = "off"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that all commands have."""
+    group = parser.add_argument_group("compilation cache", "what was compiled before is loaded")
+    group.add_argument(
+        "--compilation-cache",
+        metavar=f"DIR|{OFF}",
+        help="where compiled programs are kept (default: JAX_COMPILATION_CACHE_DIR, or "
+        "~/.cache/formal-algorithms/programs)",
+    )
+    group.add_argument("--clear-compilation-cache", action="store_true", help="remove all of them first")
+
+
+def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
+    """Switch the cache on, or off, as the flags and the environment say.
+
+    Args:
+        arguments: with what `add_flags` has added.
+        alone: whether no other process trains with this one. XLA tunes kernels of GPUs together with the others, and
+            waits for them; so several have a cache only if they are told of a directory, which all of them must share.
+    """
+    directory = arguments.compilation_cache
+    if directory is None:
+        directory = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if directory is None:
+        directory = _default() if alone else OFF
+    if directory in (OFF, ""):
+        jax.config.update("jax_compilation_cache_dir", None)
+        reset_cache()
+        return
+    if arguments.clear_compilation_cache and "://" not in directory:
+        Programs(Path(directory), warn=say).clear()
+    keep_programs_in(directory, warn=say)
+
+
+def _default() -> str:
+    try:
+        return str(default_cache_dir() / "programs")
+    except RuntimeError:  # nobody's home is known
+        return OFF

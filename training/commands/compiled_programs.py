@@ -1,0 +1,158 @@
+"""Compiled programs on the disk, as JAX's compilation cache asks for them by key.
+
+JAX decides what a program is known by: the lines, their shapes, the versions of JAX and XLA, the options, the devices
+and what the processor can do. Its own bounded store is not used: it writes files in place, so that a process that is
+killed leaves a broken one for good, and it takes a lock for every read.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax._src import compilation_cache  # there is no public way to bring a store of one's own
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from training.mesh.cpu import cores
+
+LIMIT = 1 << 30
+"""Bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
+KEPT = 0.9  # of the limit, where programs had to go
+SUFFIX, UNFINISHED = ".program", ".unfinished"
+ABANDONED = 3600.0  # seconds after which an unfinished file is nobody's
+DIGEST = hashlib.sha256().digest_size
+
+
+def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: float = 0.0) -> None:
+    """Let JAX keep all that it compiles from now on in a directory.
+
+    Args:
+        directory: need not exist. One in a cloud, with ``://``, is left to JAX's own store.
+        warn: is told, once, if nothing can be written there.
+        seconds: only programs that took at least so long to compile.
+    """
+    limit = getattr(jax.config, "jax_compilation_cache_max_size", -1)
+
+    def store(path: str) -> tuple[Programs, str]:
+        return Programs(Path(path), limit=LIMIT if limit < 0 else limit, warn=warn), path
+
+    if "://" not in directory:
+        compilation_cache.get_file_cache = store
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own have no bound
+    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    reset_cache()
+
+
+class Programs:
+    """Compiled programs in a directory; those that were not used for longest go when there are too many.
+
+    A file is written under another name and renamed, and begins with a hash of its key and the rest. Programs are code
+    that runs: only files that belong to this user, and that nobody else may write, are read.
+    """
+
+    def __init__(self, directory: Path, *, limit: int = LIMIT, warn: Callable[[str], None]) -> None:
+        """Make a store; nothing is written before the first program.
+
+        Args:
+            directory: need not exist.
+            limit: bytes of all programs.
+            warn: is told, once, if nothing can be written there.
+        """
+        self._directory, self._limit, self._warn = directory, limit, warn
+        self._bytes: int | None = None  # of all programs; not known before the first is written
+        self._writes = True
+
+    def get(self, key: str) -> bytes | None:
+        """Return a program, or None."""
+        path = self._path(key)
+        try:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                content = file.read() if _is_ours(status) else b""
+        except OSError:
+            return None
+        program = content[DIGEST:]
+        if content[:DIGEST] != _digest(path.name, program):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return program
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep a program; where that fails, say so once, and keep no more."""
+        size = DIGEST + len(value)
+        if not self._writes or size > self._limit:
+            return
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(size)
+            self._write(self._path(key), value)
+        except OSError as error:
+            self._writes = False
+            self._warn(
+                f"note: {self._directory} cannot keep compiled programs ({error.strerror}), so they are compiled again "
+                f"next time; name another directory with --compilation-cache, or off"
+            )
+
+    def clear(self) -> None:
+        """Remove all programs."""
+        try:
+            for path in self._files():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"note: cannot remove compiled programs from {self._directory}: {error.strerror}")
+
+    def _path(self, key: str) -> Path:
+        """Where a program lies. XLA compiles for a number of threads, which JAX's key does not have."""
+        return self._directory / f"{key}-{cores()}-{os.environ.get('NPROC', '')}{SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._directory.glob("*") if path.suffix in (SUFFIX, UNFINISHED)]
+
+    def _write(self, path: Path, value: bytes) -> None:
+        descriptor, name = tempfile.mkstemp(suffix=UNFINISHED, dir=self._directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_digest(path.name, value) + value)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Remove the programs that were not used for longest, so that `size` more bytes fit."""
+        if self._bytes is not None and self._bytes + size <= self._limit:
+            self._bytes += size
+            return
+        found = []
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                status = path.stat()
+                if path.suffix == SUFFIX:
+                    found.append((status.st_mtime, status.st_size, path))
+                elif status.st_mtime < time.time() - ABANDONED:
+                    path.unlink()
+        total = sum(n for _, n, _ in found) + size
+        if total > self._limit:
+            for _, n, path in sorted(found):
+                path.unlink(missing_ok=True)
+                total -= n
+                if total <= KEPT * self._limit:
+                    break
+        self._bytes = total
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & others
+
+
+def _digest(name: str, program: bytes) -> bytes:
+    """Bind a program to its name, so that one file cannot stand in for another."""
+    return hashlib.sha256(name.encode() + b"\0" + program).digest()
