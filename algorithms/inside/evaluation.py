@@ -239,9 +239,7 @@ class Evaluator:
     def _layers(self, i: int, length: int) -> Any:
         return self.requests[i].layers(length)
 
-    def _cond(
-        self, p: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits
-    ) -> tuple[list[Any], Seen]:
+    def _cond(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Any], Seen]:
         """What only some branches compute is 0 where another is taken."""
         which, *operands = inputs
         before = visits.so_far.copy()

@@ -91,8 +91,9 @@ def find(where: At, sites: Iterable[Site], function: str) -> Site:
     of_symbol = [site for site in sites if site.symbol == symbol]
     fitting = [s for s in of_symbol if _fits(s, own, callers)]
     fitting = [s for s in fitting if where.within is None or where.within in {line.algorithm for line in s.path}]
-    if len(fitting) == 1:
-        return fitting[0]
+    whole = [s for s in fitting if _outwards(s.path) == [own, *callers]]  # of one caller, and not of a caller's caller
+    if len(fitting) == 1 or len(whole) == 1:
+        return (whole or fitting)[0]
     expected = ", ".join(names[site.key] for site in fitting or of_symbol or sites)
     got = "it fits all of them" if fitting else f"{function} computes no other" + " of this symbol" * bool(of_symbol)
     raise ValueError(f"{where}: expected one of {expected or 'no names at all'}; {got}")
@@ -122,7 +123,13 @@ def shortest_names(sites: Mapping[Any, Site]) -> dict[Any, str]:
     for key, site in sites.items():
         own, *callers = _outwards(site.path)
         others = [other for k, other in sites.items() if other.symbol == site.symbol and k != key]
-        forms = [("", []), (own, []), *(("", [line]) for line in reversed(callers)), (own, callers[-1:]), (own, callers)]
+        forms = [
+            ("", []),
+            (own, []),
+            *(("", [line]) for line in reversed(callers)),
+            (own, callers[-1:]),
+            (own, callers),
+        ]
         form = next((f for f in forms if not any(_fits(other, *f) for other in others)), forms[-1])
         names[key] = "/".join([site.symbol + f"@{form[0]}" * bool(form[0]), *form[1]])
     return names

@@ -83,7 +83,9 @@ class Part(NamedTuple):
 
     def _chosen(self, ndim: int) -> list[tuple[int, Index]]:
         axes = self._axes(ndim)
-        return [(axis, getattr(self.where, word)) for word, axis in axes.items() if getattr(self.where, word) is not None]
+        return [
+            (axis, getattr(self.where, word)) for word, axis in axes.items() if getattr(self.where, word) is not None
+        ]
 
     def of(self, value: Array) -> Array:
         """The part of a value ``[H, rows, …, columns]``; an axis of which one index is chosen is gone."""

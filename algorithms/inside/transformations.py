@@ -101,9 +101,7 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[...
     return _compiled(f, changed)
 
 
-def gradients(
-    f: Callable[..., Array], *names: str
-) -> Callable[..., tuple[Array, dict[str, Array], dict[str, Array]]]:
+def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, dict[str, Array], dict[str, Array]]]:
     """The value of a scalar function, intermediates of these names, and the gradient by each of them.
 
     ``value, seen, gradient = gradients(loss, "A", "X@6")(*args)``.

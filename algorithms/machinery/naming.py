@@ -173,7 +173,9 @@ def _source(module: str) -> str | None:
 def _with_names(function: types.FunctionType, text: str | None) -> types.FunctionType:
     """The function, with its tagged statements naming what they assign."""
     if text is None:
-        raise ValueError(f"{function.__name__}: expected its source, which names what it computes, got compiled code alone")
+        raise ValueError(
+            f"{function.__name__}: expected its source, which names what it computes, got compiled code alone"
+        )
     node: Any = ast.parse(text)
     for name in function.__qualname__.split("."):
         node = next(n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name)
