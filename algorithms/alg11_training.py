@@ -15,6 +15,7 @@ from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.naming import numbered
 from algorithms.model.variant import NO_DROPOUT, Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import (
@@ -33,6 +34,7 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams, ETran
 FixedVariant = Annotated[Variant, NO_DROPOUT]
 
 
+@numbered
 def ed_training(
     z: Integer[Array, "N_data l_z"],
     x: Integer[Array, "N_data l_x"],
@@ -71,6 +73,7 @@ def ed_training(
     return theta_hat
 
 
+@numbered
 def ed_loss(
     theta: EDTransformerParams,
     z: Integer[Array, "l_z"],
@@ -99,6 +102,7 @@ def ed_loss(
     return loss
 
 
+@numbered
 def e_training(
     x: Integer[Array, "N_data l"],
     theta: ETransformerParams,
@@ -147,6 +151,7 @@ def mask_tokens(
     return jnp.where(jax.random.bernoulli(key, p_mask, x.shape), mask_token, as_ids(x))
 
 
+@numbered
 def e_loss(
     theta: ETransformerParams,
     x: Integer[Array, "l"],
@@ -169,6 +174,7 @@ def e_loss(
     return loss
 
 
+@numbered
 def d_training(
     x: Integer[Array, "N_data l"],
     theta: DTransformerParams,
@@ -202,6 +208,7 @@ def d_training(
     return theta_hat
 
 
+@numbered
 def d_loss(
     theta: DTransformerParams,
     x: Integer[Array, "l"],
@@ -226,6 +233,7 @@ def d_loss(
     return loss
 
 
+@numbered
 def _for_each_sequence_of_each_epoch(step: Callable[..., Any], theta: Any, data: Any, N_epochs: int) -> Any:
     """``for i = 1, …, N_epochs: for n = 1, …, N_data: θ ← step(θ, data of n, (i, n))``."""
     N_data = jax.tree.leaves(data)[0].shape[0]
