@@ -72,7 +72,7 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[
 
 
 def intervene(f: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[..., Any]:
-    """``f`` computing on with other intermediates: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
+    """``f`` computing on with other values: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
 
     Where S or A is replaced, attention runs by the lines as printed. What it returns is compiled.
 
@@ -114,7 +114,9 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
         >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
-        >>> loss, seen, gradient = gradients(lambda x: -jnp.log(d_transformer(x, theta)[2, -1]), "A")(jnp.array([3, 0]))
+        >>> def loss(x):
+        ...     return -jnp.log(d_transformer(x, theta)[2, -1])
+        >>> value, seen, gradient = gradients(loss, "A")(jnp.array([3, 0]))
         >>> gradient["A"].shape
         (2, 3, 2, 2)
     """

@@ -128,7 +128,7 @@ named_p = Primitive("named")
 ``differentiated`` says whether the function is differentiated inside of what is looked at."""
 
 beside_p = Primitive("beside")
-"""``beside(value, *others)``: the first, while JAX keeps what the others are computed from; a compiled program doesn't."""
+"""``beside(value, *others)``: the value. JAX keeps what the others are computed from; a compiled program does not."""
 
 for primitive in (named_p, beside_p):
     primitive.def_impl(lambda value, *_, **__: value)

@@ -1,8 +1,9 @@
 """Which statements of a source are tagged with which lines of which algorithm.
 
-A tag is a comment on a statement: ``# line 4``, ``# lines 4-5, return``, ``# line 3: those with t < l``, ``# line 6; line
-10 of Algorithm 12``. It belongs to the algorithm that the first line of the function's docstring names, or, where that
-names none, to the algorithm that called the function. ``# inside`` tags a step on the way to the caller's line.
+A tag is a comment on a statement: ``# line 4``, ``# lines 4-5, return``, ``# line 3: those with t < l``, or
+``# line 6; line 10 of Algorithm 12``. It belongs to the algorithm that the first line of the function's docstring
+names, or, where that names none, to the algorithm that called the function. ``# inside`` tags a step on the way to the
+caller's line.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The tagged statements of a source file, as the cross-check follows them; ``algorithms.machinery.tags`` reads the tags."""
+"""The tagged statements of a source file, as the cross-check follows them."""
 
 import ast
 import dataclasses
