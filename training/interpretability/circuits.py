@@ -18,8 +18,8 @@ def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
     Raises:
         ValueError: if queries and keys are normalized, so that S is not bilinear.
     """
-    if W.heads.gamma_q is not None:
-        raise ValueError("W.heads.gamma_q: expected None, got a norm of the queries, so that S is not ZᵀM X for any M")
+    if W.gamma_q is not None:
+        raise ValueError("W.gamma_q: expected None, got a norm of the queries, so that S is not ZᵀM X for any M")
     return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
 
 
