@@ -174,7 +174,7 @@ def optimized():
 def test_the_output_is_bit_for_bit_that_of_the_function(implementation, optimized):
     for number, (f, args) in TRANSFORMERS.items():
         of = with_implementation(f, implementation)
-        P, _ = jax.jit(record(of, "A/6" if number == 10 else "A/5", "hidden/8" if number == 10 else "hidden/7"))(*args)
+        P, _ = jax.jit(record(of, "A/6" if number == 10 else "A/5", "hidden@8" if number == 10 else "hidden@7"))(*args)
         np.testing.assert_array_equal(P, jax.jit(of)(*args))
 
 
