@@ -6,10 +6,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer
 
+from algorithms.machinery.naming import numbered
 from algorithms.notation import Implementation
 from algorithms.ops.lookup import lookup
 
 
+@numbered
 def token_embedding(
     v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
@@ -27,6 +29,7 @@ def token_embedding(
     return e
 
 
+@numbered
 def positional_embedding(
     l: Integer[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:

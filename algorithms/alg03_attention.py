@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.naming import numbered
 from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
 from algorithms.ops.attention.dispatch import attend
@@ -34,6 +35,7 @@ PRINTED = Hooks()
 """Nothing."""
 
 
+@numbered
 def single_query_attention(
     e: Float[Array, "d_in *batch"],
     E: Float[Array, "d_in *batch T"],
@@ -63,6 +65,7 @@ def single_query_attention(
     return v_tilde
 
 
+@numbered
 def _of_one_head(
     Q: Float[Array, "d_attn l_x"],
     K: Float[Array, "d_attn l_z"],
@@ -80,6 +83,7 @@ def _of_one_head(
     return V_tilde
 
 
+@numbered
 def attention(
     X: Float[Array, "d_x *batch l_x"],
     Z: Float[Array, "d_z *#batch l_z"],
@@ -116,6 +120,7 @@ def attention(
     return V_tilde
 
 
+@numbered
 def mh_attention(
     X: Float[Array, "d_x *batch l_x"],
     Z: Float[Array, "d_z *#batch l_z"],

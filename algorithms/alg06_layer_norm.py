@@ -8,12 +8,14 @@ from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.contract import Range
+from algorithms.machinery.naming import numbered
 from algorithms.notation import Implementation
 from algorithms.ops import normalization
 
 Epsilon = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 
 
+@numbered
 def layer_norm(
     e: Float[Array, "d_e *batch"],
     gamma: Float[Array, "d_e"],
@@ -43,6 +45,7 @@ def layer_norm(
     return e_hat.astype(dtype)
 
 
+@numbered
 def rms_norm(
     e: Float[Array, "d_e *batch"],
     gamma: Float[Array, "d_e"],

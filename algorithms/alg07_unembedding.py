@@ -6,12 +6,14 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.contract import Range
+from algorithms.machinery.naming import numbered
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped, softmax
 
 POSITIVE = Range("a number > 0", lambda c: c > 0)
 
 
+@numbered
 def unembedding(
     e: Float[Array, "d_e *batch"],
     W_u: Float[Array, "N_V d_e"],

@@ -7,6 +7,7 @@ from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of, padded, positions_in, zero_padding
 from algorithms.machinery.contract import Relation
+from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -28,6 +29,7 @@ OWN = "relu", ("norm_last", "norm_first", "no_norm")
 """The activation of Algorithm 8, and the orders of its layers; first its own."""
 
 
+@numbered
 def ed_transformer(
     z: Context,
     x: Integer[Array, "*batch l_x"],
@@ -67,6 +69,7 @@ def ed_transformer(
     return P
 
 
+@numbered
 def ed_hidden_state(
     z: Context,
     x: Integer[Array, "*batch l_x"],
@@ -88,6 +91,7 @@ def ed_hidden_state(
     return X
 
 
+@numbered
 def ed_encoding(
     z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
@@ -146,6 +150,7 @@ def ed_decoding(
     return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
 
 
+@numbered
 def decoder_hidden_state(
     Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
 ) -> Float[Array, "d_e *columns"]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Integer
 
 from algorithms.layers import lines_of, padded, positions_in, zero_padding
 from algorithms.machinery.contract import Relation
+from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, SelfMask
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -34,6 +35,7 @@ OWN = "gelu", ("norm_last", "norm_first", "no_norm")
 """The activation of Algorithm 9, and the orders of its layers; first its own."""
 
 
+@numbered
 def e_transformer(
     x: Integer[Array, "*batch l"],
     theta: WithHead,
@@ -69,6 +71,7 @@ def e_transformer(
     return P
 
 
+@numbered
 def e_hidden_state(
     x: Integer[Array, "*batch l"],
     theta: WithHead,
@@ -90,6 +93,7 @@ def e_hidden_state(
     return X
 
 
+@numbered
 def e_encoding(
     x: Integer[Array, "*batch l"],
     theta: ETransformerParams,

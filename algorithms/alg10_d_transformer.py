@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, zero_padding
+from algorithms.machinery.naming import numbered
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -13,6 +14,7 @@ from algorithms.notation import Implementation, Length, OptionalKey, Remat
 from algorithms.parameters import DTransformerParams
 
 
+@numbered
 def d_transformer(
     x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
@@ -74,6 +76,7 @@ def decoder_lines(variant: Variant, implementation: Implementation, **options: A
     return lines_of(variant, implementation, "gelu", ("norm_first", "side_by_side", "no_norm"), **options)
 
 
+@numbered
 def hidden_state(
     x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, length: Any, f: Lines
 ) -> Float[Array, "d_e *columns"]:

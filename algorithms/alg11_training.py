@@ -16,6 +16,7 @@ from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.loops import for_each
 from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.naming import numbered
 from algorithms.model.variant import NO_DROPOUT, Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import (
@@ -35,6 +36,7 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams, ETran
 FixedVariant = Annotated[Variant, NO_DROPOUT]
 
 
+@numbered
 def ed_training(
     z: Integer[Array, "N_data l_z"],
     x: Integer[Array, "N_data l_x"],
@@ -89,6 +91,7 @@ def ed_training(
     return theta_hat
 
 
+@numbered
 def e_training(
     x: Integer[Array, "N_data l"],
     theta: ETransformerParams,
@@ -146,6 +149,7 @@ def e_training(
     return theta_hat
 
 
+@numbered
 def d_training(
     x: Integer[Array, "N_data l"],
     theta: DTransformerParams,

@@ -16,6 +16,7 @@ from algorithms.alg11_training import FixedVariant
 from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.contract import Relation
+from algorithms.machinery.naming import numbered
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -48,6 +49,7 @@ def _limit(theta: Any, variant: Variant) -> int | None:
     return variant.embedding.limit(theta)
 
 
+@numbered
 def d_inference(
     x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
@@ -92,6 +94,7 @@ def d_inference(
     return y
 
 
+@numbered
 def ed_inference(
     z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,

@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import token_embedding
 from algorithms.machinery.arrays import are_numbers
+from algorithms.machinery.naming import numbered
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import Mask, StructuralMask
@@ -189,13 +190,17 @@ def lines_of(
     return Lines(variant, implementation, activation, order, **options)
 
 
+@numbered
 def side_by_side(mask: Any, t: Any) -> Layer:
     """Lines 5 to 8 of Algorithm 10 with attention and MLP side by side: both read the layer's input."""
 
     def layer(X, theta_l, f):
         W, norm1, mlp, norm2 = theta_l
-        X_tilde = f.layer_norm(X, norm1)
-        return X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t) + f.mlp(f.layer_norm(X, norm2), mlp)
+        X_tilde = f.layer_norm(X, norm1)  # line 5
+        Y = f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6, but its sum
+        X_tilde = f.layer_norm(X, norm2)  # line 7
+        X = X + Y + f.mlp(X_tilde, mlp)  # line 8
+        return X
 
     return layer
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from jax import Array
 from jaxtyping import Float, Key
 
+from algorithms.machinery.naming import numbered
 from algorithms.machinery.sharding import shard_hidden_units
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
@@ -41,6 +42,7 @@ class MLP(Line):
         "norm_out": "normalize_output",
     }
 
+    @numbered
     def __call__(
         self,
         X: Float[Array, "d_e *columns"],
@@ -52,11 +54,11 @@ class MLP(Line):
         key: Key[Array, "*batch"] | None = None,
     ) -> Float[Array, "d_e *columns"]:
         """The line, with dropout of the hidden units by ``key``."""
-        U = linear(W.W_mlp1, X, W.b_mlp1, implementation)
+        U = linear(W.W_mlp1, X, W.b_mlp1, implementation)  # inside
         if W.W_gate is None:
-            hidden = activate(f, U, implementation)
+            hidden = activate(f, U, implementation)  # inside
         else:
-            hidden = activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U
+            hidden = activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U  # inside
         hidden = dropout(shard_hidden_units(hidden), rate, key)
         Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)

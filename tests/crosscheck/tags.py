@@ -1,38 +1,18 @@
-"""Which statements of a source file are tagged with which lines of which algorithm.
-
-A tag is a comment on a statement: `# line 4`, `# lines 4-5, return`, `# line 3: those with t < l`, `# line 6; line 10
-of Algorithm 12`. It belongs to the algorithm that the first line of the function's docstring names, or, where that
-names none, to the algorithm that called the function.
-"""
+"""The tagged statements of a source file, as the cross-check follows them."""
 
 import ast
 import dataclasses
 import functools
 import inspect
-import io
 import pathlib
 import re
-import tokenize
 from collections.abc import Iterator, Sequence
+
+from algorithms.machinery.tags import Tag, algorithm_of, of_algorithm, tags_in, target_of, without_tag
 
 __all__ = ["Function", "Source", "Statement", "Tag", "numbers", "read"]
 
 LOOPS = {"scan", "while_loop", "fori_loop", "map", "for_each_layer"}
-NUMBERS = re.compile(r"lines? (\d+)(?:-(\d+))?(?: of Algorithm (\d+))?|(\breturn\b)")
-
-
-@dataclasses.dataclass(frozen=True)
-class Tag:
-    """What a comment says.
-
-    Attributes:
-        algorithm: the algorithm that it names itself; None for that of the function.
-        first, last: the lines, "return" for the unnumbered return.
-    """
-
-    algorithm: int | None
-    first: str
-    last: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +77,8 @@ def numbers(tags: Sequence[Tag], algorithm: int, order: Sequence[str]) -> tuple[
         algorithm: the algorithm in question.
         order: the numbers of all its lines, "return" last.
     """
-    own = [tag for tag in tags if tag.algorithm == algorithm] or [tag for tag in tags if tag.algorithm is None]
     named: set[str] = set()
-    for tag in own:
+    for tag in of_algorithm(tuple(tags), algorithm):
         if tag.first == "return":
             named.add("return")
         else:
@@ -112,35 +91,23 @@ def read(path: pathlib.Path, root: pathlib.Path) -> Source:
     """The functions of a file, with their tagged statements."""
     text = path.read_text("utf-8")
     file = path.relative_to(root).as_posix()
-    comments = dict(_tags(text))
+    comments = tags_in(text)
     functions = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             summary = (ast.get_docstring(node) or "").split("\n")[0]
-            named = re.search(r"\bAlgorithm (\d+)\b", summary)
             first = _first_line(node)
             functions[first] = Function(
                 name=node.name,
                 file=file,
                 first=first,
                 last=node.end_lineno or node.lineno,
-                algorithm=int(named[1]) if named else None,
+                algorithm=algorithm_of(node),
                 is_algorithm=re.match(r"(Return )?Algorithm \d+:", summary) is not None,
                 statements=_statements(node, text.splitlines(), comments, file),
                 result=_result(node, text.splitlines(), file),
             )
     return functions
-
-
-def _tags(text: str) -> Iterator[tuple[int, tuple[Tag, ...]]]:
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and re.match(r"# (lines? \d|return\b)", token.string):
-            yield token.start[0], tuple(_parse(token.string.split(":")[0]))
-
-
-def _parse(comment: str) -> Iterator[Tag]:
-    for first, last, algorithm, returns in NUMBERS.findall(comment):
-        yield Tag(int(algorithm) if algorithm else None, returns or first, returns or last or first)
 
 
 def _statements(function: ast.FunctionDef, text: list[str], comments: dict, file: str) -> dict[int, Statement]:
@@ -189,7 +156,7 @@ def _statement(
         last=last,
         text=_without_tags(text[first - 1 : last]),
         tags=tags,
-        target=_target(node),
+        target=node.name if isinstance(node, ast.FunctionDef) else target_of(node),
         returns=isinstance(node, ast.Return),
         body=body,
         scans=frozenset(_scanned(node)),
@@ -209,17 +176,7 @@ def _own(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _without_tags(lines: list[str]) -> str:
-    return inspect.cleandoc("\n".join(re.sub(r"\s*# (lines? \d|return\b).*$", "", line) for line in lines))
-
-
-def _target(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.FunctionDef):
-        return node.name
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    first = targets[0]
-    while isinstance(first, ast.Tuple):
-        first = first.elts[0]
-    return first.id if isinstance(first, ast.Name) else None
+    return inspect.cleandoc("\n".join(map(without_tag, lines)))
 
 
 def _scanned(node: ast.stmt) -> Iterator[str]:

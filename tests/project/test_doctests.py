@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and prints what it says, in JAX's default 32-bit mode."""
+"""Every example in a docstring, and in a document with prompts, runs and prints what it says, in JAX's 32-bit mode."""
 
 import ast
 import doctest
@@ -32,4 +32,13 @@ def test_examples_in_docstrings(path, capsys):
     with jax.enable_x64(False):
         for name, line, text in docstrings(path):
             runner.run(doctest.DocTestParser().get_doctest(text, dict(vars(module)), name, str(path), line))
+    assert runner.failures == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["inside.md"])
+def test_examples_in_documents(name, capsys):
+    text = (ROOT / "docs" / name).read_text("utf-8").replace("```", "")
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    with jax.enable_x64(False):
+        runner.run(doctest.DocTestParser().get_doctest(text, {}, name, name, 0))
     assert runner.failures == 0, capsys.readouterr().out

@@ -7,6 +7,8 @@ import pathlib
 
 import pytest
 
+from algorithms.machinery.tags import tags_in
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # What the folders hold, files and rooms, floor by floor: each imports from floors below it, and from its own room. A
@@ -23,6 +25,7 @@ FLOORS = {
         {"alg08_ed_transformer", "alg09_e_transformer", "alg10_d_transformer"},
         {"alg11_training"},
         {"alg14_inference"},
+        {"inside"},
     ),
     "training": (
         {"settings", "disk"},
@@ -32,7 +35,7 @@ FLOORS = {
         {"runs"},
         {"generation"},
         {"evaluation"},
-        {"compression", "interchange", "serving"},
+        {"compression", "interchange", "interpretability", "serving"},
         {"loop"},
         {"commands"},
     ),
@@ -40,13 +43,19 @@ FLOORS = {
 # What algorithms/ may import: nothing that reads files, the clock or the environment, and no optimizer.
 DEPENDENCIES = {"jax", "jaxtyping", "numpy"}
 STANDARD_LIBRARY = {
+    "ast",
     "collections",
+    "contextlib",
     "dataclasses",
     "enum",
     "functools",
     "inspect",
+    "io",
     "itertools",
     "math",
+    "re",
+    "sys",
+    "tokenize",
     "types",
     "typing",
 }
@@ -165,6 +174,19 @@ def test_algorithms_only_compute(path):
     for node in parse(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in OUTSIDE_WORLD, f"{name_of(path)}:{node.lineno} calls {node.func.id}"
+
+
+@algorithms_files
+def test_functions_with_tagged_lines_are_numbered(path):
+    """Without the decorator, what they compute would have no name for who looks inside."""
+    text = path.read_text("utf-8")
+    tags, tree = tags_in(text), ast.parse(text)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in itertools.chain(tree.body, *(c.body for c in classes)):
+        if isinstance(node, ast.FunctionDef):
+            is_tagged = any(node.lineno <= line <= node.end_lineno for line in tags)
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            assert is_tagged == ("numbered" in decorators), f"{name_of(path)}:{node.lineno} {node.name}"
 
 
 @pytest.mark.parametrize("path", files("algorithms", "training"), ids=name_of)

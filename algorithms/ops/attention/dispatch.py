@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from algorithms.machinery.arrays import are_numbers
+from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import split_attention
 from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
@@ -64,11 +65,11 @@ def attend(
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
-    if implementation == "paper":
-        as_printed = functools.partial(as_printed, cap=cap)
-        if heads and len(K) < H:
-            K, V = (jnp.repeat(a, H // len(a), axis=0) for a in (K, V))
-        return _of_each(as_printed, Q, K, V, mask, seeds, heads=heads, dropout=dropout)
+    printed = functools.partial(
+        _of_each, functools.partial(as_printed, cap=cap), Q, K, V, mask, seeds, heads=heads, dropout=dropout
+    )
+    if implementation == "paper" or shows("printed"):
+        return printed()
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
@@ -86,7 +87,8 @@ def attend(
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
     V_tilde = split_attention(of_tiles, (Q, K, V), mask, divisible_axes(mask), seeds)
-    return V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
+    V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
+    return beside(V_tilde, printed)  # S and A, for who looks inside
 
 
 def automatic(
@@ -131,6 +133,8 @@ def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float,
 
 def _of_each(as_printed, Q, K, V, mask, seeds, *, heads: bool, dropout: float):
     """The lines as printed of every head and sequence, by ``jax.vmap``."""
+    if heads and len(K) < len(Q):
+        K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
 
     def of_one(Q, K, V, mask, seed):
         l_z, l_x = K.shape[1], Q.shape[1]
@@ -145,9 +149,10 @@ def _of_each(as_printed, Q, K, V, mask, seeds, *, heads: bool, dropout: float):
     for_seeds = None if seeds is None else 0
     for _ in range(Q.ndim - 2 - heads):
         of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds), out_axes=1)
-    if heads:
-        return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds))(Q, K, V, mask, seeds)
-    return of_one(Q, K, V, mask, None if seeds is None else seeds[0])
+    with for_each(Q.ndim - 2):
+        if heads:
+            return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds))(Q, K, V, mask, seeds)
+        return of_one(Q, K, V, mask, None if seeds is None else seeds[0])
 
 
 def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:

@@ -1,0 +1,299 @@
+"""Evaluating a traced function so that it hands out what its lines compute, or computes on with something else.
+
+What holds nothing that was asked for is evaluated as it stands. A loop that does is built again: with what it hands
+out stacked, or, of one layer, kept; and with the number of its turn, which decides what is replaced.
+"""
+
+import collections
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core.primitives import cond_p, jit_p, remat_p, scan_p, while_p
+
+from algorithms.inside.parts import Part, Turn, edited, mapped_first, rows_first
+from algorithms.machinery.naming import Site, named_p
+from algorithms.machinery.varying import match_varying_axes
+
+
+class Found(NamedTuple):
+    """A named value of a program.
+
+    Attributes:
+        site: the statement that names it.
+        value: its shape and dtype, as it is named.
+        mapped: how many axes of it, in front, are those of `jax.vmap`.
+        loops: the lengths of the loops around it, the outermost first.
+        differentiated: whether the program differentiates what computes it.
+        times: how often it is computed, in a turn of the innermost loop.
+        within: the primitive that keeps it from being reached, such as "while".
+    """
+
+    site: Site
+    value: Any
+    mapped: int
+    loops: tuple[int, ...]
+    differentiated: bool
+    times: int = 1
+    within: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in one turn of the loops, ``[H, rows, …, columns]``."""
+        return jax.eval_shape(lambda v: rows_first(v, self.site, self.mapped), self.value).shape
+
+
+def found_in(jaxpr: Jaxpr) -> dict[Site, Found]:
+    """The named values of a program, in the order in which they are first computed."""
+    found = _found_in_a_turn(jaxpr)
+    return {site: f._replace(loops=(f.times, *f.loops) if f.times > 1 else f.loops) for site, f in found.items()}
+
+
+def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
+    found: dict[Site, Found] = {}
+    for eqn in jaxpr.eqns:
+        here: dict[Site, Found] = {}
+        if eqn.primitive is named_p:
+            p = eqn.params
+            here[p["site"]] = Found(p["site"], eqn.outvars[0].aval, p["mapped"], (), p["differentiated"])
+        elif eqn.primitive is scan_p:
+            inner = found_in(eqn.params["jaxpr"].jaxpr)
+            here = {site: f._replace(loops=(eqn.params["length"], *f.loops), times=1) for site, f in inner.items()}
+        elif not _is_computed_again(eqn):
+            for inner in jaxprs_in_params(eqn.params):
+                here |= _found_in_a_turn(inner)
+            if eqn.primitive not in (jit_p, remat_p, cond_p):
+                here = {site: f._replace(within=f.within or eqn.primitive.name) for site, f in here.items()}
+        for site, f in here.items():
+            before = found.get(site)
+            found[site] = f if before is None else before._replace(times=before.times + f.times)
+    return found
+
+
+def _is_computed_again(eqn: Any) -> bool:
+    """Whether an equation computes in a backward pass what the forward pass has computed, by `jax.checkpoint`."""
+    return eqn.primitive is remat_p and eqn.params["differentiated"]
+
+
+class Kept(NamedTuple):
+    """What was recorded, with ``loops`` axes of loops in front, or taken from."""
+
+    value: Array
+    loops: int
+
+
+jax.tree_util.register_pytree_node(Kept, lambda k: ((k.value,), k.loops), lambda loops, c: Kept(*c, loops))
+
+Seen = dict[int, list[Kept]]
+"""What was recorded for each request, visit by visit."""
+
+
+class _Visits:
+    """How often each site is computed in a turn of a loop, and how often it was so far."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self.of_turn = {site: f.times for site, f in _found_in_a_turn(jaxpr).items() if not f.loops}
+        self.so_far: collections.Counter[Site] = collections.Counter()
+
+    def next(self, site: Site) -> Turn:
+        self.so_far[site] += 1
+        return Turn(self.so_far[site] - 1, self.of_turn[site])
+
+
+class Evaluator:
+    """Evaluates a program with requests and edits.
+
+    Args:
+        requests: the parts to record.
+        edits: the parts to replace, each with what `parts.edited` takes; the first is made first.
+    """
+
+    def __init__(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> None:
+        self.requests, self.edits = requests, edits
+        self.sites = {part.site for part in (*requests, *(part for part, _ in edits))}
+
+    def run(self, program: ClosedJaxpr, arguments: list[Any]) -> tuple[list[Any], list[Array]]:
+        """The program's outputs, and what was requested."""
+        out, seen = self._turn(program.jaxpr, program.consts, arguments, ())
+        return out, [seen[i].value for i in range(len(self.requests))]
+
+    def _turn(self, jaxpr: Jaxpr, consts: Any, arguments: Any, turns: tuple[Turn, ...]) -> tuple[list, dict[int, Kept]]:
+        """The body of a loop, or a whole program: several visits of a statement are stacked."""
+        out, seen = self._evaluate(jaxpr, consts, arguments, turns, _Visits(jaxpr))
+        return out, {i: self._stacked(i, visits) for i, visits in seen.items()}
+
+    def _stacked(self, i: int, visits: list[Kept]) -> Kept:
+        if len(visits) == 1:
+            return visits[0]
+        part, value, loops = self.requests[i], [kept.value for kept in visits], visits[0].loops
+        shapes = {v.shape for v in value}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"{part.where}: expected one shape, since it is computed {len(visits)} times, got "
+                f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record each call by itself"
+            )
+        value = jnp.stack(value)
+        return Kept(value[part.layers(len(value))] if self._selects(i, loops) else value, loops + 1)
+
+    def _selects(self, i: int, loops: int) -> bool:
+        """Whether the next loop around a value is that over the layers, of which some are asked for."""
+        return self.requests[i].where.layer is not None and loops == 0
+
+    def _evaluate(
+        self, jaxpr: Jaxpr, consts: Any, arguments: Any, turns: tuple[Turn, ...], visits: _Visits
+    ) -> tuple[list[Any], Seen]:
+        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        seen: Seen = collections.defaultdict(list)
+
+        def read(v):
+            return v.val if isinstance(v, Literal) else values[v]
+
+        for is_asked, eqns in itertools.groupby(jaxpr.eqns, self._is_asked):
+            if not is_asked:
+                part = _part(jaxpr, list(eqns))
+                outputs = jaxpr_as_fun(part)(*map(read, part.jaxpr.invars))
+                values.update(zip(part.jaxpr.outvars, outputs, strict=True))
+                continue
+            for eqn in eqns:
+                outputs, inner = self._asked(eqn, [read(v) for v in eqn.invars], turns, visits)
+                for i, kept in inner.items():
+                    seen[i] += kept
+                values.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(v) for v in jaxpr.outvars], dict(seen)
+
+    def _is_asked(self, eqn: Any) -> bool:
+        """Whether an equation is, or holds, a named value that was asked for."""
+        if eqn.primitive is named_p:
+            return eqn.params["site"] in self.sites
+        if _is_computed_again(eqn):
+            return False
+        return any(self._is_asked(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+
+    def _asked(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[Any, Seen]:
+        p = eqn.params
+        if eqn.primitive is named_p:
+            return self._named(p, inputs[0], turns, visits)
+        if eqn.primitive is jit_p:
+            inputs = _placed(inputs, p["in_shardings"])
+            out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, turns, visits)
+            return _placed(out, p["out_shardings"]), seen
+        if eqn.primitive is remat_p:
+            evaluate = jax.checkpoint(
+                lambda *inputs: self._evaluate(p["jaxpr"], (), inputs, turns, visits),
+                prevent_cse=p["prevent_cse"],
+                policy=p["policy"],
+            )
+            return evaluate(*inputs)
+        if eqn.primitive is scan_p:
+            return self._scan(eqn, inputs, turns)
+        if eqn.primitive is cond_p:
+            return self._cond(p, inputs, turns, visits)
+        assert eqn.primitive is while_p, eqn.primitive  # what is found within another is refused
+        return self._while(p, inputs, turns), {}
+
+    def _named(self, p: Any, value: Array, turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Array], Seen]:
+        site, visit = p["site"], visits.next(p["site"])
+        turns = (*turns, visit) if visit.length > 1 else turns  # a loop of Python's
+        value = rows_first(value, site, p["mapped"])
+        for part, new in self.edits:
+            if part.site == site:
+                value = edited(part, value, new, turns)
+        seen = {i: [Kept(part.of(value), 0)] for i, part in enumerate(self.requests) if part.site == site}
+        return [named_p.bind(mapped_first(value, site, p["mapped"]), **p)], seen
+
+    def _scan(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...]) -> tuple[list[Any], Seen]:
+        p, body, length = eqn.params, eqn.params["jaxpr"], eqn.params["length"]
+        m = len(inputs) - _sliced(eqn.invars, body.jaxpr.invars)
+        n_carry = len(eqn.outvars) - _sliced(eqn.outvars, body.jaxpr.outvars)
+        consts, carry, xs = inputs[: m - n_carry], inputs[m - n_carry : m], inputs[m:]
+
+        def one(carry, number, x):
+            around = (*turns, Turn(number, length))
+            out, seen = self._turn(body.jaxpr, body.consts, [*consts, *carry, *x], around)
+            some = {i: k for i, k in seen.items() if self._selects(i, k.loops)}
+            return out[:n_carry], out[n_carry:], some, {i: k for i, k in seen.items() if i not in some}
+
+        def turn(state, indexed):
+            carry, chosen = state
+            number, x = indexed
+            carry, y, some, every = one(carry, number, x)
+            chosen = {i: _chosen(chosen[i], k.value, number, self._layers(i, length)) for i, k in some.items()}
+            return (carry, chosen), (y, every)
+
+        chosen: dict[int, Any] = {}
+        if any(part.where.layer is not None for part in self.requests):
+            shapes = jax.eval_shape(one, carry, jnp.asarray(0), [jax.tree.map(lambda a: a[0], x) for x in xs])[2]
+            fronts = {i: jnp.shape(self._layers(i, length)) for i in shapes}
+            chosen = {i: jnp.zeros((*fronts[i], *k.value.shape), k.value.dtype) for i, k in shapes.items()}
+            chosen = match_varying_axes((chosen, inputs))[0]
+        (carry, chosen), (ys, every) = jax.lax.scan(
+            turn, (carry, chosen), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
+        )
+        seen = {i: [Kept(k.value, k.loops + 1)] for i, k in every.items()}
+        return [*carry, *ys], seen | {i: [Kept(value, 1)] for i, value in chosen.items()}
+
+    def _layers(self, i: int, length: int) -> Any:
+        return self.requests[i].layers(length)
+
+    def _cond(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Any], Seen]:
+        """What only some branches compute is 0 where another is taken."""
+        which, *operands = inputs
+        before = visits.so_far.copy()
+
+        def branch(closed, shapes=None):
+            def evaluate(*operands):
+                visits.so_far = before.copy()
+                out, seen = self._evaluate(closed.jaxpr, closed.consts, operands, turns, visits)
+                zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes or {})
+                return out, zeros | seen
+
+            return evaluate
+
+        shapes: dict[int, Any] = {}
+        for closed in p["branches"]:
+            shapes |= jax.eval_shape(branch(closed), *operands)[1]
+        return jax.lax.switch(which, [branch(closed, shapes) for closed in p["branches"]], *operands)
+
+    def _while(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...]) -> list[Any]:
+        n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        of_condition, of_body, state = inputs[:n], inputs[n:m], inputs[m:]
+        condition, body = p["cond_jaxpr"], p["body_jaxpr"]
+        return jax.lax.while_loop(
+            lambda state: jaxpr_as_fun(condition)(*of_condition, *state)[0],
+            lambda state: self._turn(body.jaxpr, body.consts, [*of_body, *state], turns)[0],
+            state,
+        )
+
+
+def _sliced(around: Any, inside: Any) -> int:
+    """How many of a loop's arguments, or results, its body has a slice of: JAX's versions tell it in different ways."""
+    return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(around, inside, strict=True))
+
+
+def _chosen(chosen: Array, value: Array, number: Array, layers: Any) -> Array:
+    """What is kept of some layers, after the turn of another one."""
+    is_this = number == jnp.asarray(layers)
+    is_this = is_this.reshape(*is_this.shape, *(1,) * value.ndim)
+    return jnp.where(is_this, value.reshape(*(1,) * (chosen.ndim - value.ndim), *value.shape), chosen)
+
+
+def _placed(values: list[Any], shardings: Any) -> list[Any]:
+    """Arrays where a compiled function was told to have them."""
+    return [
+        jax.lax.with_sharding_constraint(v, s) if isinstance(s, jax.sharding.Sharding) else v
+        for v, s in zip(values, shardings, strict=True)
+    ]
+
+
+def _part(jaxpr: Jaxpr, eqns: list[Any]) -> ClosedJaxpr:
+    """Consecutive equations of a program, as a program: rules derived by hand stay in it as they are."""
+    made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
+    own = set(made)
+    read: Iterator[Any] = (v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+    needed = list(dict.fromkeys(v for v in read if v not in own))
+    debug_info = jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(jaxpr.replace(constvars=[], invars=needed, outvars=made, eqns=eqns, debug_info=debug_info), [])

@@ -1,0 +1,174 @@
+"""The axes of a recorded value, and reading and replacing a part of it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from algorithms.inside.names import At, Index
+from algorithms.machinery.naming import Site
+
+SCORES = ("S", "A")
+"""What has a row for each context token."""
+
+
+class Turn(NamedTuple):
+    """A turn of a loop around a value.
+
+    Attributes:
+        number: which, from 0; it may be traced.
+        length: how many the loop has.
+    """
+
+    number: Any
+    length: int
+
+
+def rows_first(value: Array, site: Site, mapped: int) -> Array:
+    """``[H, rows, *mapped, *batch, columns]`` of a value with ``mapped`` axes of `jax.vmap` in front."""
+    return jnp.transpose(value, _order(value.ndim, site, mapped))
+
+
+def mapped_first(value: Array, site: Site, mapped: int) -> Array:
+    """The inverse of `rows_first`."""
+    return jnp.transpose(value, np.argsort(_order(value.ndim, site, mapped)))
+
+
+def _order(n: int, site: Site, mapped: int) -> list[int]:
+    front, own = list(range(mapped)), list(range(mapped, n))
+    heads = []
+    if site.heads:  # of the axes that are mapped over for each head and sequence, the outermost, or the value's first
+        heads = [front.pop(mapped - site.each)] if site.each else [own.pop(0)]
+    return [*heads, *own[:1], *front, *own[1:]]
+
+
+class Part(NamedTuple):
+    """A part of one turn's value.
+
+    Attributes:
+        where: what was asked for.
+        site: whose value it is.
+    """
+
+    where: At
+    site: Site
+
+    def check(self, shape: tuple[int, ...], loops: tuple[int, ...]) -> None:
+        """Refuse a part that a value ``[H, rows, …, columns]``, in loops of these lengths, does not have.
+
+        Raises:
+            ValueError: if there is no such part.
+        """
+        if self.where.layer is not None and not (self.site.layered and loops):
+            raise ValueError(f"{self.where}: expected no layer, since it is not computed in every layer")
+        sizes = {word: shape[axis] for word, axis in self._axes(len(shape)).items()}
+        if self.site.layered and loops:
+            sizes["layer"] = loops[-1]
+        for word in ("layer", "head", "token", "context"):
+            part = getattr(self.where, word)
+            if part is None:
+                continue
+            if word not in sizes:
+                raise ValueError(f"{self.where}: expected no {word}, since it has no such axis")
+            if isinstance(part, (int, np.ndarray)) and np.any((part < -sizes[word]) | (part >= sizes[word])):
+                raise ValueError(f"{self.where}: expected a {word} from 0 to {sizes[word] - 1}, got {part}")
+
+    def _axes(self, ndim: int) -> dict[str, int]:
+        rows = 1 if self.site.heads else 0
+        axes = {"head": 0} if self.site.heads else {}
+        axes |= {"context": rows} if self.site.symbol in SCORES else {}
+        return axes | ({"token": ndim - 1} if ndim > rows + 1 else {})
+
+    def _chosen(self, ndim: int) -> list[tuple[int, Index]]:
+        axes = self._axes(ndim)
+        return [
+            (axis, getattr(self.where, word)) for word, axis in axes.items() if getattr(self.where, word) is not None
+        ]
+
+    def of(self, value: Array) -> Array:
+        """The part of a value ``[H, rows, …, columns]``; an axis of which one index is chosen is gone."""
+        chosen = self._chosen(value.ndim)
+        for axis, index in chosen:
+            value = value[_at_axis(axis, index)]
+        return jnp.squeeze(value, tuple(axis for axis, index in chosen if _is_one(index)))
+
+    def replaced(self, value: Array, part: Array) -> Array:
+        """The value with another part."""
+        chosen = self._chosen(value.ndim)
+        part = jnp.expand_dims(part, sorted(axis for axis, index in chosen if _is_one(index)))
+        outer = [value]
+        for axis, index in chosen[:-1]:
+            outer.append(outer[-1][_at_axis(axis, index)])
+        for whole, (axis, index) in zip(reversed(outer), reversed(chosen), strict=False):
+            part = whole.at[_at_axis(axis, index)].set(part)
+        return part
+
+    def layers(self, length: int) -> Any:
+        """The numbers of the layers that are chosen: one, which may be traced, or an array of several."""
+        layer = self.where.layer
+        return np.arange(length)[layer] if isinstance(layer, slice) else layer % length
+
+
+def _is_one(index: Index) -> bool:
+    return not isinstance(index, slice) and jnp.ndim(index) == 0
+
+
+def _at_axis(axis: int, index: Index) -> tuple[Any, ...]:
+    """An index of one axis which it keeps, even where one index is chosen."""
+    if isinstance(index, int):
+        index = slice(index, index + 1 or None)
+    elif _is_one(index):
+        index = index[None]
+    return (slice(None),) * axis + (index,)
+
+
+def edited(part: Part, value: Array, new: Any, turns: tuple[Turn, ...]) -> Array:
+    """A value ``[H, rows, …, columns]`` with a part replaced: by a function of it, by a number or by an array.
+
+    An array has the shape of the part, or loops around it in front, as it was recorded.
+
+    Raises:
+        ValueError: if it has another shape.
+    """
+    old, layered = part.of(value), part.where.layer is not None
+    outer = list(turns[:-1] if layered else turns)
+    if layered:
+        layers = part.layers(turns[-1].length)
+        is_chosen = turns[-1].number == jnp.asarray(layers)
+        if jnp.ndim(layers):
+            outer.append(Turn(jnp.argmax(is_chosen), len(layers)))
+    if isinstance(new, Added):
+        replacement = old + _of_turn(part, new.value, old, outer)
+    elif callable(new):
+        replacement = jnp.asarray(new(old))
+        if replacement.shape not in ((), old.shape):
+            raise ValueError(
+                f"{part.where}: expected a function that keeps the shape {list(old.shape)}, "
+                f"got one that returns {list(replacement.shape)}"
+            )
+    else:
+        replacement = _of_turn(part, jnp.asarray(new), old, outer)
+    changed = part.replaced(value, jnp.broadcast_to(replacement.astype(value.dtype), old.shape))
+    return jnp.where(is_chosen.any(), changed, value) if layered else changed
+
+
+class Added(NamedTuple):
+    """A change: an array is added, as it was recorded."""
+
+    value: Array
+
+
+def _of_turn(part: Part, new: Array, old: Array, turns: list[Turn]) -> Array:
+    """What an array, or a number, has for a turn of the loops."""
+    lengths = tuple(turn.length for turn in turns)
+    for n in range(len(turns) + 1):
+        if new.shape == (*lengths[len(turns) - n :], *old.shape):
+            for turn in turns[len(turns) - n :]:
+                new = jax.lax.dynamic_index_in_dim(new, jnp.asarray(turn.number), keepdims=False)
+            return new
+    if new.ndim == 0:
+        return new
+    shapes = dict.fromkeys(str([*lengths[n:], *old.shape]) for n in range(len(turns), -1, -1))
+    raise ValueError(f"{part.where}: expected a number, or an array {' or '.join(shapes)}, got {list(new.shape)}")

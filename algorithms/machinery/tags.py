@@ -1,0 +1,78 @@
+"""Which statements of a source are tagged with which lines of which algorithm.
+
+A tag is a comment on a statement: ``# line 4``, ``# lines 4-5, return``, ``# line 3: those with t < l``, or
+``# line 6; line 10 of Algorithm 12``. It belongs to the algorithm that the first line of the function's docstring
+names, or, where that names none, to the algorithm that called the function. ``# inside`` tags a step on the way to the
+caller's line.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from typing import NamedTuple
+
+_TAG = re.compile(r"# (lines? \d|return\b)")
+_NUMBERS = re.compile(r"lines? (\d+)(?:-(\d+))?(?: of Algorithm (\d+))?|(\breturn\b)")
+
+
+class Tag(NamedTuple):
+    """What a comment says.
+
+    Attributes:
+        algorithm: the algorithm that it names itself; None for that of the function.
+        first: the first of the lines, "return" for the unnumbered return.
+        last: the last of them.
+    """
+
+    algorithm: int | None
+    first: str
+    last: str
+
+
+def tags_in(text: str) -> dict[int, tuple[Tag, ...]]:
+    """The tags of each line of a source that has some; of ``# inside``, none."""
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if _TAG.match(token.string):
+            parts = _NUMBERS.findall(token.string.split(":")[0])
+            found[token.start[0]] = tuple(
+                Tag(int(algorithm) if algorithm else None, returns or first, returns or last or first)
+                for first, last, algorithm, returns in parts
+            )
+        elif token.string == "# inside":
+            found[token.start[0]] = ()
+    return found
+
+
+def without_tag(line: str) -> str:
+    """A line of a source without the tag behind it."""
+    return re.sub(rf"\s*(?:{_TAG.pattern}|# inside$).*$", "", line)
+
+
+def tags_of(node: ast.stmt, tags: dict[int, tuple[Tag, ...]]) -> tuple[Tag, ...] | None:
+    """The tags of a statement, of a loop or function those of its head; None where it has none."""
+    body = getattr(node, "body", None)
+    last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+    return next((tags[n] for n in range(node.lineno, last + 1) if n in tags), None)
+
+
+def of_algorithm(tags: tuple[Tag, ...], algorithm: int | None) -> list[Tag]:
+    """Those that name the algorithm, or, without such, those that name none."""
+    return [tag for tag in tags if tag.algorithm == algorithm] or [tag for tag in tags if tag.algorithm is None]
+
+
+def algorithm_of(function: ast.FunctionDef) -> int | None:
+    """The algorithm that the first line of a function's docstring names."""
+    named = re.search(r"\bAlgorithm (\d+)\b", (ast.get_docstring(function) or "").split("\n")[0])
+    return int(named[1]) if named else None
+
+
+def target_of(node: ast.stmt) -> str | None:
+    """The name that a statement assigns, the first of several; None for a return, say."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    while isinstance(target, ast.Tuple):
+        target = target.elts[0]
+    return target.id if isinstance(target, ast.Name) else None

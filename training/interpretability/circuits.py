@@ -1,0 +1,81 @@
+"""What heads do by their parameters alone: which tokens they match, what they write, and how they compose."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Complex, Float
+
+from algorithms import PAPER, DTransformerParams, Variant
+from algorithms.parameters import MHAttentionParams
+
+
+def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
+    """``W_kᵀ W_q`` of every head, ``S = Zᵀ (W_kᵀ W_q) X`` but for the biases: which tokens match.
+
+    Rotary positions turn what stands between the two; this is the circuit at distance 0.
+
+    Raises:
+        ValueError: if queries and keys are normalized, so that S is not bilinear.
+    """
+    if W.gamma_q is not None:
+        raise ValueError("W.gamma_q: expected None, got a norm of the queries, so that S is not ZᵀM X for any M")
+    return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
+
+
+def ov_circuits(W: MHAttentionParams) -> Float[Array, "L H d_out d_z"]:
+    """``W_o^h W_v`` of every head, which writes ``(W_o^h W_v) Z A``: what is moved."""
+    return _output(W) @ _of_heads(W.heads.W_v, W)
+
+
+def copying_eigenvalues(theta: DTransformerParams, variant: Variant = PAPER) -> Complex[Array, "L H d_mid"]:
+    """The eigenvalues of ``W_u W_o^h W_v W_e`` of every head that are not 0 by their rank.
+
+    They are those of the small matrix ``W_v W_e W_u W_o^h``.
+    """
+    W = theta.layers.attention
+    between = theta.W_e @ variant.unembedding.matrix(theta)
+    return jnp.linalg.eigvals(_of_heads(W.heads.W_v, W) @ between @ _output(W))
+
+
+def copying_scores(theta: DTransformerParams, variant: Variant = PAPER) -> Float[Array, "L H"]:
+    """``Σλ/Σ|λ|`` of these: 1 where a head raises the logits of what it attends to, −1 where it lowers them.
+
+    Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
+    """
+    eigenvalues = copying_eigenvalues(theta, variant)
+    return eigenvalues.real.sum(-1) / jnp.abs(eigenvalues).sum(-1)
+
+
+def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"]]:
+    """Q-, K- and V-composition of an earlier head (the first two axes) with a later one; 0 where it is not earlier.
+
+    ``‖QK OV'‖/‖QK‖‖OV'‖``, ``‖QKᵀ OV'‖/‖QK‖‖OV'‖`` and ``‖OV OV'‖/‖OV‖‖OV'‖`` of Frobenius norms, with OV' that of
+    the earlier one.
+
+    Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
+    """
+    QK, OV = qk_circuits(W), ov_circuits(W)
+    L = len(QK)
+    is_earlier = (jnp.arange(L)[:, None] < jnp.arange(L)[None])[:, None, :, None]
+
+    def score(M):
+        product = jnp.einsum("kgab,lhbc->lhkgac", M, OV)
+        return jnp.where(is_earlier, _norm(product) / (_norm(OV)[:, :, None, None] * _norm(M)[None, None]), 0)
+
+    return {"Q": score(QK), "K": score(jnp.swapaxes(QK, -1, -2)), "V": score(OV)}
+
+
+def _norm(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes"]:
+    return jnp.sqrt(jnp.square(M).sum((-2, -1)))
+
+
+def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d d_z"]:
+    """Parameters that heads may share, of each head."""
+    return jnp.repeat(W_kv, W.heads.W_q.shape[1] // W_kv.shape[1], axis=1)
+
+
+def _output(W: MHAttentionParams) -> Float[Array, "L H d_out d_mid"]:
+    """``W_o^h`` of each head, its columns of W_o."""
+    L, H, d_mid = len(W.W_o), W.heads.W_q.shape[1], W.heads.W_v.shape[2]
+    return jnp.moveaxis(W.W_o.reshape(L, -1, H, d_mid), 2, 1)

@@ -1,0 +1,84 @@
+"""What each layer would predict: the logit lens, and the tuned lens, which first maps to what the last layer has."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jaxtyping import Float
+
+from algorithms import PAPER, DTransformerParams, EDTransformerParams, Variant
+
+
+def logit_lens(
+    X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant = PAPER
+) -> Float[Array, "L N_V *columns"]:
+    """The logits that the last lines of Algorithm 10, or of 8, make of every layer's residual stream.
+
+    Args:
+        X: the residual stream, ``X@8`` of Algorithm 10 or ``X@19`` of Algorithm 8.
+        theta: the parameters.
+        variant: the lines.
+
+    Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+    """
+    if not isinstance(theta, (DTransformerParams, EDTransformerParams)):
+        raise ValueError(
+            f"theta: expected parameters of Algorithm 8 or 10, whose last layer W_u reads, got {type(theta).__name__}"
+        )
+    norm = theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm
+
+    def of_layer(X):
+        X = X if norm is None else variant.norm(X, norm, "paper")
+        return variant.unembedding.logits(X, theta)
+
+    return jax.lax.map(of_layer, X)
+
+
+class TunedLens(NamedTuple):
+    """An affine map for each layer, which is added to the residual stream: ``X + W X + b 1ᵀ``."""
+
+    W: Float[Array, "L d_e d_e"]
+    b: Float[Array, "L d_e"]
+
+    def __call__(self, X: Float[Array, "L d_e *columns"]) -> Float[Array, "L d_e *columns"]:
+        """What the last layer would have, as far as it shows."""
+        flat = X.reshape(*X.shape[:2], -1)
+        return (flat + self.W @ flat + self.b[..., None]).reshape(X.shape)
+
+
+def tuned_lens(
+    X: Float[Array, "L d_e *columns"],
+    theta: DTransformerParams | EDTransformerParams,
+    variant: Variant = PAPER,
+    *,
+    steps: int = 300,
+    eta: float = 1e-3,
+) -> TunedLens:
+    """Fit the maps by Adam to the last layer's own distribution: the least mean KL divergence from it.
+
+    Args:
+        X: the residual stream after each layer, of the tokens to fit to.
+        theta: the parameters.
+        variant: the lines.
+        steps: of Adam, each with all tokens.
+        eta: learning rate.
+
+    Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
+    """
+    L, d_e = X.shape[:2]
+    log_p = jax.nn.log_softmax(logit_lens(X[-1:], theta, variant), axis=1)
+    optimizer = optax.adam(eta)
+
+    def loss(lens):
+        log_q = jax.nn.log_softmax(logit_lens(lens(X), theta, variant), axis=1)
+        return (jnp.exp(log_p) * (log_p - log_q)).sum(1).mean() * L
+
+    def step(state: Any, _: None):
+        lens, of_optimizer = state
+        updates, of_optimizer = optimizer.update(jax.grad(loss)(lens), of_optimizer)
+        return (optax.apply_updates(lens, updates), of_optimizer), None
+
+    lens = TunedLens(jnp.zeros((L, d_e, d_e), X.dtype), jnp.zeros((L, d_e), X.dtype))
+    return jax.lax.scan(step, (lens, optimizer.init(lens)), length=steps)[0][0]

@@ -1,0 +1,115 @@
+"""Which values a score depends on: values of one run in another, all of them or estimated by one gradient.
+
+A score is a function that calls the algorithms and returns a number, such as the difference of two logits; ``source``
+and ``target`` are its arguments in two runs, of as many tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from algorithms.inside import At, at, gradients, intervene, record
+
+Score = Callable[..., Float[Array, ""]]
+
+
+def activation_patching(
+    score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...], *, by: str = "token"
+) -> Float[Array, "L n"]:
+    """The score of the target's run with a value of the source's, layer by layer and token by token.
+
+    Args:
+        score: the function.
+        name: the value, computed in every layer.
+        source: arguments of the run that it is taken from.
+        target: arguments of the run that it is put into.
+        by: ``"token"``, or ``"head"``, for all tokens of one head.
+
+    Example:
+        >>> import jax
+        >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
+        >>> def score(x):
+        ...     return jnp.log(d_transformer(x, theta)[2, -1])
+        >>> activation_patching(score, "X@8", (jnp.array([3, 0, 1]),), (jnp.array([3, 2, 1]),)).shape
+        (2, 3)
+    """
+    _, seen = record(score, name)(*source)
+    value = seen[name]
+    n = value.shape[-1 if by == "token" else 1]
+
+    def patched(layer, i):
+        where = at(name, layer=layer, **{by: i})
+        of_layer = value[layer]
+        return intervene(score, {where: of_layer[..., i] if by == "token" else of_layer[i]})(*target)
+
+    return jax.lax.map(lambda layer: jax.vmap(lambda i: patched(layer, i))(jnp.arange(n)), jnp.arange(len(value)))
+
+
+def attribution_patching(
+    score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...]
+) -> Float[Array, "*axes"]:
+    """The first-order estimate of what a patch of each entry adds to the target's score, by one gradient for all.
+
+    ``g ⊙ (value of the source − value of the target)``; a patch of several entries adds the sum of theirs.
+
+    Source: Nanda 2023, "Attribution patching: activation patching at industrial scale".
+    """
+    _, of_source = record(score, name)(*source)
+    _, of_target, gradient = gradients(score, name)(*target)
+    return gradient[name] * (of_source[name] - of_target[name])
+
+
+def path_patching(
+    score: Score, sender: At, receiver: At, source: tuple[Any, ...], target: tuple[Any, ...]
+) -> Float[Array, ""]:
+    """The target's score where the sender's value of the source's run reaches the receiver directly, and nothing else.
+
+    All other heads and MLPs are as in the target's run, until the receiver has been computed.
+
+    Args:
+        score: the function.
+        sender: a part of ``Y@2``, such as ``at("Y@2", layer=0, head=1)``.
+        receiver: what it may reach, such as ``at("Q", layer=2, head=0)``.
+        source: arguments of the run that the sender's value is taken from.
+        target: arguments of the run that it is put into.
+
+    Source: Wang et al. 2022, "Interpretability in the wild".
+    """
+    _, kept = record(score, "Y@2", "hidden")(*target)
+    _, sent = record(score, sender)(*source)
+    _, received = record(intervene(score, {**kept, sender: sent[sender]}), receiver)(*target)
+    return intervene(score, {receiver: received[receiver]})(*target)
+
+
+def causal_tracing(
+    score: Score, arguments: tuple[Any, ...], tokens: Any, noise: Float[Array, "d_e n"], *, name: str = "X@8"
+) -> tuple[Float[Array, ""], Float[Array, "L l"]]:
+    """The score with noise in the embeddings of some tokens; and with one value of the clean run back in its place.
+
+    Args:
+        score: the function, of one sequence.
+        arguments: its arguments.
+        tokens: the columns of those that get noise, a slice or an array.
+        noise: what is added to them.
+        name: what is put back, layer by layer and token by token.
+
+    Source: Meng et al. 2022, "Locating and editing factual associations in GPT".
+    """
+    _, clean = record(score, name)(*arguments)
+
+    def corrupted(*arguments):
+        return intervene(score, {at("X@3", token=tokens): lambda X: X + noise})(*arguments)
+
+    L, l = len(clean[name]), clean[name].shape[-1]
+
+    def restored(layer, token):
+        back = {at(name, layer=layer, token=token): clean[name][layer][..., token]}
+        return intervene(corrupted, back)(*arguments)
+
+    each = jax.lax.map(lambda layer: jax.vmap(lambda t: restored(layer, t))(jnp.arange(l)), jnp.arange(L))
+    return corrupted(*arguments), each
