@@ -4,6 +4,7 @@
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,10 +60,10 @@ class Weights:
                 W.copy_(torch.asarray(0.3 * values if W.ndim > 1 else 0.4 * values + 0.3))
         self.arrays = {name: W.numpy().astype(np.float64) for name, W in model.state_dict().items()}
 
-    def __call__(self, name):
+    def __call__(self, name) -> Any:
         return self.arrays.get(name)
 
-    def linear(self, name):
+    def linear(self, name) -> Any:
         return self(f"{name}.weight"), self(f"{name}.bias")
 
     def norm(self, name):
@@ -75,9 +76,8 @@ class Weights:
 
     def attention(self, q, k, v, o, q_norm=None, k_norm=None, **more):
         """Attention from the names of its four projections."""
-        return mh_attention(
-            *self.linear(q), *self.linear(k), *self.linear(v), *self.linear(o), self(q_norm), self(k_norm), **more
-        )
+        arrays = [array for name in (q, k, v, o) for array in self.linear(name)]
+        return mh_attention(*arrays, gamma_q=self(q_norm), gamma_k=self(k_norm), **more)
 
     def attention_by_head(self, qkv, o):
         """Attention from one projection with rows [H, 3, d_attn]."""
@@ -134,7 +134,7 @@ def llama_theta(weights, norms=LLAMA_NORMS, tied=False):
         attention = weights.attention(*projections, *of_heads, groups=H_KV)
         mlp = weights.mlp(*(f"{name}.mlp.{part}_proj" for part in ("up", "down", "gate")))
         layers.append(layer(attention, mlp, **weights.norms(name, norms)))
-    W_e, W_u = weights("model.embed_tokens.weight").T, None if tied else weights("lm_head.weight")
+    W_u, W_e = None if tied else weights("lm_head.weight"), weights("model.embed_tokens.weight").T
     return SimpleNamespace(W_e=W_e, layers=layers, norm=weights.norm("model.norm"), W_u=W_u)
 
 

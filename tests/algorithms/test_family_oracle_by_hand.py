@@ -1,6 +1,7 @@
 """The oracle's changed lines against formulas of the documents, and against the oracle of the paper's own lines."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,11 +45,11 @@ def test_a_window_and_documents_by_hand():
     assert join_masks(causal_mask(4), 2, 3, [0, 1, 1, 1], [0, 1, 1, 1]).tolist() == documents
 
 
-def random(shapes):
+def random(shapes: dict) -> Any:
     """A tree of random arrays in place of a tree of their shapes."""
     rng = np.random.default_rng(11)
 
-    def fill(node):
+    def fill(node: Any) -> Any:
         if isinstance(node, dict):
             return SimpleNamespace(**{name: fill(child) for name, child in node.items()})
         if isinstance(node, list):

@@ -58,7 +58,7 @@ PAPER: Model = {
 
 
 def embed(
-    x: Tokens, theta: Any, model: Model, positions: Positions, types: Sequence[int] | None
+    x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None
 ) -> tuple[Array, Array | None]:
     """Return lines 1 to 3 of Algorithms 9 and 10 (1-3 and 10-12 of 8).
 
@@ -284,7 +284,7 @@ def e_logits(
     theta: Any,
     model: Model = PAPER,
     *,
-    types: Sequence[int] | None = None,
+    types: Tokens | None = None,
     positions: Positions | None = None,
     mask: Array | None = None,
     length: int | None = None,
