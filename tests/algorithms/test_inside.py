@@ -408,22 +408,22 @@ def test_gradients_are_the_differences_of_interventions(implementation):
     def loss(x):
         return -jnp.log(d_transformer(x, D, implementation=implementation)[3, :, -1]).sum()
 
-    value, seen, gradient = gradients(loss, "A", "X@6", "Q", at("hidden", layer=1), "X@10")(BATCH)
+    value, _, gradient = gradients(loss, "A", "X@6", "Q", at("hidden", layer=1), "X@10")(BATCH)
     cases.assert_close(value, loss(BATCH))
-    for name, index in (("A", (1, 0, 3, 1, 5)), ("X@6", (0, 3, 0, 5)), ("Q", (0, 1, 2, 1, 5)), ("X@10", (3, 0, 5))):
+    places = {
+        at("A", layer=1): (0, 3, 1, 5),
+        at("X@6", layer=0): (3, 0, 5),
+        at("Q", layer=0): (1, 2, 1, 5),
+        "X@10": (3, 0, 5),
+    }
+    for where, index in places.items():
 
-        def moved(by, name=name, index=index):
-            return intervene(loss, {name: seen[name].at[index].add(by)})(BATCH)
+        def moved(by, where=where, index=index):
+            return intervene(loss, {where: lambda value: value.at[index].add(by)})(BATCH)
 
-        if name != "A":  # S, where A is not a softmax any more, stays
-            difference = (moved(1e-5) - moved(-1e-5)) / 2e-5
-        else:
-
-            def by(e, index=index):
-                return intervene(loss, {at("A", layer=index[0]): lambda A: A.at[index[1:]].add(e)})(BATCH)
-
-            difference = (by(1e-5) - by(-1e-5)) / 2e-5
-        np.testing.assert_allclose(gradient[name][index], difference, rtol=1e-5, atol=1e-8)
+        name, layer = getattr(where, "name", where), getattr(where, "layer", ())
+        found = gradient[name][(layer, *index) if layer != () else index]
+        np.testing.assert_allclose(found, (moved(1e-5) - moved(-1e-5)) / 2e-5, rtol=1e-5, atol=1e-8)
     assert gradient[at("hidden", layer=1)].shape == (13, 2, 6)
 
 

@@ -57,27 +57,37 @@ def attribution(
     """
     _check_adds_up(theta, variant)
     X, W = seen["X@8"], theta.layers.attention
-    direction = variant.unembedding.matrix(theta).T @ weights
-    constant = jnp.zeros((), X.dtype) if theta.b_u is None else weights @ theta.b_u
-    scale = jnp.ones(X.shape[2:], X.dtype)
-    if theta.norm is not None:
-        rms, last = isinstance(variant.norm, RMSNorm), X[-1]
-        offset = variant.norm.offset if isinstance(variant.norm, RMSNorm) else 0.0
-        m = 0 if rms else last.mean(0, keepdims=True)
-        scale = 1 / jnp.sqrt(jnp.square(last - m).mean(0) + variant.norm.epsilon)
-        constant = constant + (0 if theta.norm.beta is None else direction @ theta.norm.beta)
-        direction = (theta.norm.gamma + offset) * direction
-        direction = direction if rms else direction - direction.mean()  # dᵀ(X − m) = (d − its mean)ᵀX
-
+    direction, constant, scale = _last_line(X[-1], theta, weights, variant)
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
-    heads = jnp.einsum("lhm,lhm...->lh...", of_heads, seen["Y@2"]) * scale
-    b_o = jnp.zeros(L, X.dtype) if W.b_o is None else W.b_o @ direction
-    b_o = b_o.reshape(L, *(1,) * scale.ndim) * scale[None]
-    embedding = jnp.tensordot(direction, seen["X@3"], 1) * scale
-    after = jnp.einsum("d,ld...->l...", direction, X) * scale
+    heads = jnp.einsum("lhm,lhm...,...->lh...", of_heads, seen["Y@2"], scale)
+    b_o = (
+        jnp.zeros((L, *scale.shape), X.dtype)
+        if W.b_o is None
+        else jnp.einsum("ld,d,...->l...", W.b_o, direction, scale)
+    )
+    embedding = jnp.einsum("d,d...,...->...", direction, seen["X@3"], scale)
+    after = jnp.einsum("d,ld...,...->l...", direction, X, scale)
     mlp = jnp.diff(after, axis=0, prepend=embedding[None]) - heads.sum(1) - b_o
     return Attribution(embedding, heads, b_o, mlp, constant)
+
+
+def _last_line(
+    X: Float[Array, "d_e *columns"], theta: DTransformerParams, weights: Float[Array, "N_V"], variant: Variant
+) -> tuple[Float[Array, "d_e"], Float[Array, ""], Float[Array, "*columns"]]:
+    """``weightsᵀ logits`` as ``direction·X scale + constant``."""
+    direction = variant.unembedding.matrix(theta).T @ weights
+    constant = jnp.zeros((), X.dtype) if theta.b_u is None else weights @ theta.b_u
+    if theta.norm is None:
+        return direction, constant, jnp.ones(X.shape[1:], X.dtype)
+    gamma, beta = theta.norm
+    if beta is not None:
+        constant = constant + direction @ beta
+    if isinstance(variant.norm, RMSNorm):
+        square = jnp.square(X).mean(0)
+        return (gamma + variant.norm.offset) * direction, constant, 1 / jnp.sqrt(square + variant.norm.epsilon)
+    direction = gamma * direction  # and dᵀ(X − m) = (d − its mean)ᵀX
+    return direction - direction.mean(), constant, 1 / jnp.sqrt(X.var(0) + variant.norm.epsilon)
 
 
 def _check_adds_up(theta: DTransformerParams, variant: Variant) -> None:

@@ -45,7 +45,7 @@ class TunedLens(NamedTuple):
     def __call__(self, X: Float[Array, "L d_e *columns"]) -> Float[Array, "L d_e *columns"]:
         """What the last layer would have, as far as it shows."""
         flat = X.reshape(*X.shape[:2], -1)
-        return (flat + self.W @ flat + self.b[..., None]).reshape(X.shape)
+        return (flat + self.W @ flat + self.b[:, :, None]).reshape(X.shape)
 
 
 def tuned_lens(
@@ -73,7 +73,7 @@ def tuned_lens(
 
     def loss(lens):
         log_q = jax.nn.log_softmax(logit_lens(lens(X), theta, variant), axis=1)
-        return (jnp.exp(log_p) * (log_p - log_q)).sum(1).mean() * L
+        return (jnp.exp(log_p) * (log_p - log_q)).sum(1).mean() * L  # the sum over layers, each with its own map
 
     def step(state: Any, _: None):
         lens, of_optimizer = state

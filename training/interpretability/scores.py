@@ -1,5 +1,7 @@
 """How much heads attend in a pattern: to the previous token, to the same token before, to what followed it."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
@@ -7,16 +9,20 @@ from jaxtyping import Bool, Float, Integer
 
 def previous_token_scores(A: Float[Array, "L H l_z *batch l_x"]) -> Float[Array, "L H"]:
     """The mean attention of each token to the one before it."""
-    t = jnp.arange(A.shape[-1])
-    return attention_to(A, t[:, None] == t[None] - 1)
+    return attention_to(A, _pairs(A, lambda t_z, t_x: t_z == t_x - 1))
+
+
+def _pairs(A: Float[Array, "L H l_z *batch l_x"], holds: Callable[[Array, Array], Array]) -> Bool[Array, "l_z l_x"]:
+    """Whether something holds for each pair of a context token and a token."""
+    return holds(jnp.arange(A.shape[2])[:, None], jnp.arange(A.shape[-1])[None])
 
 
 def duplicate_token_scores(
     A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]
 ) -> Float[Array, "L H"]:
     """The mean attention to earlier tokens that are the same, of the tokens that have some."""
-    t = jnp.arange(A.shape[-1])
-    return attention_to(A, (x[..., :, None] == x[..., None, :]) & (t[:, None] < t[None]))
+    is_earlier = jnp.broadcast_to(_pairs(A, lambda t_z, t_x: t_z < t_x), (*x.shape, x.shape[-1]))
+    return attention_to(A, (x[..., :, None] == x[..., None, :]) & is_earlier)
 
 
 def induction_scores(A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]) -> Float[Array, "L H"]:
@@ -24,9 +30,8 @@ def induction_scores(A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*
 
     Source: Olsson et al. 2022, "In-context learning and induction heads".
     """
-    t = jnp.arange(A.shape[-1])
-    before = jnp.concatenate([jnp.full_like(x[..., :1], -1), x[..., :-1]], axis=-1)
-    return attention_to(A, (before[..., :, None] == x[..., None, :]) & (t[:, None] <= t[None]))
+    is_seen = jnp.broadcast_to(_pairs(A, lambda t_z, t_x: (t_z > 0) & (t_z <= t_x)), (*x.shape, x.shape[-1]))
+    return attention_to(A, (jnp.roll(x, 1, axis=-1)[..., :, None] == x[..., None, :]) & is_seen)
 
 
 def attention_to(A: Float[Array, "L H l_z *batch l_x"], pattern: Bool[Array, "*#batch l_z l_x"]) -> Float[Array, "L H"]:

@@ -46,11 +46,11 @@ def test_the_tuned_lens_is_nearer_to_the_output_than_the_logit_lens():
 
     def divergence(X):
         log_q = jax.nn.log_softmax(logit_lens(X, D), axis=1)
-        return (P * (jnp.log(P) - log_q)).sum(1).mean((-1, -2))
+        return (P[None] * (jnp.log(P)[None] - log_q)).sum(1).mean((-1, -2))
 
     before, after = divergence(seen["X@8"]), divergence(lens(seen["X@8"]))
     assert after[0] < before[0] / 2
-    np.testing.assert_allclose(after[-1], 0, atol=1e-6)
+    np.testing.assert_allclose(after[-1], 0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["PAPER", "GPT2", "LLAMA", "GEMMA"])
@@ -79,7 +79,7 @@ def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(
     scale = [np.sqrt(np.var(s["X@8"][-1], axis=0)) for s in (with_it, without)]
     found, rest = (parts.attribution(s, theta, weights) for s in (with_it, without))
     missing = (found.total() - found.constant) * scale[0] - (rest.total() - rest.constant) * scale[1]
-    cases.assert_close(found.heads[1, 2] * scale[0], missing)
+    cases.assert_close(found.heads[1, 2] * scale[0], missing)  # in the sum before the scale
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_scores_of_drawn_patterns():
 
 def test_scores_of_uniform_attention():
     x = jnp.array([4, 7, 4, 4])
-    A = jnp.broadcast_to(jnp.triu(jnp.ones((4, 4))) / jnp.arange(1, 5), (1, 1, 4, 4))
+    A = jnp.broadcast_to(jnp.triu(jnp.ones((4, 4))) / jnp.arange(1, 5)[None], (1, 1, 4, 4))
     cases.assert_close(scores.duplicate_token_scores(A, x)[0, 0], (1 / 3 + 2 / 4) / 2)
     cases.assert_close(scores.induction_scores(A, x)[0, 0], (1 / 3 + 2 / 4) / 2)
 
