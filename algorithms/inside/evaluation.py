@@ -16,7 +16,8 @@ from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, jaxpr_as_fun, 
 from jax.extend.core.primitives import cond_p, jit_p, remat_p, scan_p, while_p
 
 from algorithms.inside.parts import Part, Turn, edited, mapped_first, rows_first
-from algorithms.machinery.naming import Site, named_p
+from algorithms.machinery.named import named_p
+from algorithms.machinery.naming import Site
 from algorithms.machinery.varying import match_varying_axes
 
 

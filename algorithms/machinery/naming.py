@@ -23,8 +23,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from algorithms.machinery.tags import Tag, algorithm_of, of_algorithm, tags_in, tags_of, target_of
 
@@ -121,39 +119,13 @@ def for_each(axes: int) -> Iterator[None]:
         yield
 
 
-# The primitives.
-
-named_p = Primitive("named")
-"""``named(value)``: the identity. Of its axes, ``mapped`` at the front are those of `jax.vmap`, the outermost first;
-``differentiated`` says whether the function is differentiated inside of what is looked at."""
-
-beside_p = Primitive("beside")
-"""``beside(value, *others)``: the value. JAX keeps what the others are computed from; a compiled program does not."""
-
-for primitive in (named_p, beside_p):
-    primitive.def_impl(lambda value, *_, **__: value)
-    primitive.def_abstract_eval(lambda value, *_, **__: value)
-    mlir.register_lowering(primitive, lambda _, value, *__, **___: [value])
-
-
-def _jvp_of_named(primals, tangents, **params):
-    return named_p.bind(*primals, **params | {"differentiated": True}), tangents[0]
-
-
-def _batched_named(values, axes, **params):
-    front = jnp.moveaxis(values[0], axes[0], 0)
-    return named_p.bind(front, **params | {"mapped": params["mapped"] + 1}), 0
-
-
-ad.primitive_jvps[named_p] = _jvp_of_named
-ad.primitive_jvps[beside_p] = lambda primals, tangents: (beside_p.bind(*primals), tangents[0])
-batching.primitive_batchers[named_p] = _batched_named
-batching.primitive_batchers[beside_p] = lambda values, axes: (beside_p.bind(*values), axes[0])
-
-
 def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
     """The value; computed beside it, where somebody looks who wants that, is what ``others`` returns."""
-    return beside_p.bind(value, *jax.tree.leaves(others())) if shows("beside") else value
+    if not shows("beside"):
+        return value
+    from algorithms.machinery.named import beside_p
+
+    return beside_p.bind(value, *jax.tree.leaves(others()))
 
 
 # The second form of a function.
@@ -240,8 +212,10 @@ def _line(
         algorithm = path[-1].algorithm
     own = of_algorithm(tuple(Tag(*tag) for tag in tags), algorithm)
     if own:
-        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # lines 1-10, of which this is one
+        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # as line 6 is of lines 1-10
         path = (*caller, Line(algorithm, own[-1].last))
+
+    from algorithms.machinery.named import named_p
 
     def name(value: Any, symbol: str) -> Any:
         if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):

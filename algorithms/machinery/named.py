@@ -1,0 +1,32 @@
+"""The primitives that name values, in a file of their own: ``jax.extend`` loads Pallas, which takes long to import."""
+
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+named_p = Primitive("named")
+"""``named(value)``: the identity. Of its axes, ``mapped`` at the front are those of `jax.vmap`, the outermost first;
+``differentiated`` says whether the function is differentiated inside of what is looked at."""
+
+beside_p = Primitive("beside")
+"""``beside(value, *others)``: the value. JAX keeps what the others are computed from; a compiled program does not."""
+
+for primitive in (named_p, beside_p):
+    primitive.def_impl(lambda value, *_, **__: value)
+    primitive.def_abstract_eval(lambda value, *_, **__: value)
+    mlir.register_lowering(primitive, lambda _, value, *__, **___: [value])
+
+
+def _jvp_of_named(primals, tangents, **params):
+    return named_p.bind(*primals, **params | {"differentiated": True}), tangents[0]
+
+
+def _batched_named(values, axes, **params):
+    front = jnp.moveaxis(values[0], axes[0], 0)
+    return named_p.bind(front, **params | {"mapped": params["mapped"] + 1}), 0
+
+
+ad.primitive_jvps[named_p] = _jvp_of_named
+ad.primitive_jvps[beside_p] = lambda primals, tangents: (beside_p.bind(*primals), tangents[0])
+batching.primitive_batchers[named_p] = _batched_named
+batching.primitive_batchers[beside_p] = lambda values, axes: (beside_p.bind(*values), axes[0])
