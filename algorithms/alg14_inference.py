@@ -82,9 +82,9 @@ def d_inference(
 
     @for_each(l_gen, x)  # line 2
     def x_y(i, x):
-        X = d_hidden_state(
+        X = d_hidden_state(  # line 3, up to the softmax
             x[..., :-1], theta, variant=variant, implementation=implementation
-        )  # line 3, up to the softmax
+        )
         log_p = log_softmax(variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
         y = sample(log_p, tau, fold_in(key, i))  # line 5
         x = x.at[..., l + i].set(y)  # line 6

@@ -16,7 +16,8 @@ from algorithms import (
     ed_inference,
     eos_token,
 )
-from algorithms.alg14_inference import sample
+from algorithms.alg14_inference import sample, tempered
+from algorithms.ops.dropout import seed_of
 from tests import cases, oracle
 
 N_V, L_MAX = cases.N_V, cases.L_MAX
@@ -161,3 +162,91 @@ def test_greedy_takes_the_first_of_several_maxima():
     theta = certain(cases.random_theta(D), 3)
     theta = theta._replace(W_u=theta.W_u.at[9].set(100.0))
     assert d_inference(prompt, theta, l_gen=11, tau=0.0, key=KEY).tolist() == [3] * 11
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_high_temperature_sees_what_underflows(dtype):
+    """In float32, p = e^−200 is 0; at τ = 100 it is raised to e^−2."""
+    log_p = jnp.asarray([0.0, -200.0, -400.0, -jnp.inf], dtype)
+    q = np.exp([0.0, -2.0, -4.0, -np.inf])
+    drawn = jax.vmap(sample, (None, None, 0))(log_p, 100.0, jax.random.split(KEY, 5000))
+    assert quantile(q / q.sum(), drawn) > 1e-3
+
+
+def test_a_continuation_at_a_high_temperature_sees_what_underflows():
+    theta = jax.tree.map(lambda a: a.astype(jnp.float32), certain(cases.random_theta(D), 3))
+    theta = theta._replace(W_u=4 * theta.W_u)  # every other token has e^−(400 d_e), which is 0
+    f = jax.vmap(lambda key: d_inference(prompt, theta, l_gen=1, tau=4000.0, key=key)[0])
+    logits = np.zeros(N_V)
+    logits[3] = 400 * theta.W_e.shape[0]
+    q = np.exp((logits - logits.max()) / 4000)
+    assert quantile(q / q.sum(), f(jax.random.split(jax.random.key(5), 3000))) > 1e-3
+
+
+@pytest.mark.parametrize("tau", [1e-30, 1.2e-38, 1e-40, 1e-300])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_temperature_near_0_takes_the_likeliest(tau, dtype):
+    log_p = jnp.asarray([-5.0, -3.0, -0.06, -4.0], dtype)
+    drawn = jax.vmap(sample, (None, None, 0))(log_p, jnp.asarray(tau), jax.random.split(KEY, 50))
+    np.testing.assert_array_equal(drawn, 2)
+
+
+@pytest.mark.parametrize("tau", [0.0, 1e-40, 0.3, 7.0, math.inf])
+def test_the_tempered_distribution_has_no_nan(tau):
+    log_p = jnp.array([[0.0, -jnp.inf, -1e30], [-jnp.inf, -jnp.inf, -1e30], [-3.0, -jnp.inf, 0.0]], jnp.float32)
+    with jax.debug_nans(True):
+        log_q = np.asarray(tempered(log_p, jnp.asarray(tau, jnp.float32)))
+    np.testing.assert_array_equal(np.isneginf(log_q[:2, :2]), np.isneginf(log_p[:2, :2]))
+    np.testing.assert_array_equal(log_q.max(axis=0), [0, -np.inf, 0])
+
+
+def test_each_request_has_its_own_temperature():
+    theta = cases.random_theta(D)
+    prompts, keys = cases.random_tokens(3, 5), jax.random.split(KEY, 3)
+    taus = jnp.array([0.0, 1.0, math.inf])
+    together = d_inference(prompts, theta, l_gen=6, tau=taus, key=keys)
+    for b in range(3):
+        alone = d_inference(prompts[b], theta, l_gen=6, tau=float(taus[b]), key=keys[b])
+        np.testing.assert_array_equal(together[b], alone)
+    theta = cases.random_theta(ED)
+    x_hat, length = ed_inference(prompts, theta, tau=taus, key=keys, l_max=7)
+    for b in range(3):
+        expected, expected_length = ed_inference(prompts[b], theta, tau=float(taus[b]), key=keys[b], l_max=7)
+        np.testing.assert_array_equal(x_hat[b], expected)
+        assert length[b] == expected_length
+
+
+def test_temperatures_of_another_number_of_requests_are_refused():
+    prompts, keys = cases.random_tokens(3, 5), jax.random.split(KEY, 3)
+    with pytest.raises(ValueError, match=r"tau: expected floating-point numbers \[\*batch\]"):
+        d_inference(prompts, cases.random_theta(D), l_gen=2, tau=jnp.ones(2), key=keys)
+    with pytest.raises(ValueError, match="tau: expected a temperature >= 0"):
+        d_inference(prompts, cases.random_theta(D), l_gen=2, tau=jnp.array([1.0, -1.0, 1.0]), key=keys)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+class TestKeysOfXLAsGenerator:
+    """Under vmap, XLA's generator draws a whole batch from its first key."""
+
+    def test_a_token_does_not_depend_on_another_requests_key(self, impl):
+        keys = jax.random.split(jax.random.key(0, impl=impl), 3)
+        log_P = jnp.log(jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(1000), size=3).T))
+        together = jax.jit(lambda log_P, keys: sample(log_P, 1.0, keys))(log_P, keys)
+        for b in range(3):
+            assert together[b] == sample(log_P[:, b], 1.0, keys[b])
+        mapped = jax.jit(jax.vmap(lambda log_p, key: sample(log_p, 1.0, key), (1, 0)))(log_P, keys)
+        np.testing.assert_array_equal(mapped, together)
+
+    def test_what_is_dropped_does_not_depend_on_another_sequences_key(self, impl):
+        keys = jax.random.split(jax.random.key(0, impl=impl), 3)
+        seeds = seed_of(keys)
+        for b in range(3):
+            np.testing.assert_array_equal(seeds[b], seed_of(keys[b]))
+        np.testing.assert_array_equal(jax.jit(jax.vmap(seed_of))(keys), seeds)
+
+    def test_a_continuation_is_the_one_alone(self, impl):
+        keys = jax.random.split(jax.random.key(3, impl=impl), 2)
+        theta, prompts = cases.random_theta(D), cases.random_tokens(2, 4)
+        together = d_inference(prompts, theta, l_gen=5, tau=5.0, key=keys)
+        for b in range(2):
+            np.testing.assert_array_equal(together[b], d_inference(prompts[b], theta, l_gen=5, tau=5.0, key=keys[b]))

@@ -126,3 +126,13 @@ def test_training_is_differentiable_by_its_learning_rate():
     for implementation in ("paper", "auto"):
         slope = jax.grad(sum_after)(ETA, implementation=implementation)
         assert float(slope) == pytest.approx(float(difference), rel=1e-8)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_what_is_masked_depends_on_its_own_key(impl):
+    """Also where runs with several keys are mapped over: XLA's generator would draw all from the first."""
+    theta, keys = cases.random_theta(E), jax.random.split(jax.random.key(4, impl=impl), 2)
+    train = functools.partial(e_training, x, theta, N_epochs=1, eta=ETA, p_mask=0.5)
+    together = jax.vmap(lambda key: train(key=key))(keys)
+    for n in range(2):
+        cases.assert_trees_close(jax.tree.map(lambda leaf, n=n: leaf[n], together), train(key=keys[n]), 1e-13)

@@ -77,7 +77,12 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "alg03_attention.py", "(V @ drop(A))", "(V @ jnp.full_like(A, 1 / A.shape[0]))", 4, "return", ATTENTION
     ),
     "columns of −∞ are 0/0": Mutation(
-        "ops/softmax.py", "jnp.where(denominator == 0, 1, denominator)", "denominator", 4, "return", ATTENTION
+        "ops/softmax.py",
+        "return numerator / jnp.where(denominator == 0, 1, denominator)",
+        "return numerator / denominator",
+        4,
+        "return",
+        ATTENTION,
     ),
     "softmax over the wrong axis": Mutation(
         "ops/softmax.py",

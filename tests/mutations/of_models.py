@@ -116,33 +116,46 @@ OF_MODELS: dict[str, Mutation] = {
     # Training: Algorithms 11 to 13
     "target off by one": Mutation(
         "alg11_training.py",
-        "z_length=l_z\n    )\n    weights = (t < l - 1).astype(X.dtype)\n    loss = log_loss(\n        X, unembedding_matrix(theta), jnp.roll(x, -1)",
-        "z_length=l_z\n    )\n    weights = (t < l - 1).astype(X.dtype)\n    loss = log_loss(\n        X, unembedding_matrix(theta), x",
+        "z_length=l_z, variant=variant, implementation=implementation\n                )\n                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)\n                loss = log_loss(X, W_u, jnp.roll(x_n, -1),",
+        "z_length=l_z, variant=variant, implementation=implementation\n                )\n                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)\n                loss = log_loss(X, W_u, x_n,",
         11,
         "5",
         ED_TRAINING,
     ),
     "uphill": Mutation(
         "alg11_training.py",
-        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta -",
-        "g = jax.grad(ed_loss)(theta, *data, variant=variant, implementation=implementation)  # line 6: ∇loss\n        theta = jax.tree.map(lambda theta, g: theta +",
-        11,
-        "6",
-        ED_TRAINING,
+        "theta - (eta * g).astype(theta.dtype), theta, g)  # line 10",
+        "theta + (eta * g).astype(theta.dtype), theta, g)  # line 10",
+        12,
+        "10",
+        E_TRAINING,
     ),
     "padding of the sequence poisons": Mutation(
         "alg11_training.py",
-        "x = jnp.where(t < l, as_ids(x), 0)\n    X = ed_hidden_state(",
-        "x = as_ids(x)\n    X = ed_hidden_state(",
+        "z_n, l_z, x_n = z[n], _length(z, z_lengths, n), jnp.where(t < l, as_ids(x[n]), 0)",
+        "z_n, l_z, x_n = z[n], _length(z, z_lengths, n), as_ids(x[n])",
         11,
         None,
+        ED_TRAINING,
+    ),
+    "the length of another context": Mutation(
+        "alg11_training.py",
+        "z_n, l_z, x_n = z[n], _length(z, z_lengths, n), jnp.where",
+        "z_n, l_z, x_n = z[n], _length(z, z_lengths, 0), jnp.where",
+        11,
+        "4",
         ED_TRAINING,
     ),
     "weights of the loss ignored": Mutation(
         "ops/log_loss.py", "return (weights * losses)", "return (1 * losses)", 11, "5", LOSS
     ),
     "what is masked and what is not": Mutation(
-        "alg11_training.py", "x.shape), mask_token, as_ids(x))", "x.shape), as_ids(x), mask_token)", 12, "5", E_TRAINING
+        "alg11_training.py",
+        "jnp.where(draw(key_n, p_mask), mask, x_n)",
+        "jnp.where(draw(key_n, p_mask), x_n, mask)",
+        12,
+        "5",
+        E_TRAINING,
     ),
     "mask_token is another": Mutation("notation.py", "return N_V - 3", "return N_V - 4", 12, "5", E_TRAINING),
     "the same masks for all sequences": Mutation(
@@ -162,25 +175,15 @@ OF_MODELS: dict[str, Mutation] = {
         E_TRAINING,
     ),
     "padding masked": Mutation(
-        "alg11_training.py",
-        "(x_tilde == mask_token(theta.W_e.shape[1])) & (t < l)",
-        "(x_tilde == mask_token(theta.W_e.shape[1]))",
-        12,
-        "7",
-        E_TRAINING,
+        "alg11_training.py", "(x_tilde == mask) & (t < l)", "(x_tilde == mask)", 12, "7", E_TRAINING
     ),
     "target already masked": Mutation(
-        "alg11_training.py",
-        "unembedding_matrix(theta), x, weights",
-        "unembedding_matrix(theta), x_tilde, weights",
-        12,
-        "9",
-        E_TRAINING,
+        "alg11_training.py", "log_loss(X, W_u, x_n, weights", "log_loss(X, W_u, x_tilde, weights", 12, "9", E_TRAINING
     ),
     "padding in the loss": Mutation(
         "alg11_training.py",
-        "X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax\n    weights = (t < l - 1)",
-        "X = d_hidden_state(x, theta, variant=variant, implementation=implementation)  # line 4, up to the softmax\n    weights = (t < l)",
+        "x_n, theta, variant=variant, implementation=implementation\n                )\n                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l)",
+        "x_n, theta, variant=variant, implementation=implementation\n                )\n                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t < l)",
         13,
         "5",
         D_TRAINING,
@@ -217,8 +220,8 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "columns of a batch and their targets in another order": Mutation(
         "ops/log_loss.py",
-        "if N_V is None else N_V, X, W_u,",
-        "if N_V is None else N_V, X[:, ::-1], W_u,",
+        "if N_V is None else N_V, cap, X, W_u,",
+        "if N_V is None else N_V, cap, X[:, ::-1], W_u,",
         13,
         None,
         BATCHES,
@@ -232,68 +235,68 @@ OF_MODELS: dict[str, Mutation] = {
         LENGTHS,
     ),
     # Inference: Algorithms 14 and 15
-    "column off by one": Mutation(
-        "alg14_inference.py", "p = P[..., l + i - 1]", "p = P[..., l + i - 2]", 14, "4", INFERENCE
-    ),
+    "column off by one": Mutation("alg14_inference.py", "X[..., l + i - 1]", "X[..., l + i - 2]", 14, "4", INFERENCE),
     "temperature inverted": Mutation(
         "alg14_inference.py",
-        "exponent = 1 / jnp.where(tau == 0, 1, tau)",
-        "exponent = jnp.where(tau == 0, 1, tau)",
+        "shifted(log_p)) / jnp.where(is_greedy(tau), 1, tau)",
+        "shifted(log_p)) * jnp.where(is_greedy(tau), 1, tau)",
         14,
         "5",
         INFERENCE,
     ),
     "one key for all tokens": Mutation(
-        "alg14_inference.py", "sample(p, tau, fold_in(key, i))", "sample(p, tau, fold_in(key, 0))", 14, "5", INFERENCE
+        "alg14_inference.py",
+        "sample(log_p, tau, fold_in(key, i))",
+        "sample(log_p, tau, fold_in(key, 0))",
+        14,
+        "5",
+        INFERENCE,
     ),
     "greedy ignored": Mutation(
         "alg14_inference.py",
-        "jnp.where(tau == 0, jnp.argmax(p),",
-        "jnp.where(tau < 0, jnp.argmax(p),",
+        "jnp.where(is_greedy(tau), jnp.argmax",
+        "jnp.where(tau < 0, jnp.argmax",
         14,
         "5",
         INFERENCE,
     ),
     "τ = ∞ not uniform": Mutation(
         "alg14_inference.py",
-        "jnp.where(exponent == 0, 0, jnp.log(p)",
-        "jnp.where(exponent < 0, 0, -jnp.log(p)",
+        "jnp.where(is_greedy(tau), 1, tau)",
+        "jnp.where(is_greedy(1 / tau), 1, tau)",
         14,
         "5",
         INFERENCE,
     ),
+    "τ = ∞ draws what is impossible": Mutation(
+        "alg14_inference.py", "jnp.where(impossible, -jnp.inf, log_q)", "log_q", 14, None, INFERENCE
+    ),
+    "keys of XLA's generator side by side": Mutation(
+        "ops/draws.py", "draw if is_default else one_after_another", "draw", 14, None, INFERENCE
+    ),
     "drawn in the dtype of the parameters": Mutation(
         "alg14_inference.py",
-        "draw(p.astype(accumulation_dtype(p.dtype)), key)",
-        "draw(p, key)",
+        "log_p = log_p.astype(accumulation_dtype(log_p.dtype))",
+        "log_p = log_p.astype(jnp.bfloat16)",
         14,
         None,
         HALF_PRECISION,
     ),
     "prompt in the result": Mutation(
-        "alg14_inference.py", "y = x[..., l:].astype", "y = x[..., l - 1 : -1].astype", 14, "return", INFERENCE
+        "alg14_inference.py", "y = x_y[..., l:].astype", "y = x_y[..., l - 1 : -1].astype", 14, "return", INFERENCE
     ),
-    "no bos_token": Mutation(
-        "alg14_inference.py", ".at[..., 0].set(bos_token(N_V))", ".at[..., 0].set(0)", 15, "1", INFERENCE
-    ),
+    "no bos_token": Mutation("alg14_inference.py", ".at[..., 0].set(bos)", ".at[..., 0].set(0)", 15, "1", INFERENCE),
     "padded with another token": Mutation(
-        "alg14_inference.py",
-        "jnp.full((*batch, l_max), eos_token(N_V), jnp.int32)",
-        "jnp.full((*batch, l_max), 0, jnp.int32)",
-        15,
-        None,
-        INFERENCE,
+        "alg14_inference.py", "jnp.full((*batch, l_max), eos)", "jnp.full((*batch, l_max), 0)", 15, None, INFERENCE
     ),
     "eos_token is another": Mutation("notation.py", "return N_V - 1", "return N_V - 3", 15, "3", INFERENCE),
-    "stops early": Mutation("alg14_inference.py", "& (i < l_max)", "& (i < l_max - 1)", 15, "3", INFERENCE),
-    "column of the step before": Mutation(
-        "alg14_inference.py", "p = P[..., i - 1]", "p = P[..., i - 2]", 15, "5", INFERENCE
-    ),
+    "stops early": Mutation("alg14_inference.py", "& (l < l_max)", "& (l < l_max - 1)", 15, "3", INFERENCE),
+    "column of the step before": Mutation("alg14_inference.py", "X[..., l - 1]", "X[..., l - 2]", 15, "5", INFERENCE),
     "one key for all draws": Mutation(
-        "alg14_inference.py", "fold_in(key, i - 1)", "fold_in(key, 0)", 15, "6", INFERENCE
+        "alg14_inference.py", "fold_in(key, l - 1)", "fold_in(key, 0)", 15, "6", INFERENCE
     ),
     "token written too late": Mutation(
-        "alg14_inference.py", "x_hat.at[..., i].set(y)", "x_hat.at[..., i + 1].set(y)", 15, "7", INFERENCE
+        "alg14_inference.py", "x_hat.at[..., l].set(y)", "x_hat.at[..., l + 1].set(y)", 15, "7", INFERENCE
     ),
     # Initial parameters
     "one key for all matrices": Mutation(
