@@ -39,13 +39,13 @@ class Dataset(abc.ABC):
     """What all data sets of examples share; see the module's docstring.
 
     Attributes:
-      l_max: tokens in a sequence, at most.
-      batch_size: examples in a batch of all processes together.
-      seed: decides the order of the examples and every random choice in them.
-      n_examples: examples in one epoch.
-      fingerprint: hash of everything that decides the batches.
-      n_too_long: how many examples have more than l_max tokens, where that matters.
-      too_long: what is done with those.
+        l_max: tokens in a sequence, at most.
+        batch_size: examples in a batch of all processes together.
+        seed: decides the order of the examples and every random choice in them.
+        n_examples: examples in one epoch.
+        fingerprint: hash of everything that decides the batches.
+        n_too_long: how many examples have more than l_max tokens, where that matters.
+        too_long: what is done with those.
     """
 
     n_too_long: int = 0
@@ -77,11 +77,11 @@ class Dataset(abc.ABC):
         """Return the training batch of a step, or some of its rows.
 
         Args:
-          step: from 0.
-          rows: which of the batch's rows are wanted; they are the same whoever asks for which.
+            step: from 0.
+            rows: which of the batch's rows are wanted; they are the same whoever asks for which.
 
         Returns:
-          arrays by name.
+            arrays by name.
         """
         first = step * self.batch_size
         indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
@@ -136,17 +136,17 @@ class NextTokens(Dataset):
     """Sequences for next-token prediction: in column t the target is x[t + 1].
 
     Modes:
-      "chunks": a row is a document, or one of its chunks if it is longer than l_max. {"x", "length"}
-      "windows": the documents one after another, cut into windows that attend across documents; two windows
-        share one token, so that every token is predicted exactly once. {"x", "length"}
-      "packed": a row has several chunks, best fit, kept apart by segment_ids (from 1; 0 is padding), with
-        positions from 0 in each. loss_mask is true in the columns whose target x[t + 1] is in the same
-        segment. {"x", "segment_ids", "positions", "loss_mask"}; the composition of rows is the same in
-        every epoch.
+        "chunks": a row is a document, or one of its chunks if it is longer than l_max. {"x", "length"}
+        "windows": the documents one after another, cut into windows that attend across documents; two windows
+            share one token, so that every token is predicted exactly once. {"x", "length"}
+        "packed": a row has several chunks, best fit, kept apart by segment_ids (from 1; 0 is padding), with
+            positions from 0 in each. loss_mask is true in the columns whose target x[t + 1] is in the same
+            segment. {"x", "segment_ids", "positions", "loss_mask"}; the composition of rows is the same in
+            every epoch.
 
     Raises:
-      DataError: l_max < 2, training data shorter than one sequence, an unknown mode, a bad batch_size or
-        seed.
+        DataError: l_max < 2, training data shorter than one sequence, an unknown mode, a bad batch_size or
+            seed.
     """
 
     def __init__(
@@ -210,12 +210,12 @@ class MaskedTokens(Dataset):
     """Sequences with masked tokens to recover: {"x", "x_masked", "loss_mask", "length"}, disjoint chunks.
 
     Rules:
-      "paper": every token, bos and eos too, becomes mask_token with probability p_mask; the loss is on those.
-      "bert": every token but bos and eos is chosen with probability p_mask; of the chosen 80 % become
-        mask_token, 10 % a random ordinary token, 10 % stay; the loss is on all that are chosen.
+        "paper": every token, bos and eos too, becomes mask_token with probability p_mask; the loss is on those.
+        "bert": every token but bos and eos is chosen with probability p_mask; of the chosen 80 % become
+            mask_token, 10 % a random ordinary token, 10 % stay; the loss is on all that are chosen.
 
     Raises:
-      DataError: as `NextTokens`, and if p_mask is not between 0 and 1.
+        DataError: as `NextTokens`, and if p_mask is not between 0 and 1.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class SequencePairs(Dataset):
     teach the model to translate fragments.
 
     Raises:
-      DataError: no pair is short enough, or a bad l_max, pad_multiple, batch_size or seed.
+        DataError: no pair is short enough, or a bad l_max, pad_multiple, batch_size or seed.
     """
 
     too_long = "pairs are left out"
@@ -334,7 +334,7 @@ class LabeledTexts(Dataset):
     Of a text with more than l_max tokens, the first l_max − 1 and eos are kept.
 
     Raises:
-      DataError: a bad l_max, batch_size or seed.
+        DataError: a bad l_max, batch_size or seed.
     """
 
     too_long = "texts are cut"

@@ -63,12 +63,12 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
     space at the end of the text is left to the last section.
 
     Args:
-      lines: the text's lines with their ends.
-      size: characters.
+        lines: the text's lines with their ends.
+        size: characters.
 
     Yields:
-      the number of a section's first line, from 1, and its text; joined they give the text, unless it is
-      blank.
+        the number of a section's first line, from 1, and its text; joined they give the text, unless it is
+        blank.
     """
     section: list[str] = []
     first, characters, blank, ended = 1, 0, False, True
@@ -100,14 +100,14 @@ def check_file(path: Path) -> tuple[int, str]:
     """Read a file once, in blocks, and check that it is text in UTF-8.
 
     Args:
-      path: the file.
+        path: the file.
 
     Returns:
-      its size in bytes, and the SHA-256 of its contents.
+        its size in bytes, and the SHA-256 of its contents.
 
     Raises:
-      DataError: it cannot be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
-        byte offset.
+        DataError: it cannot be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
+            byte offset.
     """
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -175,9 +175,9 @@ class FileRecords:
     """The records of files, read anew at each iteration.
 
     Attributes:
-      paths: the files, in order.
-      kind: of the records.
-      section: characters; a text file that is longer is cut between paragraphs.
+        paths: the files, in order.
+        kind: of the records.
+        section: characters; a text file that is longer is cut between paragraphs.
     """
 
     paths: tuple[Path, ...]
@@ -317,19 +317,19 @@ def read_corpus(
     """Check that the user's files are text, and split their records into training and validation.
 
     Args:
-      paths: the files to train on.
-      kind: what they hold; see the table in the module's docstring.
-      validation_paths: the files to validate on; what they hold is left out of training. If there are none,
-        records of `paths` are held out.
-      validation_fraction: the share of distinct records that are held out then.
-      counted: whether to count the records of each file.
+        paths: the files to train on.
+        kind: what they hold; see the table in the module's docstring.
+        validation_paths: the files to validate on; what they hold is left out of training. If there are none,
+            records of `paths` are held out.
+        validation_fraction: the share of distinct records that are held out then.
+        counted: whether to count the records of each file.
 
     Returns:
-      a corpus whose parts are streams; test is empty. Iterating over them checks every line.
+        a corpus whose parts are streams; test is empty. Iterating over them checks every line.
 
     Raises:
-      DataError: a file cannot be read, is empty, binary or not UTF-8; when the records are read, also: a
-        line is malformed, there is too little to hold some out. The message names the file and the line.
+        DataError: a file cannot be read, is empty, binary or not UTF-8; when the records are read, also: a
+            line is malformed, there is too little to hold some out. The message names the file and the line.
     """
     if not paths:
         raise DataError("no data files were given")

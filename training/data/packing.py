@@ -13,8 +13,8 @@ class Chunks:
     """The chunks of consecutive sequences, found by number without listing them.
 
     Attributes:
-      l_max: tokens in a chunk, at most.
-      overlap: tokens that a chunk shares with the one before.
+        l_max: tokens in a chunk, at most.
+        overlap: tokens that a chunk shares with the one before.
     """
 
     def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
@@ -73,16 +73,16 @@ def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray,
     """Pack items into rows, best fit decreasing.
 
     Args:
-      lengths: [n], each between 1 and `capacity`.
-      capacity: of a row.
+        lengths: [n], each between 1 and `capacity`.
+        capacity: of a row.
 
     Returns:
-      order, [n], the items row by row; and row_starts, [rows + 1], indices into it.
+        order, [n], the items row by row; and row_starts, [rows + 1], indices into it.
 
     Example:
-      >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
-      >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
-      [[3, 0], [1, 2]]
+        >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
+        >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
+        [[3, 0], [1, 2]]
     """
     by_length = np.argsort(lengths, kind="stable")
     counts = np.bincount(lengths, minlength=capacity + 1)

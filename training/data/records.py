@@ -65,15 +65,15 @@ class Corpus(Generic[R]):
     """A data set, split.
 
     Attributes:
-      name: what the user called it.
-      kind: "text", "pairs" or "labeled".
-      source: where it comes from.
-      license: under which terms.
-      fingerprint: hash of the contents and of the split.
-      train, validation, test: re-iterable collections of records; test may be empty.
-      held_out: the share that was to be held out for validation; 0 where that was not asked for.
-      files: whose records the store is to count, in their order; none unless that was asked for.
-      n_bytes: size of the data, roughly; 0 where it is not known.
+        name: what the user called it.
+        kind: "text", "pairs" or "labeled".
+        source: where it comes from.
+        license: under which terms.
+        fingerprint: hash of the contents and of the split.
+        train, validation, test: re-iterable collections of records; test may be empty.
+        held_out: the share that was to be held out for validation; 0 where that was not asked for.
+        files: whose records the store is to count, in their order; none unless that was asked for.
+        n_bytes: size of the data, roughly; 0 where it is not known.
     """
 
     name: str
@@ -154,9 +154,9 @@ class Deduplicated:
     """Documents without the paragraphs whose hashes are in `seen`; a document left empty disappears.
 
     Attributes:
-      documents: what is filtered.
-      seen: hashes of normalized paragraphs.
-      dropped: how many paragraphs the last complete iteration left out.
+        documents: what is filtered.
+        seen: hashes of normalized paragraphs.
+        dropped: how many paragraphs the last complete iteration left out.
     """
 
     documents: Iterable[Document]
@@ -199,17 +199,17 @@ def hold_out(
     """Split records by the hash of their keys.
 
     Args:
-      records: re-iterable; a list gives lists, anything else gives streams.
-      fractions: the shares of distinct keys held out for validation and for test; a positive share gets at
-        least one.
-      name: of the data set, for the message.
-      key: what decides; records with equal keys are on one side.
+        records: re-iterable; a list gives lists, anything else gives streams.
+        fractions: the shares of distinct keys held out for validation and for test; a positive share gets at
+            least one.
+        name: of the data set, for the message.
+        key: what decides; records with equal keys are on one side.
 
     Returns:
-      train, validation and test.
+        train, validation and test.
 
     Raises:
-      DataError: nothing would be left for training.
+        DataError: nothing would be left for training.
     """
     ends = _thresholds(records, key, fractions, name)
     test, validation, train = (_Selected(records, key, low, high) for low, high in itertools.pairwise(ends))
@@ -224,12 +224,12 @@ def without_shared_paragraphs(
     """Take the test's paragraphs out of validation, and those of both out of training.
 
     Args:
-      train: documents, re-iterable; may be a stream.
-      validation: documents held out; their paragraphs' hashes are kept in memory.
-      test: likewise.
+        train: documents, re-iterable; may be a stream.
+        validation: documents held out; their paragraphs' hashes are kept in memory.
+        test: likewise.
 
     Returns:
-      train, validation and test, with no paragraph on two sides.
+        train, validation and test, with no paragraph on two sides.
     """
     in_test = frozenset(hash64(normalized(p)) for d in test for p in paragraphs(d.text))
     distinct_validation = list(Deduplicated(validation, in_test))

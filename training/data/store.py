@@ -43,17 +43,17 @@ class TokenStore:
     """Sequences of tokens, one after another in one array.
 
     Attributes:
-      tokens: [n_tokens], uint16 or uint32, usually memory-mapped.
-      offsets: [n + 1]; sequence i is tokens[offsets[i] : offsets[i + 1]].
-      N_V: vocabulary size.
-      n_bytes: UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos
-        for it).
-      fingerprint: of the data, the tokenizer and the part.
-      part: "train", "validation" or "test".
-      dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
-      exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
-      special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
-      counts: the number of sequences of each file, where they were counted.
+        tokens: [n_tokens], uint16 or uint32, usually memory-mapped.
+        offsets: [n + 1]; sequence i is tokens[offsets[i] : offsets[i + 1]].
+        N_V: vocabulary size.
+        n_bytes: UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos
+            for it).
+        fingerprint: of the data, the tokenizer and the part.
+        part: "train", "validation" or "test".
+        dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
+        exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
+        special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
+        counts: the number of sequences of each file, where they were counted.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -87,7 +87,7 @@ class TokenStore:
         """Return the ID of "mask", "bos" or "eos".
 
         Raises:
-          DataError: the tokenizer came with a model that has no such token.
+            DataError: the tokenizer came with a model that has no such token.
         """
         number = ("mask", "bos", "eos").index(name)
         token = self.N_V - 3 + number if self.special is None else self.special[number]
@@ -102,7 +102,7 @@ class TokenStore:
         """Return a store in memory of sequences that already have their bos and eos.
 
         Raises:
-          DataError: a token ID is outside [0, N_V).
+            DataError: a token ID is outside [0, N_V).
         """
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
@@ -128,9 +128,9 @@ class LabeledStore:
     """A store and the class of each sequence.
 
     Attributes:
-      text: the sequences.
-      labels: [n], int32, indices into `names`.
-      names: the classes of the training data, sorted.
+        text: the sequences.
+        labels: [n], int32, indices into `names`.
+        names: the classes of the training data, sorted.
     """
 
     text: TokenStore
@@ -350,16 +350,16 @@ def tokenize_text(
     """Tokenize a text corpus into memory-mapped stores.
 
     Args:
-      corpus: of kind "text".
-      tokenizer: what makes tokens of text.
-      cache_dir: where the stores lie, `default_cache_dir()` if None.
-      progress: is told how much is done.
+        corpus: of kind "text".
+        tokenizer: what makes tokens of text.
+        cache_dir: where the stores lie, `default_cache_dir()` if None.
+        progress: is told how much is done.
 
     Returns:
-      the stores of train, validation and test.
+        the stores of train, validation and test.
 
     Raises:
-      DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
+        DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
     """
     _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))
@@ -380,7 +380,7 @@ def tokenize_labeled(
     """Tokenize a corpus of labeled texts; see `tokenize_text`.
 
     Raises:
-      DataError: also if there is only one class, or a held-out text has a class that no training text has.
+        DataError: also if there is only one class, or a held-out text has a class that no training text has.
     """
 
     def write_labels(path: Path) -> None:

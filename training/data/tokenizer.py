@@ -17,10 +17,10 @@ class Tokenizer(abc.ABC):
     """What every tokenizer offers; see `training.data.tokenizers`.
 
     Attributes:
-      N_V: size of the vocabulary.
-      special: the special tokens of the model that the tokenizer came with; None: the paper's.
-      special_origins: its own IDs for mask, bos and eos, where it has them.
-      unknown: the token that stands for text outside the vocabulary, if there is one.
+        N_V: size of the vocabulary.
+        special: the special tokens of the model that the tokenizer came with; None: the paper's.
+        special_origins: its own IDs for mask, bos and eos, where it has them.
+        unknown: the token that stands for text outside the vocabulary, if there is one.
     """
 
     N_V: int
@@ -68,7 +68,7 @@ class Tokenizer(abc.ABC):
         """Return the token IDs of `text`, without bos and eos.
 
         Raises:
-          DataError: the text has something that the vocabulary lacks.
+            DataError: the text has something that the vocabulary lacks.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -79,7 +79,7 @@ class Tokenizer(abc.ABC):
         """Return the text of token IDs; the special tokens give nothing.
 
         Raises:
-          DataError: an ID is outside [0, N_V).
+            DataError: an ID is outside [0, N_V).
         """
         ordinary, special = [], set(self.special_tokens)
         for token in map(int, ids):

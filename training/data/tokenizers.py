@@ -79,7 +79,7 @@ class CharacterTokenizer(Tokenizer):
     """The characters of the data, in the order of their code points; any other character is an error.
 
     Attributes:
-      vocabulary: the characters; the index is the token ID.
+        vocabulary: the characters; the index is the token ID.
     """
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class CharacterTokenizer(Tokenizer):
         """Return one ID for each character.
 
         Raises:
-          DataError: names the first character that is not in the vocabulary.
+            DataError: names the first character that is not in the vocabulary.
         """
         _utf8(text)
         try:
@@ -118,7 +118,7 @@ class WordTokenizer(Tokenizer):
     decoding a text of known words gives it back exactly.
 
     Attributes:
-      vocabulary: the words; the index is the token ID.
+        vocabulary: the words; the index is the token ID.
     """
 
     unknown = 0
@@ -148,7 +148,7 @@ class LibraryTokenizer(Tokenizer):
     Its post-processor, truncation and padding are taken off: sequences are framed by the paper's bos and eos.
 
     Attributes:
-      target: what decodes, where a model's output has another vocabulary than its input.
+        target: what decodes, where a model's output has another vocabulary than its input.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class NumberTokenizer(Tokenizer):
         """Return the numbers in a text.
 
         Raises:
-          DataError: names the first word that is not a token ID.
+            DataError: names the first word that is not a token ID.
         """
         for word in text.split():
             if not (word.isascii() and word.isdigit() and int(word) < self.N_V):
@@ -269,16 +269,16 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
     """Build a tokenizer from data.
 
     Args:
-      kind: "bytes" (needs no data), "characters", "words" or "bpe".
-      texts: the data; for characters every text that will ever be encoded, held-out ones too; for bpe and
-        words the training texts; 100 MB are plenty (see `sampled`).
-      N_V: the wanted vocabulary size, special tokens included, for words and bpe. Little data gives fewer.
+        kind: "bytes" (needs no data), "characters", "words" or "bpe".
+        texts: the data; for characters every text that will ever be encoded, held-out ones too; for bpe and
+            words the training texts; 100 MB are plenty (see `sampled`).
+        N_V: the wanted vocabulary size, special tokens included, for words and bpe. Little data gives fewer.
 
     Returns:
-      the tokenizer.
+        the tokenizer.
 
     Raises:
-      DataError: unknown kind, an impossible N_V, or no text.
+        DataError: unknown kind, an impossible N_V, or no text.
     """
     minimum = {"bytes": 0, "characters": 0, "words": 5, "bpe": 260}
     if kind not in minimum:
@@ -302,7 +302,7 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
     """Return the tokenizer that `Tokenizer.to_json` described.
 
     Raises:
-      KeyError, TypeError: the description is incomplete or of an unknown kind.
+        KeyError, TypeError: the description is incomplete or of an unknown kind.
     """
     if state["kind"] == "library":
         special = SpecialTokens.from_json(state["special"]) if "special" in state else None
@@ -334,7 +334,7 @@ def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
     letter.
 
     Raises:
-      DataError: the vocabulary has no [UNK].
+        DataError: the vocabulary has no [UNK].
     """
     lines = Path(vocabulary).read_text(encoding="utf-8").splitlines()
     if "[UNK]" not in lines:
@@ -365,15 +365,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer.
 
     Args:
-      path: a file that `Tokenizer.save` wrote; a tokenizer.json of the `tokenizers` library; BERT's
-        vocab.txt; or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or
-        vocab.json and merges.txt).
+        path: a file that `Tokenizer.save` wrote; a tokenizer.json of the `tokenizers` library; BERT's
+            vocab.txt; or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or
+            vocab.json and merges.txt).
 
     Returns:
-      the tokenizer.
+        the tokenizer.
 
     Raises:
-      DataError: there is no such file, or it is none of these.
+        DataError: there is no such file, or it is none of these.
     """
     path = Path(path)
     if path.is_dir():

@@ -30,8 +30,8 @@ class _Translation(Tokenizer):
     """What reads by one vocabulary and writes by another.
 
     Attributes:
-      source: the token ID of each piece of what is read; it has one for what it lacks, <unk>.
-      target: the same for what is written.
+        source: the token ID of each piece of what is read; it has one for what it lacks, <unk>.
+        target: the same for what is written.
     """
 
     def __init__(self, source: Mapping[str, int], target: Mapping[str, int], special: SpecialTokens) -> None:
@@ -59,7 +59,7 @@ class SentencePieceTokenizer(_Translation):
     A text may begin with the language to translate into, as ``>>fr<<``.
 
     Attributes:
-      models: what source.spm and target.spm hold.
+        models: what source.spm and target.spm hold.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class MosesTokenizer(_Translation):
     """The words that the Moses scripts find in a text, cut by fastBPE: FSMT's.
 
     Attributes:
-      languages: of what is read and of what is written, by their codes.
-      merges: pairs of pieces that are joined, the most frequent first.
-      lower: whether texts are lower-cased.
+        languages: of what is read and of what is written, by their codes.
+        merges: pairs of pieces that are joined, the most frequent first.
+        lower: whether texts are lower-cased.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
     """Return the tokenizer that `Tokenizer.to_json` of one of the two described.
 
     Raises:
-      KeyError, TypeError: the description is incomplete or of an unknown kind.
-      DataError: the library that it needs is not installed.
+        KeyError, TypeError: the description is incomplete or of an unknown kind.
+        DataError: the library that it needs is not installed.
     """
     shared = {
         "source": state["source"],

@@ -265,7 +265,7 @@ def _first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
         yield int(begun.tokens[0, i])
 
 
-def sampling_of(options: Options, eos: int) -> Sampling:
+def sampling_of(options: Options, eos: int | None) -> Sampling:
     """Return how tokens are drawn, with the defaults of the command lines.
 
     Args:

@@ -100,9 +100,9 @@ def _frame(inner: library.Tokenizer, settings: dict[str, Any], kind: str) -> Non
             single=" ".join(words), special_tokens=list(framed.values())
         )
     elif kind in BYTE_LEVEL[1:]:
-        ends = [(token, inner.token_to_id(token)) for token in ("</s>", "<s>")]
-        if all(i is not None for _, i in ends):
-            inner.post_processor = processors.RobertaProcessing(*ends)
+        end, begin = inner.token_to_id("</s>"), inner.token_to_id("<s>")
+        if end is not None and begin is not None:
+            inner.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin))
 
 
 def _content(token: Any) -> str | None:

