@@ -314,16 +314,16 @@ def test_the_likeliest_token_alone_is_greedy():
 @pytest.mark.usefixtures("x32")
 @pytest.mark.parametrize("top_p", [1e-40, 1e-300, 1e-12])
 def test_the_smallest_nucleus_has_the_likeliest_token(top_p):
-    log_P = jnp.log(jnp.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]]))
-    log_q = restricted(log_P, tau=1.0, top_k=None, top_p=top_p)
-    np.testing.assert_array_equal(jnp.exp(log_q), [[0, 0], [1, 0], [0, 1]])
+    q = distribution(np.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]], np.float32), 1.0, None, top_p)
+    np.testing.assert_array_equal(q, [[0, 0], [1, 0], [0, 1]])
 
 
 @pytest.mark.usefixtures("x32")
 @pytest.mark.parametrize("tau", [1.2e-38, 1e-40])
 def test_the_smallest_temperature_takes_the_likeliest_of_what_is_left(tau):
     log_P = jnp.log(jnp.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]]))
-    y = draw(log_P, jax.random.split(KEY, 2), jnp.zeros(2, int), tau=tau, top_k=2, top_p=0.9)
+    settings = {name: jnp.full(2, value) for name, value in {"tau": tau, "top_k": 2, "top_p": 0.9}.items()}
+    y = draw(log_P, jax.random.split(KEY, 2), jnp.zeros(2, int), **settings)
     np.testing.assert_array_equal(y, [1, 2])
 
 
@@ -331,8 +331,8 @@ def test_the_smallest_temperature_takes_the_likeliest_of_what_is_left(tau):
 def test_a_nucleus_at_a_high_temperature_sees_what_underflows():
     log_P = jnp.array([[0.0], [-200.0], [-400.0]])
     q = np.exp([0.0, -2.0, -4.0])
-    log_q = restricted(log_P, tau=100.0, top_k=None, top_p=1.0)
-    np.testing.assert_allclose(jnp.exp(log_q)[:, 0], q / q.sum(), rtol=1e-5)
+    left = permitted(log_P, tau=jnp.array([100.0]), top_k=jnp.array([0]), top_p=jnp.array([0.999]))
+    np.testing.assert_allclose(softmax(tempered(left, jnp.array([100.0])))[:, 0], q / q.sum(), rtol=1e-5)
 
 
 def test_all_tokens_are_no_restriction():

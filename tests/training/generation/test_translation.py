@@ -69,7 +69,7 @@ def test_a_variant_is_translated_with():
     tokens, lengths, scores = translate(theta, Z, lengths=LENGTHS, config=config, l_max=12, tau=1.0, key=KEY)
     P = predicted(theta, tokens, VASWANI)
     keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(12)))(KEYS)
-    expected = jax.jit(sample)(jnp.asarray(P), 1.0, keys)
+    expected = jax.jit(sample)(jnp.log(jnp.asarray(P)), 1.0, keys)
     for r in range(3):
         x = np.asarray(tokens[r, : lengths[r]])
         np.testing.assert_array_equal(expected[r, : len(x) - 1], x[1:])

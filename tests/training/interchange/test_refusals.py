@@ -1,6 +1,5 @@
 """What is wrong with a checkpoint is said in one sentence, all at once, and nothing is written."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -18,6 +17,7 @@ import safetensors.numpy
 import tokenizers
 
 from algorithms import BERT, GPT2, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
+from algorithms.lines import Unembedding
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
 from training.generation.text import Options, answerer_for
@@ -167,9 +167,8 @@ def test_other_sizes_of_the_decoder_are_refused(tmp_path):
     ],
 )
 def test_the_names_of_the_classes_are_held_against_the_head(tmp_path, labels, message):
-    config = ETransformerConfig(
-        L=1, variant=dataclasses.replace(BERT, head=False, unembedding_bias=False, pooler=True), **SIZES
-    )
+    variant = BERT.but(head=False, unembedding=Unembedding(tied=True), pooler=True)
+    config = ETransformerConfig(L=1, variant=variant, **SIZES)
     theta = ClassifierParams(random_theta(config), np.ones((3, 6), np.float32), np.ones(3, np.float32))
     save_pretrained(tmp_path / "in", theta, config, labels=("x", "y", "z"))
     change_config(tmp_path / "in", id2label=labels)

@@ -179,7 +179,12 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, kind):
         ("fsmt", "vocab-tgt.json", '{"a": -1}', r"vocab-tgt\.json: 'a' has the token ID -1, expected an integer"),
         ("fsmt", "merges.txt", "t h\nalone\n", r"merges\.txt: 'alone' stands alone in a line, expected two pieces"),
         ("fsmt", "merges.txt", b"\xff", r"merges\.txt is not text in UTF-8: invalid start byte"),
-        ("fsmt", "tokenizer_config.json", '{"langs": ["en", 3]}', r"langs is \['en', 3\], expected the codes of two"),
+        (
+            "fsmt",
+            "tokenizer_config.json",
+            '{"langs": ["en", 3]}',
+            r"langs: expected the codes of two languages, got \['en', 3\]",
+        ),
         ("marian", "source.spm", b"", "a SentencePiece model is damaged: it is empty"),
     ],
 )

@@ -137,7 +137,7 @@ def test_what_is_no_run_is_said(tmp_path):
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match=r"is not a run directory: cannot read .*config.json"):
         load_run(tmp_path / "other")
-    with pytest.raises(RunError, match=r"not empty, and there is no config\.json in it"):
+    with pytest.raises(RunError, match=r"is not empty, but it has no config\.json"):
         RunDirectory(tmp_path / "other").exists()
     with pytest.raises(RunError, match="is a file; a run needs a directory"):
         RunDirectory(tmp_path / "other" / "notes.txt").exists()
