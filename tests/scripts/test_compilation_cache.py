@@ -60,20 +60,22 @@ def assert_same(a, b):
 
 @pytest.fixture(scope="module")
 def without(root):
-    completed(train(root, "without", "--compilation-cache", "off"))
+    _, err = completed(train(root, "without", "--compilation-cache", "off"))
     assert not list((root / "home").rglob("*.program"))
-    return numbers(root / "without")
+    return numbers(root / "without"), err
 
 
 def test_two_that_start_at_once_and_one_after_them_have_the_same_numbers(root, without):
+    expected, said = without
+    programs = root / "home" / "formal-algorithms" / "programs"
     together = [train(root, name) for name in ("first", "second")]
     outputs = [completed(process) for process in together]
-    kept = sorted(path.name for path in (root / "home" / "formal-algorithms" / "programs").iterdir())
+    kept = sorted(path.name for path in programs.iterdir())
     outputs.append(completed(train(root, "third")))
-    assert sorted(path.name for path in (root / "home" / "formal-algorithms" / "programs").iterdir()) == kept
-    assert all(err == "" for _, err in outputs)
+    assert sorted(path.name for path in programs.iterdir()) == kept
+    assert [err for _, err in outputs] == [said] * 3
     for name in ("first", "second", "third"):
-        assert_same(numbers(root / name), without)
+        assert_same(numbers(root / name), expected)
 
 
 def test_several_devices_have_the_same_numbers(root):

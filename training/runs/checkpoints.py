@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from training.disk import reason
@@ -67,6 +66,8 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     Raises:
         CheckpointError: it cannot be read, or is not what was saved.
     """
+    import orbax.checkpoint as ocp
+
     names = {item: flatten(template) for item, template in templates.items()}
     items: dict[str, Any] = {
         item: ocp.args.StandardRestore({k: _target(v) for k, v in leaves.items()}) for item, leaves in names.items()
@@ -103,6 +104,8 @@ class Checkpoints:
     """The checkpoints in a directory; the newest `max_to_keep` are kept."""
 
     def __init__(self, directory: Path, *, max_to_keep: int) -> None:
+        import orbax.checkpoint as ocp
+
         self._directory = directory.absolute()
         options = ocp.CheckpointManagerOptions(max_to_keep=max_to_keep, cleanup_tmp_directories=True)
         try:
@@ -125,6 +128,8 @@ class Checkpoints:
         Raises:
             CheckpointError: this checkpoint or the one before it cannot be written.
         """
+        import orbax.checkpoint as ocp
+
         self.wait()
         if step in self._manager.all_steps():
             return
