@@ -218,6 +218,7 @@ def _tagged(
     naming = f"; {target} = __see__({target}, {target!r})" if target else ""
     plain = tuple(map(tuple, tags))
     made: Any = ast.parse(f"with __line__({algorithm}, {plain}, {place!r}) as __see__: pass{naming}").body[0]
+    part: Any
     for part in ast.walk(made):
         if hasattr(part, "lineno"):
             part.lineno = part.end_lineno = statement.end_lineno if target else statement.lineno
@@ -240,7 +241,7 @@ def _line(
         algorithm = path[-1].algorithm
     own = of_algorithm(tuple(Tag(*tag) for tag in tags), algorithm)
     if own:
-        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # lines 1-10, of which this is one
+        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # of several lines, this is one
         path = (*caller, Line(algorithm, own[-1].last))
 
     def name(value: Any, symbol: str) -> Any:

@@ -1,0 +1,185 @@
+"""What is replaced is computed on with, in every turn of every loop; gradients are those of such changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import d_inference, d_training, d_transformer, ed_inference, ed_transformer
+from algorithms.inside import at, gradients, intervene, record
+from tests import cases, oracle
+from tests.algorithms.test_inside import BATCH, ED, D, X, Z, implementations, with_implementation
+
+# What is replaced.
+
+
+@implementations
+def test_replaced_by_itself(implementation):
+    f = with_implementation(d_transformer, implementation)
+    expected = f(BATCH, D)
+    np.testing.assert_array_equal(intervene(f, {"X@6": lambda X: X})(BATCH, D), expected)
+    cases.assert_close(intervene(f, {"A": lambda A: A, at("S@5", layer=1): lambda S: S})(BATCH, D), expected)
+
+
+@implementations
+def test_without_a_head_is_with_its_output_weights_at_0(implementation):
+    f = with_implementation(d_transformer, implementation)
+    d_mid, attention = 7, D.layers.attention
+    cut = attention._replace(W_o=attention.W_o.at[1, :, 2 * d_mid : 3 * d_mid].set(0))
+    expected = f(BATCH, D._replace(layers=D.layers._replace(attention=cut)))
+    cases.assert_close(intervene(f, {at("Y@2", layer=1, head=2): 0.0})(BATCH, D), expected)
+
+
+def test_the_last_hidden_state_of_another_run_is_its_output():
+    _, seen = record(d_transformer, "X@8", "X@10")(BATCH, D)
+    expected, other = d_transformer(BATCH, D), (BATCH + 1) % 14
+    for changes in (
+        {at("X@8", layer=1): seen["X@8"][1]},
+        {"X@8": seen["X@8"]},
+        {"X@10": seen["X@10"]},
+        {at("X@8", layer=slice(1, 2)): seen["X@8"][1:]},
+        {at("X@8", layer=[0, -1]): seen["X@8"]},
+    ):
+        cases.assert_close(intervene(d_transformer, changes)(other, D), expected)
+
+
+def test_a_change_of_a_token_reaches_it_and_later_ones_only():
+    expected = d_transformer(BATCH, D)
+    P = intervene(d_transformer, {at("X@8", layer=0, token=3): lambda X: -X})(BATCH, D)
+    cases.assert_close(P[..., :3], expected[..., :3])
+    assert (np.abs(P - expected)[..., 3:].max(0) > 1e-6).all()
+
+
+def test_parts_of_several_axes():
+    """Heads, tokens and context tokens, in any form, against the same change of the whole."""
+
+    def change(A):
+        A = np.array(A)
+        A[np.ix_([2, 0], [1, 4], [0, 1], [5, 3])] *= 3
+        A[1, 2, :, 3] = 0.25
+        return A
+
+    _, seen = record(d_transformer, "A")(BATCH, D)
+    changed = seen["A"].at[1].set(change(seen["A"][1]))
+    places = {
+        at("A", layer=1, head=np.array([2, 0]), context=slice(1, None, 3), token=jnp.array([5, 3])): lambda A: 3 * A,
+        at("A", layer=1, head=1, context=2, token=-3): 0.25,
+    }
+    cases.assert_close(intervene(d_transformer, places)(BATCH, D), intervene(d_transformer, {"A": changed})(BATCH, D))
+
+
+def test_a_sweep_is_one_vmap():
+    layers, heads, tokens = jnp.array([0, 1, 1]), jnp.array([1, 0, 2]), jnp.array([5, 0, -1])
+
+    def without(layer, head, token):
+        return intervene(d_transformer, {at("Y@2", layer=layer, head=head, token=token): 0.0})(BATCH, D)
+
+    def seen(layer, head, token):
+        where = at("A", layer=layer, head=head, token=token)
+        return record(d_transformer, where)(BATCH, D)[1][where]
+
+    for f in (without, seen):
+        every = jax.jit(jax.vmap(f))(layers, heads, tokens)
+        for i, chosen in enumerate(zip(layers.tolist(), heads.tolist(), tokens.tolist(), strict=True)):
+            cases.assert_close(every[i], f(*chosen))
+
+
+def test_changes_are_made_in_their_order_and_what_is_recorded_is_changed():
+    places = {"X@6": lambda X: X + 1, at("X@6", layer=0): lambda X: 2 * X}
+    _, seen = record(intervene(d_transformer, places), "X@6", "X_tilde@7")(X, D)
+    _, plain = record(d_transformer, "X@6")(X, D)
+    cases.assert_close(seen["X@6"][0], 2 * (plain["X@6"][0] + 1))
+    X_1 = seen["X@6"][0]
+    expected = oracle.layer_norm(np.asarray(X_1[:, 2]), *(np.asarray(a[0]) for a in D.layers.norm2))
+    cases.assert_close(seen["X_tilde@7"][0, :, 2], expected)
+
+
+@implementations
+def test_gradients_are_the_differences_of_interventions(implementation):
+    def loss(x):
+        return -jnp.log(d_transformer(x, D, implementation=implementation)[3, :, -1]).sum()
+
+    value, _, gradient = gradients(loss, "A", "X@6", "Q", at("hidden", layer=1), "X@10")(BATCH)
+    cases.assert_close(value, loss(BATCH))
+    places = {
+        at("A", layer=1): (0, 3, 1, 5),
+        at("X@6", layer=0): (3, 0, 5),
+        at("Q", layer=0): (1, 2, 1, 5),
+        "X@10": (3, 0, 5),
+    }
+    for where, index in places.items():
+
+        def moved(by, where=where, index=index):
+            return intervene(loss, {where: lambda value: value.at[index].add(by)})(BATCH)
+
+        name, layer = getattr(where, "name", where), getattr(where, "layer", ())
+        found = gradient[name][(layer, *index) if layer != () else index]
+        np.testing.assert_allclose(found, (moved(1e-5) - moved(-1e-5)) / 2e-5, rtol=1e-5, atol=1e-8)
+    assert gradient[at("hidden", layer=1)].shape == (13, 2, 6)
+
+
+def test_the_gradient_by_the_scores_is_that_of_the_softmax():
+    """``g_S = A ⊙ (g_A − Σ A g_A)/√d_attn``."""
+
+    def loss(x):
+        return jnp.log(d_transformer(x, D)[3, -1])
+
+    _, seen, g = gradients(loss, "A", "S@4")(X)
+    A, g_A = seen["A"], g["A"]
+    cases.assert_close(g["S@4"], A * (g_A - (A * g_A).sum(2, keepdims=True)) / np.sqrt(5))
+
+
+def test_training_shows_every_step():
+    data = cases.random_tokens(2, 6, seed=4, n=14)
+    options = {"N_epochs": 2, "eta": 0.01}
+    theta_hat, seen = record(d_training, "X@8", at("A", layer=0))(data, D, **options)
+    cases.assert_trees_close(theta_hat, d_training(data, D, **options))
+    assert (seen["X@8"].shape, seen["A[layer=0]"].shape) == ((2, 2, 2, 11, 6), (2, 2, 3, 6, 6))
+    cases.assert_close(seen["X@8"][0, 0], record(d_transformer, "X@8")(data[0], D)[1]["X@8"])
+
+
+def test_generation_shows_every_step_and_is_steered():
+    options = {"l_gen": 4, "tau": 0.0, "key": jax.random.key(0)}
+    y, seen = record(d_inference, "X@8", "A")(X[:3], D, **options)
+    whole = jnp.concatenate([X[:3], y])
+    _, at_once = record(d_transformer, "X@8")(whole[:-1], D)
+    for i in range(4):
+        cases.assert_close(seen["X@8"][i, ..., 2 + i], at_once["X@8"][..., 2 + i])
+    steered = intervene(d_inference, {at("X@8", layer=0): lambda X: -X})(X[:3], D, **options)
+    text = X[:3]
+    for _ in range(4):
+        P = intervene(d_transformer, {at("X@8", layer=0): lambda X: -X})(text, D)
+        text = jnp.append(text, jnp.argmax(P[:, -1]))
+    assert steered.tolist() == text[3:].tolist() != y.tolist()
+
+
+def test_translation_is_steered_in_its_while_loop():
+    options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 5}
+    plain, _ = ed_inference(Z, ED, **options)
+    steered, _ = intervene(ed_inference, {at("X@19", layer=1): lambda X: -X})(Z, ED, **options)
+    P = intervene(ed_transformer, {at("X@19", layer=1): lambda X: -X})(Z, steered[:1], ED)
+    assert steered[1] == jnp.argmax(P[:, -1])
+    assert steered.tolist() != plain.tolist()
+
+
+def test_branches():
+    """What only one branch computes is 0 where another is taken."""
+
+    def either(flag, x):
+        return jax.lax.cond(flag, lambda: d_transformer(x, D), lambda: jnp.zeros((17, 6)))
+
+    for flag in (True, False):
+        P, seen = record(either, "A", at("X@8", layer=1))(jnp.asarray(flag), X)
+        expected = record(d_transformer, "A", at("X@8", layer=1))(X, D)
+        cases.assert_trees_close((P, seen), jax.tree.map(lambda a, flag=flag: a * flag, expected))
+
+
+def test_a_loop_of_pythons_is_a_loop():
+    """Two calls stand in front, one for each."""
+
+    def twice(x):
+        return d_transformer(x, D), d_transformer(x[::-1], D)
+
+    _, seen = record(twice, "A", at("X@8", layer=1), "X@10")(X)
+    for i, x in enumerate((X, X[::-1])):
+        _, alone = record(d_transformer, "A", at("X@8", layer=1), "X@10")(x, D)
+        cases.assert_trees_close({name: value[i] for name, value in seen.items()}, alone)
