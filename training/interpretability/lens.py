@@ -82,4 +82,4 @@ def tuned_lens(
 
     lens = TunedLens(jnp.zeros((L, d_e, d_e), X.dtype), jnp.zeros((L, d_e), X.dtype))
     (lens, _), _ = jax.lax.scan(step, (lens, optimizer.init(lens)), length=steps)
-    return TunedLens(*lens)
+    return lens  # pyright: ignore[reportReturnType]
