@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 from algorithms.machinery.naming import Line, Site
 
@@ -62,7 +62,7 @@ def at(
 
 def _concrete(part: Index) -> Index:
     """Numbers that are at hand, as integers or as arrays of NumPy."""
-    if part is None or isinstance(part, (int, slice, jax.core.Tracer)):
+    if part is None or isinstance(part, (int, slice, Tracer)):
         return part
     return int(part) if np.ndim(part) == 0 else np.asarray(part)
 
@@ -70,7 +70,7 @@ def _concrete(part: Index) -> Index:
 def _text(part: Index) -> str:
     if isinstance(part, slice):
         return ":".join("" if n is None else str(n) for n in (part.start, part.stop, part.step))
-    if isinstance(part, jax.core.Tracer):
+    if isinstance(part, Tracer):
         return f"traced-{id(part)}"  # two that are traced are not the same
     return str(part.tolist() if isinstance(part, np.ndarray) else part)
 

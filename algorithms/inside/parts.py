@@ -33,7 +33,7 @@ def rows_first(value: Array, site: Site, mapped: int) -> Array:
 
 def mapped_first(value: Array, site: Site, mapped: int) -> Array:
     """The inverse of `rows_first`."""
-    return jnp.transpose(value, np.argsort(_order(value.ndim, site, mapped)))
+    return jnp.transpose(value, np.argsort(_order(value.ndim, site, mapped)).tolist())
 
 
 def _order(n: int, site: Site, mapped: int) -> list[int]:

@@ -205,11 +205,14 @@ class _Program:
     def __init__(self, call: _Call, arrays: list[Any], scores: str) -> None:
         def of_arrays(*arrays):
             args, kwargs = call.arguments(list(arrays))
-            flat, self._out = jax.tree.flatten(call.f(*args, **kwargs))
+            flat, structure = jax.tree.flatten(call.f(*args, **kwargs))
+            structures.append(structure)
             return flat
 
+        structures: list[Any] = []
         with looking(Look(scores)):
             self._jaxpr = jax.make_jaxpr(of_arrays)(*arrays)
+        self._out = structures[-1]
         self._name = getattr(call.f, "__name__", "the function")
         self._arrays = arrays
         self.found = found_in(self._jaxpr.jaxpr)

@@ -190,6 +190,7 @@ def _tagged(
     naming = f"; {target} = __see__({target}, {target!r})" if target else ""
     plain = tuple(map(tuple, tags))
     made: Any = ast.parse(f"with __line__({algorithm}, {plain}, {place!r}) as __see__: pass{naming}").body[0]
+    part: Any
     for part in ast.walk(made):
         if hasattr(part, "lineno"):
             part.lineno = part.end_lineno = statement.end_lineno if target else statement.lineno
@@ -212,7 +213,11 @@ def _line(
         algorithm = path[-1].algorithm
     own = of_algorithm(tuple(Tag(*tag) for tag in tags), algorithm)
     if own:
+<<<<<<< HEAD
         caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # as line 6 is of lines 1-10
+=======
+        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # of several lines, this is one
+>>>>>>> inside
         path = (*caller, Line(algorithm, own[-1].last))
 
     from algorithms.machinery.named import named_p

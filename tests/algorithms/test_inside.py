@@ -23,7 +23,11 @@ from algorithms import (
     log_loss,
     mh_attention,
 )
+<<<<<<< HEAD
 from algorithms.inside import at, intervene, record
+=======
+from algorithms.inside import at, intermediates, intervene, record
+>>>>>>> inside
 from algorithms.machinery.naming import Look, looking
 from tests import cases, oracle
 from tests.crosscheck.tracing import traced
@@ -240,7 +244,8 @@ def test_nested_vmap_puts_the_outer_axis_first():
 @implementations
 def test_grad_of_record_and_record_of_grad(implementation):
     def loss(theta):
-        return d_loss(theta, X, jnp.asarray(6), implementation=implementation)
+        hidden = d_hidden_state(X, theta, implementation=implementation)
+        return log_loss(hidden, theta.W_u, jnp.roll(X, -1), weights=jnp.ones(6), implementation=implementation)
 
     expected = jax.jit(jax.grad(loss))(D)
     _, seen = record(loss, "A", "X@8")(D)
@@ -323,3 +328,65 @@ def test_threads_do_not_see_each_other():
 
     record(trace, "A")()
     assert "named" not in found["plain"]
+<<<<<<< HEAD
+=======
+
+
+# What is refused, and what is listed.
+
+
+def test_intermediates_lists_names_that_record_takes():
+    listed = intermediates(ed_transformer)(
+        jax.ShapeDtypeStruct((2, 5), jnp.int32), jax.ShapeDtypeStruct((2, 6), jnp.int32), ED
+    )
+    _, seen = record(ed_transformer, *(i.name for i in listed))(Z[None].repeat(2, 0), BATCH, ED)
+    assert {i.name: (i.shape, i.dtype) for i in listed} == {name: (v.shape, v.dtype) for name, v in seen.items()}
+    assert len(seen) == len(listed) > 40
+    A = next(i for i in listed if i.name == "A/16")
+    assert (
+        repr(A).split()
+        == (
+            "A/16 float64[2, 3, 5, 2, 6] return of Algorithm 4 in line 2 of Algorithm 5 in line 16 of Algorithm 8, "
+            f"{A.place}"
+        ).split()
+    )
+    assert A.place.startswith("alg03_attention.py:")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("X_tilde2", "X_tilde2: expected one of e, e_p, X@3, X_tilde@5, Q, K"),
+        ("X", "X: expected one of X@3, X@6, X@8, "),
+        ("X@9", "X@9: expected one of X@3, .* d_transformer computes no other of this symbol"),
+        ("A/16", "A/16: expected one of A; "),
+        (at("A", within=8), r"A\[within=8\]: expected one of A; "),
+        (at("X@8", layer=2), r"X@8\[layer=2\]: expected a layer from 0 to 1, got 2"),
+        (at("X@8", layer=[0, 5]), "expected a layer from 0 to 1, got .0 5."),
+        (at("X@10", layer=1), "expected no layer, since it is not computed in every layer"),
+        (at("X@8", head=1), "expected no head, since it has no such axis"),
+        (at("X@8", context=1), "expected no context, since it has no such axis"),
+        (at("A", head=3), "expected a head from 0 to 2, got 3"),
+        (at("A", token=-7), "expected a token from 0 to 5, got -7"),
+    ],
+)
+def test_what_is_not_there(name, says):
+    for f in (record(d_transformer, name), intervene(d_transformer, {name: 0.0})):
+        with pytest.raises(ValueError, match=f"^({says}|{re.escape(name)}: {says})"):
+            f(X, D)
+
+
+def test_what_cannot_be():
+    with pytest.raises(
+        ValueError, match=r"A: expected a number, or an array \[3, 6, 6\] or \[2, 3, 6, 6\], got \[2, 2\]"
+    ):
+        intervene(d_transformer, {"A": jnp.ones((2, 2))})(X, D)
+    with pytest.raises(ValueError, match="A: expected a function that keeps the shape"):
+        intervene(d_transformer, {"A": lambda A: A[0]})(X, D)
+    with pytest.raises(ValueError, match="expected a loop of a known number of turns, got a while loop"):
+        record(ed_inference, "A/16")(Z, ED, tau=0.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"write jax.grad\(intervene\(loss"):
+        intervene(jax.grad(lambda theta: d_transformer(X, theta)[0, 0]), {"X@6": 0.0})(D)
+    with pytest.raises(ValueError, match="names: expected each once"):
+        record(d_transformer, "A", "A")
+>>>>>>> inside

@@ -1,10 +1,15 @@
+<<<<<<< HEAD
 """What is replaced inside a function is computed on with; what is refused, and what is listed."""
 
 import re
+=======
+"""What is replaced is computed on with, in every turn of every loop; gradients are those of such changes."""
+>>>>>>> inside
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+<<<<<<< HEAD
 import pytest
 
 from algorithms import (
@@ -44,6 +49,13 @@ def with_implementation(f, implementation):
 
     return of
 
+=======
+
+from algorithms import d_inference, d_training, d_transformer, ed_inference, ed_transformer
+from algorithms.inside import at, gradients, intervene, record
+from tests import cases, oracle
+from tests.algorithms.test_inside import BATCH, ED, D, X, Z, implementations, with_implementation
+>>>>>>> inside
 
 # What is replaced.
 
@@ -219,6 +231,7 @@ def test_a_loop_of_pythons_is_a_loop():
     for i, x in enumerate((X, X[::-1])):
         _, alone = record(d_transformer, "A", at("X@8", layer=1), "X@10")(x, D)
         cases.assert_trees_close({name: value[i] for name, value in seen.items()}, alone)
+<<<<<<< HEAD
 
 
 # What is refused, and what is listed.
@@ -278,3 +291,5 @@ def test_what_cannot_be():
         intervene(jax.grad(lambda theta: d_transformer(X, theta)[0, 0]), {"X@6": 0.0})(D)
     with pytest.raises(ValueError, match="names: expected each once"):
         record(d_transformer, "A", "A")
+=======
+>>>>>>> inside

@@ -81,4 +81,5 @@ def tuned_lens(
         return (optax.apply_updates(lens, updates), of_optimizer), None
 
     lens = TunedLens(jnp.zeros((L, d_e, d_e), X.dtype), jnp.zeros((L, d_e), X.dtype))
-    return jax.lax.scan(step, (lens, optimizer.init(lens)), length=steps)[0][0]
+    (lens, _), _ = jax.lax.scan(step, (lens, optimizer.init(lens)), length=steps)
+    return lens  # pyright: ignore[reportReturnType]

@@ -108,8 +108,8 @@ def causal_tracing(
     L, l = len(clean[name]), clean[name].shape[-1]
 
     def restored(layer, token):
-        back = {at(name, layer=layer, token=token): clean[name][layer][..., token]}
-        return intervene(corrupted, back)(*arguments)
+        where: str = at(name, layer=layer, token=token)
+        return intervene(corrupted, {where: clean[name][layer][..., token]})(*arguments)
 
     each = jax.lax.map(lambda layer: jax.vmap(lambda t: restored(layer, t))(jnp.arange(l)), jnp.arange(L))
     return corrupted(*arguments), each

@@ -1,0 +1,115 @@
+"""Looking inside every variant of Algorithm 10, and imported models against the values of transformers."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import VARIANTS, DTransformerConfig, d_transformer, e_transformer, ed_transformer
+from algorithms.inside import at, intervene, record
+from tests import cases
+from training.interchange import load_pretrained
+
+SIZES = {"N_V": 17, "l_max": 23, "L": 3, "H": 6, "d_e": 12, "d_mlp": 13, "d_attn": 4, "d_mid": 4}
+DECODERS = [name for name, variant in VARIANTS.items() if variant.order != "norm_last"]
+QUICK = ("LLAMA", "GEMMA2", "NEOX")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in DECODERS])
+def test_a_variant(name):
+    """Lines in turn, shared keys, rotations, gates, and layers side by side."""
+    variant = VARIANTS[name].without_dropout()
+    theta = cases.random_theta(DTransformerConfig(**SIZES, variant=variant))
+    x = cases.random_tokens(2, 7, seed=3)
+
+    def f(x, theta):
+        return d_transformer(x, theta, variant=variant)
+
+    P, seen = record(f, "A", "X@8", "Y@2", at("A", layer=-1, head=5))(x, theta)
+    cases.assert_close(P, f(x, theta), 1e-14)
+    np.testing.assert_allclose(seen["A"].sum(2), 1, rtol=1e-12)
+    assert (seen["A"] == jnp.where(np.tri(7, dtype=bool).T[None, None, :, None, :], seen["A"], 0)).all()
+    np.testing.assert_array_equal(seen[at("A", layer=-1, head=5)], seen["A"][-1, 5])
+    _, paper = record(lambda x: d_transformer(x, theta, variant=variant, implementation="paper"), "A", "X@8")(x)
+    cases.assert_trees_close({name: seen[name] for name in paper}, paper)
+    attention = theta.layers.attention
+    cut = attention._replace(W_o=attention.W_o.at[1, :, 8:12].set(0))
+    without = f(x, theta._replace(layers=theta.layers._replace(attention=cut)))
+    cases.assert_close(intervene(f, {at("Y@2", layer=1, head=2): 0.0})(x, theta), without)
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e .[compare]")
+    return torch, pytest.importorskip("transformers", reason="transformers is not installed: pip install -e .[compare]")
+
+
+def loaded(models, folder, kind, config):
+    """A model of transformers with random weights, and the same as imported."""
+    torch, _ = models
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model, *load_pretrained(folder)[:2]
+
+
+def outputs(models, model, **tokens):
+    torch, _ = models
+    with torch.no_grad():
+        tokens = {name: torch.tensor(np.asarray(x)) for name, x in tokens.items()}
+        return model(**tokens, output_hidden_states=True, output_attentions=True)
+
+
+def assert_same(seen, theirs, axes):
+    assert len(seen) == len(theirs)
+    for ours, other in zip(seen, theirs, strict=True):
+        cases.assert_close(ours, other.numpy().transpose(axes), 1e-5)
+
+
+HIDDEN, ATTENTION = (2, 0, 1), (1, 3, 0, 2)
+COMMON = {"vocab_size": 97, "attn_implementation": "eager"}
+x = np.random.default_rng(0).integers(4, 90, (2, 13))
+
+
+@pytest.mark.usefixtures("x32")
+def test_gpt2_is_that_of_transformers(models, tmp_path):
+    _, transformers = models
+    config = transformers.GPT2Config(
+        n_layer=3, n_head=4, n_embd=48, n_positions=32, bos_token_id=95, eos_token_id=96, **COMMON
+    )
+    model, theta, config = loaded(models, tmp_path, transformers.GPT2LMHeadModel, config)
+    out = outputs(models, model, input_ids=x)
+    _, seen = record(d_transformer, "X@3", "X@8", "X@10", "A")(jnp.asarray(x), theta, variant=config.variant)
+    assert_same([seen["X@3"], *seen["X@8"][:-1], seen["X@10"]], out.hidden_states, HIDDEN)
+    assert_same(seen["A"], out.attentions, ATTENTION)
+
+
+@pytest.mark.usefixtures("x32")
+def test_bert_is_that_of_transformers(models, tmp_path):
+    _, transformers = models
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, max_position_embeddings=32, **COMMON)
+    model, theta, config = loaded(models, tmp_path, transformers.BertForMaskedLM, config)
+    out = outputs(models, model, input_ids=x)
+    _, seen = record(e_transformer, "X@3", "X@8", "A")(jnp.asarray(x), theta, variant=config.variant)
+    assert_same([seen["X@3"], *seen["X@8"]], out.hidden_states, HIDDEN)
+    assert_same(seen["A"], out.attentions, ATTENTION)
+
+
+@pytest.mark.usefixtures("x32")
+def test_bart_is_that_of_transformers(models, tmp_path):
+    _, transformers = models
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes |= {"d_model": 48, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 32}
+    config = transformers.BartConfig(**sizes, dropout=0.0, **COMMON)
+    model, theta, config = loaded(models, tmp_path, transformers.BartForConditionalGeneration, config)
+    z, y = x[:, :7], x[:, 5:10]
+    out = outputs(models, model, input_ids=z, decoder_input_ids=y)
+    names = ("Z@3", "Z@8", "X@12", "X@19", "A/5", "A/14", "A/16")
+    _, seen = record(ed_transformer, *names)(jnp.asarray(z), jnp.asarray(y), theta, variant=config.variant)
+    assert_same([seen["Z@3"], *seen["Z@8"]], out.encoder_hidden_states, HIDDEN)
+    assert_same([seen["X@12"], *seen["X@19"]], out.decoder_hidden_states, HIDDEN)
+    assert_same(seen["A/5"], out.encoder_attentions, ATTENTION)
+    assert_same(seen["A/14"], out.decoder_attentions, ATTENTION)
+    assert_same(seen["A/16"], out.cross_attentions, ATTENTION)
