@@ -213,11 +213,7 @@ def _line(
         algorithm = path[-1].algorithm
     own = of_algorithm(tuple(Tag(*tag) for tag in tags), algorithm)
     if own:
-<<<<<<< HEAD
-        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # as line 6 is of lines 1-10
-=======
         caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # of several lines, this is one
->>>>>>> inside
         path = (*caller, Line(algorithm, own[-1].last))
 
     from algorithms.machinery.named import named_p

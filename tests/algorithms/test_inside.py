@@ -19,27 +19,15 @@ from algorithms import (
     d_hidden_state,
     d_transformer,
     e_transformer,
+    ed_inference,
     ed_transformer,
     log_loss,
     mh_attention,
 )
-<<<<<<< HEAD
-from algorithms.inside import at, intervene, record
-=======
 from algorithms.inside import at, intermediates, intervene, record
->>>>>>> inside
 from algorithms.machinery.naming import Look, looking
 from tests import cases, oracle
 from tests.crosscheck.tracing import traced
-
-
-def d_loss(theta, x, l, *, implementation):
-    """The loss of Algorithm 13."""
-    X = d_hidden_state(x, theta, implementation=implementation)
-    weights = (jnp.arange(x.shape[-1]) < l - 1).astype(X.dtype)
-    options = {"weights": weights, "b_u": theta.b_u, "implementation": implementation}
-    return log_loss(X, theta.W_e.T if theta.W_u is None else theta.W_u, jnp.roll(x, -1), **options)
-
 
 X = cases.random_tokens(6, seed=1, n=14)
 BATCH = cases.random_tokens(2, 6, seed=2, n=14)
@@ -328,8 +316,6 @@ def test_threads_do_not_see_each_other():
 
     record(trace, "A")()
     assert "named" not in found["plain"]
-<<<<<<< HEAD
-=======
 
 
 # What is refused, and what is listed.
@@ -389,4 +375,3 @@ def test_what_cannot_be():
         intervene(jax.grad(lambda theta: d_transformer(X, theta)[0, 0]), {"X@6": 0.0})(D)
     with pytest.raises(ValueError, match="names: expected each once"):
         record(d_transformer, "A", "A")
->>>>>>> inside

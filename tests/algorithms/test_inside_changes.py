@@ -1,61 +1,13 @@
-<<<<<<< HEAD
-"""What is replaced inside a function is computed on with; what is refused, and what is listed."""
-
-import re
-=======
 """What is replaced is computed on with, in every turn of every loop; gradients are those of such changes."""
->>>>>>> inside
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-<<<<<<< HEAD
-import pytest
-
-from algorithms import (
-    d_hidden_state,
-    d_inference,
-    d_training,
-    d_transformer,
-    e_transformer,
-    ed_inference,
-    ed_transformer,
-    log_loss,
-)
-from algorithms.inside import at, gradients, intermediates, intervene, record
-from tests import cases, oracle
-
-
-def d_loss(theta, x, l, *, implementation):
-    """The loss of Algorithm 13."""
-    X = d_hidden_state(x, theta, implementation=implementation)
-    weights = (jnp.arange(x.shape[-1]) < l - 1).astype(X.dtype)
-    options = {"weights": weights, "b_u": theta.b_u, "implementation": implementation}
-    return log_loss(X, theta.W_e.T if theta.W_u is None else theta.W_u, jnp.roll(x, -1), **options)
-
-
-X = cases.random_tokens(6, seed=1, n=14)
-BATCH = cases.random_tokens(2, 6, seed=2, n=14)
-Z = cases.random_tokens(5, seed=3, n=14)
-D, E, ED = (cases.random_theta(config) for config in (cases.D, cases.E, cases.ED))
-TRANSFORMERS = {8: (ed_transformer, (Z, X, ED)), 9: (e_transformer, (X, E)), 10: (d_transformer, (X, D))}
-implementations = pytest.mark.parametrize("implementation", [*cases.IMPLEMENTATIONS, "auto"])
-algorithm = pytest.mark.parametrize("number", TRANSFORMERS)
-
-
-def with_implementation(f, implementation):
-    def of(*args):
-        return f(*args, implementation=implementation)
-
-    return of
-
-=======
 
 from algorithms import d_inference, d_training, d_transformer, ed_inference, ed_transformer
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases, oracle
 from tests.algorithms.test_inside import BATCH, ED, D, X, Z, implementations, with_implementation
->>>>>>> inside
 
 # What is replaced.
 
@@ -231,65 +183,3 @@ def test_a_loop_of_pythons_is_a_loop():
     for i, x in enumerate((X, X[::-1])):
         _, alone = record(d_transformer, "A", at("X@8", layer=1), "X@10")(x, D)
         cases.assert_trees_close({name: value[i] for name, value in seen.items()}, alone)
-<<<<<<< HEAD
-
-
-# What is refused, and what is listed.
-
-
-def test_intermediates_lists_names_that_record_takes():
-    listed = intermediates(ed_transformer)(
-        jax.ShapeDtypeStruct((2, 5), jnp.int32), jax.ShapeDtypeStruct((2, 6), jnp.int32), ED
-    )
-    _, seen = record(ed_transformer, *(i.name for i in listed))(Z[None].repeat(2, 0), BATCH, ED)
-    assert {i.name: (i.shape, i.dtype) for i in listed} == {name: (v.shape, v.dtype) for name, v in seen.items()}
-    assert len(seen) == len(listed) > 40
-    A = next(i for i in listed if i.name == "A/16")
-    assert (
-        repr(A).split()
-        == (
-            "A/16 float64[2, 3, 5, 2, 6] return of Algorithm 4 in line 2 of Algorithm 5 in line 16 of Algorithm 8, "
-            f"{A.place}"
-        ).split()
-    )
-    assert A.place.startswith("alg03_attention.py:")
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("X_tilde2", "X_tilde2: expected one of e, e_p, X@3, X_tilde@5, Q, K"),
-        ("X", "X: expected one of X@3, X@6, X@8, "),
-        ("X@9", "X@9: expected one of X@3, .* d_transformer computes no other of this symbol"),
-        ("A/16", "A/16: expected one of A; "),
-        (at("A", within=8), r"A\[within=8\]: expected one of A; "),
-        (at("X@8", layer=2), r"X@8\[layer=2\]: expected a layer from 0 to 1, got 2"),
-        (at("X@8", layer=[0, 5]), "expected a layer from 0 to 1, got .0 5."),
-        (at("X@10", layer=1), "expected no layer, since it is not computed in every layer"),
-        (at("X@8", head=1), "expected no head, since it has no such axis"),
-        (at("X@8", context=1), "expected no context, since it has no such axis"),
-        (at("A", head=3), "expected a head from 0 to 2, got 3"),
-        (at("A", token=-7), "expected a token from 0 to 5, got -7"),
-    ],
-)
-def test_what_is_not_there(name, says):
-    for f in (record(d_transformer, name), intervene(d_transformer, {name: 0.0})):
-        with pytest.raises(ValueError, match=f"^({says}|{re.escape(name)}: {says})"):
-            f(X, D)
-
-
-def test_what_cannot_be():
-    with pytest.raises(
-        ValueError, match=r"A: expected a number, or an array \[3, 6, 6\] or \[2, 3, 6, 6\], got \[2, 2\]"
-    ):
-        intervene(d_transformer, {"A": jnp.ones((2, 2))})(X, D)
-    with pytest.raises(ValueError, match="A: expected a function that keeps the shape"):
-        intervene(d_transformer, {"A": lambda A: A[0]})(X, D)
-    with pytest.raises(ValueError, match="expected a loop of a known number of turns, got a while loop"):
-        record(ed_inference, "A/16")(Z, ED, tau=0.0, key=jax.random.key(0))
-    with pytest.raises(ValueError, match=r"write jax.grad\(intervene\(loss"):
-        intervene(jax.grad(lambda theta: d_transformer(X, theta)[0, 0]), {"X@6": 0.0})(D)
-    with pytest.raises(ValueError, match="names: expected each once"):
-        record(d_transformer, "A", "A")
-=======
->>>>>>> inside
