@@ -14,6 +14,7 @@ from jaxtyping import Array, Key
 from algorithms.machinery.contract import check_key
 from algorithms.model.shapes import Parameter, shapes_of
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
+from algorithms.ops.draws import by_own_key
 from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 
 Scheme = Literal["glorot", "gpt2"]
@@ -92,7 +93,7 @@ def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: 
         if not name.startswith("W_"):
             return jnp.full(shape, parameter.start, dtype)
         draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
-        return draw(jax.random.fold_in(key, next(drawn)), shape, dtype)
+        return by_own_key(lambda key: draw(key, shape, dtype))(jax.random.fold_in(key, next(drawn)))
 
     return jax.tree.map_with_path(array, shapes_of(params, config.variant, config))
 

@@ -151,3 +151,14 @@ def test_sizes_that_follow_from_others():
     assert (config.d_attn, config.d_mid, config.d_f, config.tied) == (3, 3, 6, False)
     assert dataclasses.replace(config, variant=BERT, tied=True).tied
     assert ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8, variant=BERT).tied
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_parameters_depend_on_their_own_key(impl):
+    """Also where several keys are mapped over: XLA's generator would draw all from the first."""
+    config = DTransformerConfig(N_V=5, l_max=3, L=1, H=1, d_e=2, d_mlp=2)
+    keys = jax.random.split(jax.random.key(4, impl=impl), 2)
+    together = jax.vmap(lambda key: init_d_transformer(key, config))(keys)
+    for n in range(2):
+        alone = init_d_transformer(keys[n], config)
+        jax.tree.map(lambda a, b, n=n: np.testing.assert_array_equal(a[n], b), together, alone)

@@ -25,6 +25,7 @@ from algorithms import (
     eos_token,
 )
 from algorithms.machinery.contract import check_key
+from algorithms.ops.draws import by_own_key
 from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.continuation import Continuation, Model
@@ -328,4 +329,4 @@ class Translator:
 
 
 def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(B))
+    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, first + jnp.arange(B))

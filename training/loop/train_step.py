@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import Variant
+from algorithms.ops.draws import by_own_key
 from training.settings import REMAT, Settings
 from training.tasks.objectives import Batch, Objective, cast
 
@@ -74,7 +75,7 @@ def batch_loss(
         keys = None
         if variant.dropout:
             key = jax.random.fold_in(key, step)
-            keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
+            keys = jax.vmap(by_own_key(jax.random.fold_in), in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
         if settings.accumulation_steps == 1:
             return *jax.value_and_grad(part_loss)(params, batch, keys, weight), tokens
         parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
