@@ -9,7 +9,7 @@ from algorithms.inside import at, intervene, record
 from tests import cases
 from training.interchange import load_pretrained
 
-SIZES = {"N_V": 17, "l_max": 23, "L": 3, "H": 6, "d_e": 12, "d_mlp": 13, "d_attn": 4, "d_mid": 4}
+SIZES = {"N_V": 17, "l_max": 23, "L": 3, "H": 6, "d_e": 12, "d_mlp": 13, "d_attn": 8, "d_mid": 8}
 DECODERS = [name for name, variant in VARIANTS.items() if variant.order != "norm_last"]
 QUICK = ("LLAMA", "GEMMA2", "NEOX")
 
@@ -32,7 +32,7 @@ def test_a_variant(name):
     _, paper = record(lambda x: d_transformer(x, theta, variant=variant, implementation="paper"), "A", "X@8")(x)
     cases.assert_trees_close({name: seen[name] for name in paper}, paper)
     attention = theta.layers.attention
-    cut = attention._replace(W_o=attention.W_o.at[1, :, 8:12].set(0))
+    cut = attention._replace(W_o=attention.W_o.at[1, :, 16:24].set(0))
     without = f(x, theta._replace(layers=theta.layers._replace(attention=cut)))
     cases.assert_close(intervene(f, {at("Y@2", layer=1, head=2): 0.0})(x, theta), without)
 
