@@ -2,9 +2,10 @@
 
 from .mutation import Mutation
 from .of_components import OF_COMPONENTS
+from .of_family import OF_FAMILY
 from .of_models import OF_MODELS
 
 __all__ = ["MUTATIONS"]
 
-MUTATIONS: dict[str, Mutation] = OF_COMPONENTS | OF_MODELS
+MUTATIONS: dict[str, Mutation] = OF_COMPONENTS | OF_MODELS | OF_FAMILY
 """What was changed → the edit, in the order of the paper; at least one for every algorithm."""
