@@ -8,7 +8,7 @@
 Every edit is made in a scratch copy of the tree, never in the tree itself.
 
 * `mutation`       what an edit is
-* `table`          all of them: those `of_components`, `of_models` and `of_family`
+* `table`          all of them, from the modules `of_…`
 * `statements`     finding the statement that is edited
 * `copies`         making one in a copy
 * `runner`         the command, which runs the tests

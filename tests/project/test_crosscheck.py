@@ -105,7 +105,6 @@ def test_a_mutation_is_located(name, cache):
 
 
 def test_a_line_without_counterpart_is_reported(cache):
-    K = "K = linear(W_k, Z, b_k, implementation)"
     without_tag = Mutation(
         "algorithms/alg03_attention.py", "attention", "2", "implementation)", "implementation)  # untagged:", 4, "2", ()
     )
