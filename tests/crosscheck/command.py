@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jax.config.update("jax_default_matmul_precision", "highest")
     package = importlib.import_module("algorithms")
     if options.implementation not in package.IMPLEMENTATIONS:
-        parser().error(f"--implementation: expected one of {', '.join(package.IMPLEMENTATIONS)}")
+        known = ", ".join(package.IMPLEMENTATIONS)
+        parser().error(f"--implementation: expected one of {known}, got {options.implementation!r}")
     width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
     console = Console(width=width)
     try:

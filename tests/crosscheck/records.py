@@ -218,7 +218,7 @@ class CodeRecord:
         elif event.kind != "turn":
             with contextlib.suppress(AbstractValueError):
                 value = event.value
-                if line.kind == "length" and line.number != group[-1]:
+                if line.kind == "length":  # of the positions, or of the matrix of embeddings
                     value = mapped(value)[0].shape[-1]
                 elif line.code is not None and line.number == group[-1]:
                     value = line.code(value, dict(event.names))

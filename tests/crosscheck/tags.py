@@ -12,7 +12,7 @@ from algorithms.machinery.tags import Tag, algorithm_of, of_algorithm, tags_in, 
 
 __all__ = ["Function", "Source", "Statement", "Tag", "numbers", "read"]
 
-LOOPS = {"scan", "while_loop", "fori_loop", "map", "for_each_layer"}
+LOOPS = {"scan", "while_loop", "fori_loop", "map", "each_layer"}
 
 
 @dataclasses.dataclass(frozen=True)

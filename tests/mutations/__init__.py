@@ -1,4 +1,4 @@
-"""Wrong edits of `algorithms/`, each of which a named test must catch, and the cross-check locate where it can see it.
+"""Wrong edits of the code, each of which a named test must catch, and the cross-check locate where it can see it.
 
     python -m tests.mutations               all of them; exit status 1 if one survives
     python -m tests.mutations "uphill" …    those
@@ -8,7 +8,8 @@
 Every edit is made in a scratch copy of the tree, never in the tree itself.
 
 * `mutation`       what an edit is
-* `table`          all of them: those `of_components` and those `of_models`
+* `table`          all of them, from the modules `of_…`
+* `statements`     finding the statement that is edited
 * `copies`         making one in a copy
 * `runner`         the command, which runs the tests
 """

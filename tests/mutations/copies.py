@@ -4,36 +4,42 @@ import pathlib
 import shutil
 
 from .mutation import Mutation
+from .statements import spans
 
 __all__ = ["apply", "edited"]
 
+PACKAGES = ("algorithms", "training")
+
 
 def apply(mutation: Mutation, root: pathlib.Path, copy: pathlib.Path) -> None:
-    """Copy the package `algorithms` and make an edit in the copy.
+    """Copy the packages and make an edit in the copy.
 
     Args:
         mutation: the edit.
         root: the root of the repository.
-        copy: the folder that the copy of the package is put into.
+        copy: the folder that the copies of the packages are put into.
 
     Raises:
-        ValueError: if the text to replace does not stand there exactly once.
+        ValueError: if the code to replace does not stand there exactly once.
     """
     text = edited(mutation, root)
-    shutil.copytree(root / "algorithms", copy / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "algorithms" / mutation.file).write_text(text, "utf-8")
+    for package in PACKAGES:
+        shutil.copytree(root / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / mutation.file).write_text(text, "utf-8")
 
 
 def edited(mutation: Mutation, root: pathlib.Path) -> str:
     """The text of the file with the edit made.
 
     Raises:
-        ValueError: if the text to replace does not stand there exactly once.
+        ValueError: if the code to replace does not stand there exactly once.
     """
-    text = (root / "algorithms" / mutation.file).read_text("utf-8")
-    if text.count(mutation.old) != 1:
+    text = (root / mutation.file).read_text("utf-8")
+    found = spans(text, mutation.function, mutation.statement, mutation.old)
+    if len(found) != 1:
         raise ValueError(
-            f"{mutation.file}: expected the text of a mutation once, found it {text.count(mutation.old)} times: "
-            f"{mutation.old!r}; bring the mutation up to date"
+            f"{mutation.file}, {mutation.function or 'module'}, statement {mutation.statement!r}: expected the code of a "
+            f"mutation once, found it {len(found)} times: {mutation.old!r}; bring the mutation up to date"
         )
-    return text.replace(mutation.old, mutation.new)
+    first, end = found[0]
+    return text[:first] + mutation.new + text[end:]

@@ -7,11 +7,15 @@ __all__ = ["Mutation"]
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """A wrong edit.
+    """A wrong edit of one statement.
 
     Attributes:
-        file: the file of `algorithms/` that it is made in.
-        old: text that stands there once.
+        file: the file that it is made in, from the root of the repository.
+        function: the function, as Python qualifies its name, without ``<locals>``: ``"hidden_state.layer"``; ``""`` for
+            the module.
+        statement: which of its statements: the paper's line that its tag names, the name that it assigns, or
+            ``"return"``. For a compound statement or a decorated function, its head is meant: ``"if"``, or its name.
+        old: what is replaced: tokens that occur once in these statements, however they are spaced or broken.
         new: what is put in its place.
         algorithm: the algorithm that it spoils first.
         line: the line of it that the cross-check must name; None where the paper's lines, run as printed on valid input in
@@ -20,6 +24,8 @@ class Mutation:
     """
 
     file: str
+    function: str
+    statement: str
     old: str
     new: str
     algorithm: int

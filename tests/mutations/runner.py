@@ -30,7 +30,7 @@ def catcher(mutation: Mutation) -> str | None:
         the name of the test that failed; None if none did.
 
     Raises:
-        ValueError: if the text to replace does not stand there exactly once.
+        ValueError: if the code to replace does not stand there exactly once.
         RuntimeError: if the tests could not be run.
     """
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         for name in chosen:
             m = MUTATIONS[name]
-            say(f"{name}: {m.file}, Algorithm {m.algorithm}, line {m.line or '–'}: {' '.join(m.tests)}")
+            say(f"{name}: {m.file}, {m.function}, Algorithm {m.algorithm}, line {m.line or '–'}: {' '.join(m.tests)}")
         return 0
     survivors = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import jax
@@ -19,6 +20,7 @@ from tests.crosscheck.report import as_json, summary
 from tests.crosscheck.scenarios import Scenarios
 from tests.crosscheck.tags import Tag, numbers, read
 from tests.mutations import Mutation
+from training.commands.arguments import UsageError
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
@@ -103,15 +105,25 @@ def test_a_mutation_is_located(name, cache):
 
 
 def test_a_line_without_counterpart_is_reported(cache):
-    K = "K = linear(W_k, Z, b_k, implementation)"
-    without_tag = Mutation("alg03_attention.py", f"{K}  # line 2", K, 4, "2", ())
+    without_tag = Mutation(
+        "algorithms/alg03_attention.py", "attention", "2", "implementation)", "implementation)  # untagged:", 4, "2", ()
+    )
     results = locate(without_tag, ROOT, 0, cache, (4,))
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok
 
 
 def test_an_error_is_reported_with_its_line(cache):
-    raising = Mutation("alg03_attention.py", '"o...t,t...->o..."', '"t...o,t...->o..."', 3, "return", ())
+    raising = Mutation(
+        "algorithms/alg03_attention.py",
+        "single_query_attention",
+        "return",
+        '"o...t,t...->o..."',
+        '"t...o,t...->o..."',
+        3,
+        "return",
+        (),
+    )
     results = locate(raising, ROOT, 0, cache)
     assert results.errors[3][0] == "return"
     assert results.first is not None
@@ -212,16 +224,15 @@ def test_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--algorithm", "16"], "invalid choice: 16"),
+        (["--algorithm", "16"], "--algorithm: expected one of 1, 2,"),
         (["--sizes", "H"], "NAME=SIZE"),
         (["--sizes", "Q=3"], "expected one of N_V"),
         (["--sizes", "d_e=1"], "d_e: expected at least 2, got 1"),
-        (["--implementation", "fast"], "expected one of auto"),
+        (["--implementation", "fast"], "--implementation: expected one of auto"),
         (["--mutations", "none such"], "none such"),
     ],
 )
-def test_wrong_usage(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
+def test_wrong_usage(arguments, message):
+    with pytest.raises(UsageError, match=re.escape(message)) as stopped:
         command.main(arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert "\n" not in str(stopped.value)

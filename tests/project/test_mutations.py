@@ -15,19 +15,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", mutations.MUTATIONS)
-def test_the_text_to_replace_stands_there_once(name):
+def test_the_code_to_replace_stands_there_once(name):
     mutation = mutations.MUTATIONS[name]
-    text = (ROOT / "algorithms" / mutation.file).read_text("utf-8")
-    assert text.count(mutation.old) == 1
-    assert mutation.new != mutation.old
+    text = (ROOT / mutation.file).read_text("utf-8")
+    edited = mutations.edited(mutation, ROOT)
+    assert edited != text
+    compile(edited, mutation.file, "exec")
     for test in mutation.tests:
         file, _, function = test.partition("[")[0].partition("::")
         assert not function or re.search(rf"^(def|class) {function}\b", (ROOT / file).read_text("utf-8"), re.MULTILINE)
 
 
 def test_no_two_mutations_are_the_same_and_every_algorithm_has_one_that_is_located():
-    edits = {(m.file, m.old, m.new) for m in mutations.MUTATIONS.values()}
-    assert len(edits) == len(mutations.MUTATIONS) >= 112
+    edits = {(m.file, m.function, m.statement, m.old, m.new) for m in mutations.MUTATIONS.values()}
+    assert len(edits) == len(mutations.MUTATIONS) >= 136
     located = [m for m in mutations.MUTATIONS.values() if m.line is not None]
     assert len(located) >= 62
     assert {m.algorithm for m in located} == set(range(1, 16))
