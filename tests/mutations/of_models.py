@@ -233,6 +233,16 @@ OF_MODELS: dict[str, Mutation] = {
         None,
         ED_TRAINING,
     ),
+    "the length of another context": Mutation(
+        "algorithms/alg11_training.py",
+        "ed_training.theta_hat.theta_i",
+        "l_z",
+        "_length(z, z_lengths, n)",
+        "_length(z, z_lengths, 0)",
+        11,
+        "4",
+        ED_TRAINING,
+    ),
     "weights of the loss ignored": Mutation(
         "algorithms/ops/log_loss.py",
         "log_loss",
