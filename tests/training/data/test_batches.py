@@ -341,7 +341,7 @@ STORE = distinct_store()
         ),
         (
             lambda: TokenStore.from_sequences([[1, 10]], 10),
-            r"token IDs from 1 to 10 came, expected \[0, 10\)",
+            r"token IDs: expected \[0, 10\), got 1 to 10",
         ),
     ],
 )

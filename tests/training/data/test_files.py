@@ -191,27 +191,27 @@ BAD_FILES = {
     "short": ("a.txt", b"one line\n", "text", "a.txt has 1 distinct records, too few to hold some out"),
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json blank line": ("a.jsonl", b'{"text": "a"}\n\n', "text", "a.jsonl:2: not a JSON object on one line"),
-    "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, came ["a"]'),
+    "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, got ["a"]'),
     "json key": (
         "a.jsonl",
         b'{"source": "a", "target": "b"}\n{"source": "c"}\n',
         "pairs",
-        'a.jsonl:2: expected an object {"source": "…", "target": "…"}, came {"source": "c"}',
+        'a.jsonl:2: expected an object {"source": "…", "target": "…"}, got {"source": "c"}',
     ),
     "json number": (
         "a.jsonl",
         b'{"label": 1, "text": "b"}\n',
         "labeled",
-        'a.jsonl:1: expected an object {"label": "…", "text": "…"}, came {"label": 1, "text": "b"}',
+        'a.jsonl:1: expected an object {"label": "…", "text": "…"}, got {"label": 1, "text": "b"}',
     ),
     "json empty": ("a.jsonl", b'{"text": "a"}\n{"text": " "}\n', "text", "a.jsonl:2: the text is empty"),
     "surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', "text", "a.jsonl:1: the text has a lone surrogate"),
-    "no tab": ("a.tsv", b"a\tb\nc d\n", "pairs", "a.tsv:2: expected source TAB target, came 0 TABs: 'c d'"),
+    "no tab": ("a.tsv", b"a\tb\nc d\n", "pairs", "a.tsv:2: expected source TAB target, got 0 TABs: 'c d'"),
     "two tabs": (
         "a.tsv",
         b"a\tb\tc\n",
         "labeled",
-        r"a.tsv:1: expected label TAB text, came 2 TABs: 'a\tb\tc'",
+        r"a.tsv:1: expected label TAB text, got 2 TABs: 'a\tb\tc'",
     ),
     "empty target": ("a.tsv", b"a\tb\nc\t\n", "pairs", "a.tsv:2: the target is empty"),
     "empty source": ("a.tsv", b"\tb\n", "pairs", "a.tsv:1: the source is empty"),
@@ -236,7 +236,7 @@ def test_a_bad_line_of_a_validation_file_is_named(tmp_path):
 def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.txt: No such file or directory"):
         read_corpus([tmp_path / "none.txt"], "text")
-    with pytest.raises(DataError, match="is no directory of the library datasets"):
+    with pytest.raises(DataError, match="is not a directory of the library datasets"):
         read_corpus([tmp_path], "text")
     with pytest.raises(DataError, match="no data files were given"):
         read_corpus([], "text")

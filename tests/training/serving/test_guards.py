@@ -117,7 +117,11 @@ def test_what_is_asked_and_generated_is_counted(model):
             asked(port, "POST", "/v1/completions", BODY | {"prompt": prompt, "logit_bias": {"0": 100}})
         for path in ("/a", "/b"):
             asked(port, "GET", path)
-        status, headers, text = asked(port, "GET", "/metrics")
+        for _ in range(200):  # the last continuation leaves a moment after its answer
+            status, headers, text = asked(port, "GET", "/metrics")
+            if "formal_algorithms_running 0.0" in text:
+                break
+            time.sleep(0.05)
     assert (status, headers["content-type"].startswith("text/plain")) == (200, True)
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     expected = {
