@@ -5,6 +5,7 @@ from typing import Annotated
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.registry import algorithm
 from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
 from algorithms.ops.linear import logits
@@ -13,6 +14,7 @@ from algorithms.ops.softmax import capped, softmax
 POSITIVE = Range("a number > 0", lambda c: c > 0)
 
 
+@algorithm(7, "Unembedding")
 @numbered
 def unembedding(
     e: Float[Array, "d_e *batch"],

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Integer, Key
 
+from algorithms.machinery.registry import algorithm
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
@@ -36,6 +37,7 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams, ETran
 FixedVariant = Annotated[Variant, NO_DROPOUT]
 
 
+@algorithm(11, "EDTraining")
 @numbered
 def ed_training(
     z: Integer[Array, "N_data l_z"],
@@ -91,6 +93,7 @@ def ed_training(
     return theta_hat
 
 
+@algorithm(12, "ETraining")
 @numbered
 def e_training(
     x: Integer[Array, "N_data l"],
@@ -149,6 +152,7 @@ def e_training(
     return theta_hat
 
 
+@algorithm(13, "DTraining")
 @numbered
 def d_training(
     x: Integer[Array, "N_data l"],

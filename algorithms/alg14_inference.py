@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Key
 
+from algorithms.machinery.registry import algorithm
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.alg11_training import FixedVariant
@@ -49,6 +50,7 @@ def _limit(theta: Any, variant: Variant) -> int | None:
     return variant.embedding.limit(theta)
 
 
+@algorithm(14, "DInference")
 @numbered
 def d_inference(
     x: Integer[Array, "*batch l"],
@@ -94,6 +96,7 @@ def d_inference(
     return y
 
 
+@algorithm(15, "EDInference")
 @numbered
 def ed_inference(
     z: Integer[Array, "*batch l_z"],

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.arrays import as_ids
 from algorithms.machinery.contract import Range, Relation
 from algorithms.notation import Count, Implementation, Share
@@ -26,6 +27,7 @@ Cap = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
 Tokens = Annotated[Count | None, Relation(_check_rows)]
 
 
+@compiled
 def log_loss(
     X: Float[Array, "d_e *batch l"],
     W_u: Float[Array, "N_V d_e"],
@@ -75,6 +77,7 @@ def log_loss(
     return (weights * losses).sum()
 
 
+@compiled
 def token_losses(
     X: Float[Array, "d_e *batch l"],
     W_u: Float[Array, "N_V d_e"],
