@@ -6,8 +6,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.registry import algorithm
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.notation import Implementation
 from algorithms.ops.lookup import lookup
 

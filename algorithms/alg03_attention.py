@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from algorithms.machinery.registry import algorithm
-from algorithms.machinery.compiled import compiled
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
 from algorithms.ops.attention.dispatch import attend

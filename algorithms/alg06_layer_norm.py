@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.registry import algorithm
-from algorithms.machinery.compiled import compiled
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.notation import Implementation
 from algorithms.ops import normalization
 

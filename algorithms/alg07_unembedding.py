@@ -5,9 +5,9 @@ from typing import Annotated
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.registry import algorithm
 from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped, softmax
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.registry import algorithm
-from algorithms.machinery.compiled import compiled
 from algorithms.layers import Lines, lines_of, padded, positions_in, zero_padding
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER

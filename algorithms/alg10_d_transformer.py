@@ -5,10 +5,10 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.registry import algorithm
-from algorithms.machinery.compiled import compiled
 from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, zero_padding
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER

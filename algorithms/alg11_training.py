@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Integer, Key
 
-from algorithms.machinery.registry import algorithm
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.loops import for_each
 from algorithms.machinery.arrays import as_ids
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.model.variant import NO_DROPOUT, Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import (

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Key
 
-from algorithms.machinery.registry import algorithm
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.alg11_training import FixedVariant
@@ -18,6 +17,7 @@ from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER

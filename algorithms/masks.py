@@ -182,7 +182,7 @@ def banded(width: int) -> StructuralMask:
     """
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ValueError(f"banded: expected a width of at least 1 token, got {width!r}")
-    return StructuralMask(unidirectional=True, width=width if width <= _LONGEST else None)
+    return StructuralMask(unidirectional=True, width=width if width < _LONGEST else None)
 
 
 def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:

@@ -56,11 +56,12 @@ def _places(signature: inspect.Signature, arguments: dict[str, Any]) -> dict[str
     """Name of an axis of sequences or tokens → the mesh axes that divide it, by the first argument that says so."""
     places: dict[str, Any] = {}
     for name, value in arguments.items():
-        for allowed in alternatives(signature.parameters[name].annotation):
-            if is_array(allowed.type) and isinstance(value, Array):
-                for axis, place in zip(_names(allowed.type.dim_str, value.ndim), jax.typeof(value).sharding.spec):
-                    if place is not None and axis.startswith(("*batch", "l")) and place not in places.values():
-                        places.setdefault(axis, place)
+        types = (allowed.type for allowed in alternatives(signature.parameters[name].annotation))
+        declared = next(filter(is_array, types), None)
+        if declared is not None and isinstance(value, Array):
+            for axis, place in zip(_names(declared.dim_str, value.ndim), jax.typeof(value).sharding.spec, strict=True):
+                if place is not None and axis.startswith(("*batch", "l")) and place not in places.values():
+                    places.setdefault(axis, place)
     return places
 
 

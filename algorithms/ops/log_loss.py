@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.compiled import compiled
 from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Range, Relation
 from algorithms.notation import Count, Implementation, Share
-from algorithms.ops.chunked_log_loss import chunked_log_loss
+from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
 from algorithms.ops.softmax import capped, log_softmax
@@ -74,7 +74,7 @@ def log_loss(
     takes_part = (weights != 0) | is_valid
     X, targets = jnp.where(takes_part[None], X, 0), jnp.where(takes_part, targets, 0)
     losses = jnp.where(takes_part, token_losses(X, W_u, targets, **options), 0)
-    return (weights * losses).sum()
+    return (weights.astype(losses.dtype) * losses).sum()
 
 
 @compiled
@@ -112,7 +112,7 @@ def _as_printed(label_smoothing, N_V, cap, X, W_u, b_u, targets):
     s, t = label_smoothing, jnp.clip(targets, 0, N_V - 1)
     Y = logits(X, W_u[:N_V], None if b_u is None else b_u[:N_V])
     log_P = log_softmax(capped(Y, cap))
-    losses = -(1 - s) * jnp.take_along_axis(log_P, t[None], axis=0)[0]
+    losses = -(1 - s) * of_target(0, t, log_P)
     if s:
         losses = losses - s / N_V * log_P.sum(axis=0)
     return one_or_nan(targets, N_V).astype(losses.dtype) * losses
