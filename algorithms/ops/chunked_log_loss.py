@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.hand_derived import hand_derived
@@ -83,8 +84,8 @@ def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
 
 def _at_target(s, N_V, first, targets, Y):
     """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]`` of the rows of Y, the first of which is row ``first``."""
-    of_target = (1 - s) * of_target(first, targets, Y)
-    return of_target + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else of_target
+    entry = (1 - s) * of_target(first, targets, Y)
+    return entry + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else entry
 
 
 def of_target(
