@@ -7,10 +7,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer
 
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.notation import Implementation
 from algorithms.ops.lookup import lookup
 
 
+@algorithm(1, "Token embedding")
 @numbered
 def token_embedding(
     v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
@@ -29,6 +31,7 @@ def token_embedding(
     return e
 
 
+@algorithm(2, "Positional embedding")
 @numbered
 def positional_embedding(
     l: Integer[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"

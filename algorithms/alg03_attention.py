@@ -8,7 +8,9 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
 from algorithms.ops.attention.dispatch import attend
@@ -35,6 +37,7 @@ PRINTED = Hooks()
 """Nothing."""
 
 
+@algorithm(3, "Basic single-query attention")
 @numbered
 def single_query_attention(
     e: Float[Array, "d_in *batch"],
@@ -83,6 +86,7 @@ def _of_one_head(
     return V_tilde
 
 
+@algorithm(4, "Attention")
 @numbered
 def attention(
     X: Float[Array, "d_x *batch l_x"],
@@ -120,6 +124,7 @@ def attention(
     return V_tilde
 
 
+@algorithm(5, "MHAttention")
 @numbered
 def mh_attention(
     X: Float[Array, "d_x *batch l_x"],
@@ -154,6 +159,7 @@ def mh_attention(
     return V_tilde
 
 
+@compiled
 def scaled_dot_product_attention(
     Q: Float[Array, "d_attn *batch l_x"],
     K: Float[Array, "d_attn *#batch l_z"],

@@ -7,14 +7,17 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.notation import Implementation
 from algorithms.ops import normalization
 
 Epsilon = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 
 
+@algorithm(6, "layer_norm")
 @numbered
 def layer_norm(
     e: Float[Array, "d_e *batch"],
@@ -45,6 +48,7 @@ def layer_norm(
     return e_hat.astype(dtype)
 
 
+@compiled
 @numbered
 def rms_norm(
     e: Float[Array, "d_e *batch"],

@@ -7,12 +7,14 @@ from jaxtyping import Float
 
 from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped, softmax
 
 POSITIVE = Range("a number > 0", lambda c: c > 0)
 
 
+@algorithm(7, "Unembedding")
 @numbered
 def unembedding(
     e: Float[Array, "d_e *batch"],

@@ -6,8 +6,10 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of, padded, positions_in, zero_padding
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -29,6 +31,7 @@ OWN = "relu", ("norm_last", "norm_first", "no_norm")
 """The activation of Algorithm 8, and the orders of its layers; first its own."""
 
 
+@algorithm(8, "EDTransformer")
 @numbered
 def ed_transformer(
     z: Context,
@@ -69,6 +72,7 @@ def ed_transformer(
     return P
 
 
+@compiled
 @numbered
 def ed_hidden_state(
     z: Context,
@@ -91,6 +95,7 @@ def ed_hidden_state(
     return X
 
 
+@compiled
 @numbered
 def ed_encoding(
     z: Integer[Array, "*batch l_z"],
@@ -128,6 +133,7 @@ def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
     return theta._replace(**{name: array for name, array in own.items() if array is not None})
 
 
+@compiled
 def ed_decoding(
     Z: Float[Array, "d_e *#batch l_z"],
     x: Integer[Array, "*batch l_x"],

@@ -7,8 +7,10 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import lines_of, padded, positions_in, zero_padding
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import BIDIRECTIONAL, SelfMask
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -35,6 +37,7 @@ OWN = "gelu", ("norm_last", "norm_first", "no_norm")
 """The activation of Algorithm 9, and the orders of its layers; first its own."""
 
 
+@algorithm(9, "ETransformer")
 @numbered
 def e_transformer(
     x: Integer[Array, "*batch l"],
@@ -71,6 +74,7 @@ def e_transformer(
     return P
 
 
+@compiled
 @numbered
 def e_hidden_state(
     x: Integer[Array, "*batch l"],
@@ -93,6 +97,7 @@ def e_hidden_state(
     return X
 
 
+@compiled
 @numbered
 def e_encoding(
     x: Integer[Array, "*batch l"],

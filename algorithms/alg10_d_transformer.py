@@ -6,7 +6,9 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, zero_padding
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -14,6 +16,7 @@ from algorithms.notation import Implementation, Length, OptionalKey, Remat
 from algorithms.parameters import DTransformerParams
 
 
+@algorithm(10, "DTransformer")
 @numbered
 def d_transformer(
     x: Integer[Array, "*batch l"],
@@ -49,6 +52,7 @@ def d_transformer(
     return P
 
 
+@compiled
 def d_hidden_state(
     x: Integer[Array, "*batch l"],
     theta: DTransformerParams,

@@ -17,6 +17,7 @@ from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.loops import for_each
 from algorithms.machinery.arrays import as_ids
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.model.variant import NO_DROPOUT, Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import (
@@ -36,6 +37,7 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams, ETran
 FixedVariant = Annotated[Variant, NO_DROPOUT]
 
 
+@algorithm(11, "EDTraining")
 @numbered
 def ed_training(
     z: Integer[Array, "N_data l_z"],
@@ -91,6 +93,7 @@ def ed_training(
     return theta_hat
 
 
+@algorithm(12, "ETraining")
 @numbered
 def e_training(
     x: Integer[Array, "N_data l"],
@@ -149,6 +152,7 @@ def e_training(
     return theta_hat
 
 
+@algorithm(13, "DTraining")
 @numbered
 def d_training(
     x: Integer[Array, "N_data l"],

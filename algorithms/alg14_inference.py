@@ -17,6 +17,7 @@ from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import accumulation_dtype, as_ids
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.registry import algorithm
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -49,6 +50,7 @@ def _limit(theta: Any, variant: Variant) -> int | None:
     return variant.embedding.limit(theta)
 
 
+@algorithm(14, "DInference")
 @numbered
 def d_inference(
     x: Integer[Array, "*batch l"],
@@ -94,6 +96,7 @@ def d_inference(
     return y
 
 
+@algorithm(15, "EDInference")
 @numbered
 def ed_inference(
     z: Integer[Array, "*batch l_z"],

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jaxtyping import Bool, Integer
+
+from algorithms.machinery.contract import Range, check_value
 
 
 @functools.partial(
@@ -99,6 +99,11 @@ ContextMask = StructuralMask | Bool[Array, "*#batch l_z l_z"]
 PrimaryMask = StructuralMask | Bool[Array, "*#batch l_x l_x"]
 
 
+_NOT_NEGATIVE = Range("a length >= 0", lambda length: length >= 0)
+
+_LONGEST = 2**30
+"""A window as wide as this is no band: no axis of tokens is longer, and positions minus widths stay in an int32."""
+
 _RANKS = {"length": 0, "documents_z": 1, "documents_x": 1, "first": 0}
 """Rank of each array of a structural mask, for one sequence."""
 
@@ -177,7 +182,7 @@ def banded(width: int) -> StructuralMask:
     """
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ValueError(f"banded: expected a width of at least 1 token, got {width!r}")
-    return StructuralMask(unidirectional=True, width=width)
+    return StructuralMask(unidirectional=True, width=width if width < _LONGEST else None)
 
 
 def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
@@ -196,8 +201,7 @@ def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
     """
     if isinstance(length, bool) or not jnp.issubdtype(jnp.result_type(length), jnp.integer):
         raise TypeError(f"padding: expected an integer length, or one for each sequence, got {length!r}")
-    if not isinstance(length, Tracer) and np.any(np.asarray(length) < 0):
-        raise ValueError(f"padding: expected a length >= 0, got {length}")
+    check_value("padding", length, _NOT_NEGATIVE)
     return StructuralMask(length=length)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Integer, Shaped
@@ -14,13 +15,15 @@ def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
 
 
 def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"]) -> Shaped[Array, "*rows_and_ones"]:
-    """``b 1ᵀ``: the vector ``b``, shaped so that it broadcasts over the columns of ``X``."""
+    """``b 1ᵀ``: the vector ``b``, shaped to broadcast over the columns of ``X``, and as precise as they are."""
+    if jnp.issubdtype(b.dtype, jnp.floating):
+        b = b.astype(np.promote_types(b.dtype, X.dtype))
     return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
 
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype in which sums over ``dtype`` are formed: float32 at least, float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return np.promote_types(dtype, np.float32)  # jnp's refuses to under jax_numpy_dtype_promotion="strict"
 
 
 def are_numbers(*sizes: Any) -> bool:

@@ -1,69 +1,69 @@
-"""From a plain function to a public one: checked by its contract, compiled, and, if it has a number, registered."""
+"""From a plain function to a public one: checked by its contract, and compiled."""
 
+import contextvars
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from algorithms.machinery.contract import contract_of
+from algorithms.machinery.explicit import with_automatic_axes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Algorithm(NamedTuple):
-    """An entry of the registry.
-
-    Attributes:
-        number: the number that the paper gives it.
-        name: the name that the paper gives it.
-        function: the public, compiled function.
-        lines: the plain function, whose body carries the ``# line n`` tags.
-    """
-
-    number: int
-    name: str
-    function: Callable[..., Any]
-    lines: Callable[..., Any]
-
-
-REGISTRY: dict[int, Algorithm] = {}
-"""Number of an algorithm → its entry. Filled by the table in ``algorithms``."""
-
-
-def algorithm(number: int, name: str, function: F) -> F:
-    """Compile one of the fifteen, and register it under the paper's number and name."""
-    public = compiled(function)
-    REGISTRY[number] = Algorithm(number, name, public, function)
-    return public
+_IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", default=False)
+"""Whether the body of a public function runs: what it calls is a part of its program, and has been checked."""
 
 
 def compiled(function: F) -> F:
-    """Check a function's arguments by its signature, and compile it with ``jax.jit``."""
-    contract = contract_of(function)
+    """Check a function's arguments by its signature, and compile it with ``jax.jit``.
+
+    Called by the body of another one, it is its own plain body: neither checked nor compiled a second time.
+    """
+    contract, signature = contract_of(function), inspect.signature(function)
 
     @functools.wraps(function)
     def checked(*args, **kwargs):
         contract.check(*args, **kwargs)
-        return function(*args, **kwargs)
+        token = _IN_A_BODY.set(True)
+        try:
+            return with_automatic_axes(function, signature, args, kwargs)
+        finally:
+            _IN_A_BODY.reset(token)
 
     jitted: Any = jax.jit(checked, static_argnames=contract.static)
 
     @functools.wraps(function)
     def public(*args, **kwargs):
+        if _IN_A_BODY.get():
+            return function(*args, **kwargs)
         if contract.check_values is not None:
             contract.check_values(*args, **kwargs)
         try:
             return jitted(*args, **kwargs)
-        except TypeError as error:
-            if "forward-mode" not in str(error) or "custom_vjp" not in str(error):
+        except (TypeError, ValueError) as error:
+            # jax.jit shows a function its tracers: what the caller gave is checked, and shown, here
+            problem = _raised_by(contract.check, args, kwargs)
+            if problem is None and "forward-mode" in str(error) and "custom_vjp" in str(error):
+                problem = TypeError(
+                    f"{function.__name__}: forward-mode differentiation (jax.jvp, jax.jacfwd, jax.linearize) of a "
+                    'backward pass derived by hand, which has reverse mode only; give implementation="paper", which '
+                    "JAX differentiates itself, to any order"
+                )
+            if problem is None:
                 raise
-            raise TypeError(
-                f"{function.__name__}: forward-mode differentiation (jax.jvp, jax.jacfwd, jax.linearize) of a backward "
-                'pass derived by hand, which has reverse mode only; give implementation="paper", which JAX '
-                "differentiates itself, to any order"
-            ) from error
+            raise problem from None
 
     for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(public, method, getattr(jitted, method))
     return public  # pyright: ignore[reportReturnType]
+
+
+def _raised_by(check: Callable[..., None], args: Any, kwargs: Any) -> Exception | None:
+    try:
+        check(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        return error
+    return None

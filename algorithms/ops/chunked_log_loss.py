@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.hand_derived import hand_derived
@@ -83,16 +84,18 @@ def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
 
 def _at_target(s, N_V, first, targets, Y):
     """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]`` of the rows of Y, the first of which is row ``first``."""
-    of_target = (1 - s) * _of_target(first, targets, Y)
-    return of_target + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else of_target
+    entry = (1 - s) * of_target(first, targets, Y)
+    return entry + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else entry
 
 
-def _of_target(first, targets, Y):
+def of_target(
+    first: int | Array, targets: Integer[Array, "*columns"], Y: Float[Array, "rows *columns"]
+) -> Float[Array, "*columns"]:
     """The entry of each column's target, 0 where another device has it.
 
     A CPU looks it up; elsewhere a sum lets the rows lie on several devices, and is part of the other sums over them.
     """
-    if platform_of(Y) == "cpu" and devices_sharing(Y) == 1:
+    if platform_of(Y) == "cpu" and devices_sharing(Y) == 1 and are_numbers(*Y.shape):
         row = jnp.clip(targets - first, 0, Y.shape[0] - 1)
         return jnp.where(row == targets - first, jnp.take_along_axis(Y, row[None], axis=0)[0], 0)
     return jnp.where(_is_target(first, Y.shape[0], targets), Y, 0).sum(axis=0)
@@ -151,8 +154,8 @@ def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, t
         b_v = None if b_u is None else jax.lax.dynamic_slice_in_dim(b_u, start, rows)
         Y = logits_of_rows(n, N_V, first, X, W_v, b_v, cap)
         P = jnp.exp(Y - log_sum_exp[None])
-        q = (1 - label_smoothing) * _is_target(first, rows, targets)
-        q = q + label_smoothing / N_V * is_token(first, N_V, P) if label_smoothing else q
+        q = (1 - label_smoothing) * _is_target(first, rows, targets).astype(P.dtype)
+        q = q + label_smoothing / N_V * is_token(first, N_V, P).astype(P.dtype) if label_smoothing else q
         dY = (P - q) * dlosses[None]
         if cap is not None:  # 1 − tanh² of the capped logits of tokens; in the rows of padding P = q = 0
             dY = dY * (1 - jnp.square(jnp.where(is_token(first, N_V, Y), Y, 0) / cap))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
@@ -59,7 +59,7 @@ def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], 
 
     For a sum over several axes XLA's CPU backend copies a factor; over these axes merged into one it does not.
     """
-    if len(axes[0]) > 1 and platform_of(A) == "cpu" and devices_sharing(A) == 1:
+    if len(axes[0]) > 1 and platform_of(A) == "cpu" and devices_sharing(A) == 1 and are_numbers(*A.shape):
         A, B, axes = _merged(A, axes[0]), _merged(B, axes[1]), (axes[0][:1], axes[1][:1])
     at_once = functools.partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype)
     return _accumulated(at_once, A, B, dtype)

@@ -7,9 +7,10 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Range, Relation
 from algorithms.notation import Count, Implementation, Share
-from algorithms.ops.chunked_log_loss import chunked_log_loss
+from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
 from algorithms.ops.softmax import capped, log_softmax
@@ -26,6 +27,7 @@ Cap = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
 Tokens = Annotated[Count | None, Relation(_check_rows)]
 
 
+@compiled
 def log_loss(
     X: Float[Array, "d_e *batch l"],
     W_u: Float[Array, "N_V d_e"],
@@ -72,9 +74,10 @@ def log_loss(
     takes_part = (weights != 0) | is_valid
     X, targets = jnp.where(takes_part[None], X, 0), jnp.where(takes_part, targets, 0)
     losses = jnp.where(takes_part, token_losses(X, W_u, targets, **options), 0)
-    return (weights * losses).sum()
+    return (weights.astype(losses.dtype) * losses).sum()
 
 
+@compiled
 def token_losses(
     X: Float[Array, "d_e *batch l"],
     W_u: Float[Array, "N_V d_e"],
@@ -109,7 +112,7 @@ def _as_printed(label_smoothing, N_V, cap, X, W_u, b_u, targets):
     s, t = label_smoothing, jnp.clip(targets, 0, N_V - 1)
     Y = logits(X, W_u[:N_V], None if b_u is None else b_u[:N_V])
     log_P = log_softmax(capped(Y, cap))
-    losses = -(1 - s) * jnp.take_along_axis(log_P, t[None], axis=0)[0]
+    losses = -(1 - s) * of_target(0, t, log_P)
     if s:
         losses = losses - s / N_V * log_P.sum(axis=0)
     return one_or_nan(targets, N_V).astype(losses.dtype) * losses

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.arrays import accumulation_dtype, as_ids
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_ids
 from algorithms.machinery.hand_derived import hand_derived
 
 ONE_HOT_LIMIT = 1024
@@ -45,11 +45,13 @@ def _backward(residuals, dE):
     W, v = residuals
     d_e, n = W.shape
     dE = dE.astype(accumulation_dtype(dE.dtype))
-    dE, v = (dE * one_or_nan(v, n)[None].astype(dE.dtype)).reshape(d_e, -1), jnp.clip(v, 0, n - 1).reshape(-1)
+    dE, v = dE * one_or_nan(v, n)[None].astype(dE.dtype), jnp.clip(v, 0, n - 1)
+    if are_numbers(*v.shape):  # JAX cannot merge axes of symbolic sizes
+        dE, v = dE.reshape(d_e, -1), v.reshape(-1)
     if n <= ONE_HOT_LIMIT:
-        dW = dE @ jax.nn.one_hot(v, n, dtype=dE.dtype)
+        dW = jnp.tensordot(dE, jax.nn.one_hot(v, n, dtype=dE.dtype), axes=v.ndim)
     else:
-        dW = jnp.zeros_like(dE, shape=(n, d_e)).at[v].add(dE.T).T
+        dW = jnp.zeros_like(dE, shape=(n, d_e)).at[v].add(jnp.moveaxis(dE, 0, -1)).T
     return dW.astype(W.dtype), None
 
 

@@ -21,14 +21,14 @@ def _layer_norm_forward(epsilon, X, gamma, beta):
     e = X.astype(accumulation_dtype(X.dtype))
     m = e.mean(axis=0, keepdims=True)
     r = 1 / jnp.sqrt(jnp.square(e - m).mean(axis=0, keepdims=True) + epsilon)
-    e_hat = (e - m) * r * as_columns(gamma, X) + as_columns(beta, X)
+    e_hat = (e - m) * r * as_columns(gamma, e) + as_columns(beta, e)
     return e_hat.astype(X.dtype), _Residuals(X, m, r, gamma, beta)
 
 
 def _rms_norm_forward(epsilon, X, gamma):
     e = X.astype(accumulation_dtype(X.dtype))
     r = 1 / jnp.sqrt(jnp.square(e).mean(axis=0, keepdims=True) + epsilon)
-    return (e * r * as_columns(gamma, X)).astype(X.dtype), _Residuals(X, None, r, gamma, None)
+    return (e * r * as_columns(gamma, e)).astype(X.dtype), _Residuals(X, None, r, gamma, None)
 
 
 def _backward(epsilon, residuals: _Residuals, dY):
@@ -45,7 +45,7 @@ def _backward(epsilon, residuals: _Residuals, dY):
     X, m, r, gamma, beta = residuals
     dY = dY.astype(r.dtype)
     x_hat = (X.astype(r.dtype) - (0 if m is None else m)) * r
-    g = as_columns(gamma, X) * dY
+    g = as_columns(gamma, dY) * dY
     tokens = tuple(range(1, X.ndim))
     through_mean = 0 if m is None else g.mean(axis=0, keepdims=True)
     dX = r * (g - through_mean - x_hat * (g * x_hat).mean(axis=0, keepdims=True))

@@ -1,15 +1,22 @@
 """What every one of the fifteen promises a JAX user: compiled, pure, typed keys, float64 in and float64 out."""
 
+import copy
 import inspect
+import pickle
+import sys
+from typing import Annotated, NamedTuple
 
 import chex
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Float
 
 import algorithms
 from algorithms import REGISTRY, UNIDIRECTIONAL
+from algorithms.machinery.contract import Range, check_value, contract_of
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -130,3 +137,113 @@ def test_keyword_arguments_are_keyword_only(number):
     parameters = inspect.signature(REGISTRY[number].function).parameters
     for name in kwargs:
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@every_algorithm
+def test_there_is_one_function_of_a_name_and_it_can_be_pickled(number):
+    function = REGISTRY[number].function
+    assert getattr(sys.modules[function.__module__], function.__name__) is function
+    assert getattr(algorithms, function.__name__) is function
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert copy.deepcopy(function) is function
+
+
+@pytest.mark.parametrize(
+    "value", [algorithms.GPT2, D, algorithms.banded(3), UNIDIRECTIONAL & algorithms.padding(3)], ids=str
+)
+def test_what_is_static_can_be_pickled(value):
+    assert pickle.loads(pickle.dumps(value)) == value == copy.deepcopy(value)
+
+
+def names_of_programs(program):
+    """The names of the compiled functions inside of a program."""
+    for equation in program.eqns:
+        if equation.primitive.name in ("jit", "pjit"):
+            yield equation.params["name"]
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from names_of_programs(inner)
+
+
+def test_algorithms_that_call_each_other_are_one_program():
+    args, kwargs = arguments(8)
+    program = jax.make_jaxpr(lambda *args: algorithms.ed_transformer(*args, **kwargs))(*args).jaxpr
+    ours = {entry.function.__name__ for entry in REGISTRY.values()} | {"ed_hidden_state", "ed_encoding", "ed_decoding"}
+    assert [name for name in names_of_programs(program) if name in ours] == ["ed_transformer"]
+
+
+def test_a_call_after_an_error_is_checked_again():
+    """An exception in a body leaves no trace of it: the next call is not taken for a part of it."""
+    with pytest.raises(ValueError, match="implementation"):
+        algorithms.attention(*arguments(4)[0], implementation="cudnn")
+    with pytest.raises(TypeError, match="x: expected integers"):
+        algorithms.d_transformer(jnp.ones(3), arguments(10)[0][1])
+
+
+def test_an_array_on_a_device_is_read_once_for_each_range():
+    read = []
+    allowed = Range("a number >= 0", lambda n: read.append(n) or n >= 0)
+    on_device, on_host = jnp.arange(3), np.arange(3)
+    for _ in range(2):
+        check_value("n", on_device, allowed)
+    assert len(read) == 1
+    check_value("n", on_device, Range("a number <= 2", lambda n: read.append(n) or n <= 2))
+    assert len(read) == 2
+    for _ in range(2):
+        check_value("n", on_host, allowed)  # which may have changed
+    assert len(read) == 4
+    for _ in range(2):
+        with pytest.raises(ValueError, match="n: expected a number >= 0, got -1"):
+            check_value("n", jnp.asarray(-1), allowed)
+
+
+class Heads(NamedTuple):
+    W_q: Float[jax.Array, "*stack d_attn d_x"]
+    W_k: Float[jax.Array, "*stack_kv d_attn d_x"]
+    b_k: Float[jax.Array, "*stack_kv d_attn"] | None = None
+
+
+class Layer(NamedTuple):
+    heads: Annotated[Heads, "H"]
+
+
+def of_one(W: Heads): ...
+
+
+def of_heads(W: Layer): ...
+
+
+def of_layers(theta: Annotated[Layer, "L"]): ...
+
+
+def heads(*stack, kv, b_k=None):
+    stack_kv = (*stack[:-1], kv) if stack else ()
+    return Heads(jnp.ones((*stack, 5, 7)), jnp.ones((*stack_kv, 5, 7)), None if b_k is None else jnp.ones(b_k))
+
+
+def test_heads_may_share_keys():
+    contract_of(of_one).check(heads(kv=None, b_k=(5,)))
+    for kv in (1, 2, 4):
+        contract_of(of_heads).check(Layer(heads(4, kv=kv, b_k=(kv, 5))))
+        contract_of(of_layers).check(Layer(heads(3, 4, kv=kv, b_k=(3, kv, 5))))
+    for kv in (0, 3, 8):
+        shape = rf"\[H_kv, d_attn, d_x\] with H_kv a divisor of H = 4 from W.heads.W_q, .*, got float64\[{kv}, 5, 7\]"
+        with pytest.raises(ValueError, match=r"W.heads.W_k: expected floating-point numbers " + shape):
+            contract_of(of_heads).check(Layer(heads(4, kv=kv)))
+    with pytest.raises(ValueError, match=r"b_k: .* \[L, H_kv, d_attn\] with L = 3 .*, H_kv = 2 from theta.heads.W_k"):
+        contract_of(of_layers).check(Layer(heads(3, 4, kv=2, b_k=(3, 4, 5))))
+
+
+@pytest.mark.parametrize("number", [8, 9, 10, 11, 12, 13, 14, 15])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("implementation", ["auto", "paper", "blockwise"])
+def test_dtypes_are_promoted_by_us_alone(number, dtype, implementation):
+    """With JAX's strict rules, under which it promotes nothing; gradients are inside of Algorithms 11 to 13."""
+    args, kwargs = arguments(number, dtype=dtype)
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(lambda *args: REGISTRY[number].function(*args, **kwargs, implementation=implementation), *args)
+
+
+def test_a_message_shows_no_tracer():
+    theta = arguments(10)[0][1]
+    with pytest.raises(TypeError, match=r"x: expected integers \[\*batch, l\], got list; make it an array"):
+        jax.jit(lambda one: algorithms.d_transformer([one, 2], theta))(1)

@@ -70,3 +70,10 @@ def test_a_length_may_be_traced_and_mapped_over():
     masks = jax.jit(jax.vmap(lambda length: (UNIDIRECTIONAL & padding(length)).dense(5, 3)))(lengths)
     for length in range(4):
         np.testing.assert_array_equal(masks[length], (UNIDIRECTIONAL & padding(length)).dense(5, 3))
+
+
+@pytest.mark.parametrize("width", [2**30, 2**31, 2**70])
+def test_a_window_wider_than_any_sequence_is_no_band(width):
+    assert banded(width) == UNIDIRECTIONAL
+    assert (UNIDIRECTIONAL & banded(width)).dense(3, 3).tolist() == UNIDIRECTIONAL.dense(3, 3).tolist()
+    assert banded(2**30 - 1).dense(3, 3).tolist() == UNIDIRECTIONAL.dense(3, 3).tolist()

@@ -468,3 +468,18 @@ def test_an_exported_program_of_symbolic_lengths_is_right_or_refused(name, imple
         return
     assert re.search("symbolic", message), message
     assert re.search("implementation=|length", message), message
+
+
+@pytest.mark.parametrize("implementation", ["auto", "paper"])
+def test_an_exported_loss_of_the_next_tokens(implementation, monkeypatch):
+    """The sizes are then l − 1, which JAX does not know to be positive, and b·(l − 1)."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # which cannot compare l − 1 with l − 1
+
+    def loss(theta, x):
+        X = d_hidden_state(x[..., :-1], theta, implementation=implementation)
+        return log_loss(X, theta.W_u, x[..., 1:], implementation=implementation)
+
+    program, x = jax.jit(jax.value_and_grad(loss)), cases.random_tokens(3, 9, n=17)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), D)
+    exported = jax.export.export(program)(shapes, jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, l"), x.dtype))
+    cases.assert_trees_close(exported.call(D, x), program(D, x), 1e-11)

@@ -46,6 +46,7 @@ STANDARD_LIBRARY = {
     "ast",
     "collections",
     "contextlib",
+    "contextvars",
     "dataclasses",
     "enum",
     "functools",
@@ -58,6 +59,7 @@ STANDARD_LIBRARY = {
     "tokenize",
     "types",
     "typing",
+    "weakref",
 }
 OUTSIDE_WORLD = {"breakpoint", "eval", "exec", "input", "open", "print"}
 
