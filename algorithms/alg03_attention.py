@@ -82,7 +82,7 @@ def _of_one_head(
     S = capped(S, cap, Q.shape[0])  # S in the paper
     S = jnp.where(Mask, S, -jnp.inf)  # line 5
     A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
-    V_tilde = (V @ drop(A)).astype(V.dtype)  # return
+    V_tilde = (V.astype(A.dtype) @ drop(A)).astype(V.dtype)  # return
     return V_tilde
 
 
