@@ -76,7 +76,7 @@ class Axes:
     def _check_fields(self, name: str, value: Any, tree: Allowed) -> None:
         """Check the fields of a pytree; the words in its notes rename axes, or stack them in front."""
         words = " ".join(tree.of(str)).split()
-        renamed = dict(word.split("=") for word in words if "=" in word)
+        renamed = {theirs: ours for theirs, _, ours in (word.partition("=") for word in words) if ours}
         stack = (*self.stacks["*stack"], *(word for word in words if "=" not in word))
         inner = Axes(stack)
         if not renamed:  # the names of its axes mean what they mean around it
