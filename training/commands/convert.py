@@ -1,6 +1,7 @@
 """Convert a checkpoint of another library to a directory that every script takes as it takes a run, and back.
 
     scripts/convert.py gpt2-directory runs/gpt2          # config.json and safetensors, or a file of PyTorch's
+    scripts/convert.py model.gguf runs/model             # of llama.cpp and Ollama, with its tokenizer and chat template
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
 
@@ -20,7 +21,9 @@ from training.interchange.hub import HUB, downloaded
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, or a run")
+    main.add_argument(
+        "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a file of GGUF, or a run"
+    )
     main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
     compilation_cache.add_flags(main)

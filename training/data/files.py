@@ -7,6 +7,7 @@
 |---|---|---|---|
 | .jsonl, .json | {"text": …} | {"source": …, "target": …} | {"label": …, "text": …} |
 | .parquet, or a directory of datasets | column text | columns source, target | columns label, text |
+| a directory of text | every .txt and .md in it and below, in the order of their names | | |
 | anything else | the file is one document | source TAB target | label TAB text |
 
 With .gz, .bz2, .xz or .zst appended, the same, compressed. Files are UTF-8 (a byte order mark is dropped); every line
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from training.data.formats import check_table, inner_suffix, is_table, opened, readable, rows
+from training.data.formats import check_table, inner_suffix, is_table, opened, readable, rows, text_files
 from training.data.records import (
     Corpus,
     DataError,
@@ -306,6 +307,19 @@ def _name(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files)) if len(files) < 4 else f"{files[0]} and {len(files) - 1} more files"
 
 
+def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) -> tuple[Path, ...]:
+    """The files, with those of each directory of text in its place."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        inside = text_files(path) if kind == "text" else []
+        if inside and counted:
+            raise DataError(
+                f"{path} is a directory of {len(inside)} files: a mixture weighs files; give each its weight"
+            )
+        files += inside or [path]
+    return tuple(files)
+
+
 def read_corpus(
     paths: Sequence[str | Path],
     kind: Kind,
@@ -317,7 +331,7 @@ def read_corpus(
     """Check that the user's files are text, and split their records into training and validation.
 
     Args:
-        paths: the files to train on.
+        paths: the files to train on, and directories of them.
         kind: what they hold; see the table in the module's docstring.
         validation_paths: the files to validate on; what they hold is left out of training. If there are none,
             records of `paths` are held out.
@@ -335,7 +349,7 @@ def read_corpus(
         raise DataError("no data files were given")
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
-    files, held_files = tuple(map(Path, paths)), tuple(map(Path, validation_paths))
+    files, held_files = _files(paths, kind, counted=counted), _files(validation_paths, kind)
     names = FIELDS[kind]
     checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]
     size = sum(n for n, _ in checked)

@@ -15,9 +15,11 @@ from typing import Any, BinaryIO
 from training.data.records import DataError
 from training.disk import require_file
 
-__all__ = ["check_table", "inner_suffix", "is_table", "opened", "readable", "rows"]
+__all__ = ["check_table", "inner_suffix", "is_table", "opened", "readable", "rows", "text_files"]
 
 ROWS = 1000
+TEXT = (".txt", ".md")
+"""The files of a directory that are read as text."""
 
 
 def _zstd(path: Path) -> Any:
@@ -87,6 +89,17 @@ def is_table(path: Path) -> bool:
     return path.suffix == ".parquet" or path.is_dir()
 
 
+def text_files(path: Path) -> list[Path]:
+    """Return the files of text in a directory and in those below it, by their names; none of a table's directory.
+
+    Args:
+        path: a directory, or a file, which has none.
+    """
+    if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
+        return []
+    return sorted(file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())
+
+
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
     """Check that a table has columns.
 
@@ -129,7 +142,10 @@ def _dataset(path: Path) -> Any:
     if splits:
         raise DataError(f"{path} holds the parts {', '.join(splits)}: name one of them, such as {path / splits[0]}")
     if not (path / "dataset_info.json").is_file():
-        raise DataError(f"{path} is not a directory of the library datasets (save_to_disk makes one): name files in it")
+        raise DataError(
+            f"{path}: expected a directory of the library datasets (save_to_disk makes one), or of text with files "
+            f"{' and '.join(TEXT)}; name files in it"
+        )
     return _needed("datasets", path).load_from_disk(str(path))
 
 

@@ -17,6 +17,7 @@ class SpecialTokens(NamedTuple):
         before: what the model reads before a text.
         after: what it reads after one.
         others: further IDs that never occur in text, such as padding.
+        ends: further IDs that end what the model generates, besides eos.
     """
 
     N_V: int
@@ -26,6 +27,7 @@ class SpecialTokens(NamedTuple):
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     others: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
     def token(self, name: str) -> int:
         """Return a special token.
@@ -41,15 +43,16 @@ class SpecialTokens(NamedTuple):
     def all(self) -> tuple[int, ...]:
         """Return the tokens that never occur in text."""
         own = {token for token in (self.mask, self.bos, self.eos) if token is not None}
-        return tuple(sorted(own | {*self.before, *self.after, *self.others}))
+        return tuple(sorted(own | {*self.before, *self.after, *self.others, *self.ends}))
 
     def framed(self, ids: Sequence[int], *, ends: bool) -> list[int]:
         """Return a text's token IDs as the model reads them; bos alone for an empty text."""
         return [*self.before, *ids, *(self.after if ends else ())] or [self.token("bos")]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+        """Return the fields by name; `ends` only where there are some, as older files lack it."""
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+        return fields if self.ends else {name: value for name, value in fields.items() if name != "ends"}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "SpecialTokens":

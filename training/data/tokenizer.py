@@ -21,12 +21,14 @@ class Tokenizer(abc.ABC):
         special: the special tokens of the model that the tokenizer came with; None: the paper's.
         special_origins: its own IDs for mask, bos and eos, where it has them.
         unknown: the token that stands for text outside the vocabulary, if there is one.
+        chat_template: how a conversation is written for the model, if it can have one; see `training.data.chat`.
     """
 
     N_V: int
     special: SpecialTokens | None = None
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
     unknown: int | None = None
+    chat_template: str | None = None
 
     @property
     def mask_token(self) -> int:
@@ -47,6 +49,12 @@ class Tokenizer(abc.ABC):
     def end(self) -> int | None:
         """The token that ends what is generated: eos_token, or None if the model came with none."""
         return self.special.eos if self.special else self.eos_token
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """All tokens that end what is generated, `end` first."""
+        ends = (self.end, *(self.special.ends if self.special else ()))
+        return tuple(token for token in ends if token is not None)
 
     @property
     def special_tokens(self) -> tuple[int, ...]:

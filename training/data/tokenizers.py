@@ -21,6 +21,7 @@ can be copied to the new rows. A tokenizer that came with a model (`training.int
 special tokens, `tokenizer.special`.
 """
 
+import functools
 import json
 import re
 from collections import Counter
@@ -149,6 +150,7 @@ class LibraryTokenizer(Tokenizer):
 
     Attributes:
         target: what decodes, where a model's output has another vocabulary than its input.
+        chat_template: how a conversation is written for the model, if it can have one.
     """
 
     def __init__(
@@ -157,9 +159,10 @@ class LibraryTokenizer(Tokenizer):
         *,
         special: SpecialTokens | None = None,
         target: library.Tokenizer | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self._inner = library.Tokenizer.from_str(inner.to_str())
-        self.special, self.target = special, target
+        self.special, self.target, self.chat_template = special, target, chat_template
         if special:
             self._inner.encode_special_tokens = True  # in a text, "[MASK]" is six characters
         self._inner.no_truncation()
@@ -196,6 +199,17 @@ class LibraryTokenizer(Tokenizer):
             _utf8(text)
         return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    @functools.cached_property
+    def _of_markup(self) -> library.Tokenizer:
+        inner = library.Tokenizer.from_str(self._inner.to_str())
+        inner.encode_special_tokens = False
+        return inner
+
+    def encode_markup(self, text: str) -> list[int]:
+        """Return the token IDs of a text in which the names of special tokens stand for them, as a template's."""
+        _utf8(text)
+        return self._of_markup.encode(text, add_special_tokens=False).ids
+
     def _decode(self, ids: list[int]) -> str:
         return (self.target or self._inner).decode(ids, skip_special_tokens=False)
 
@@ -206,6 +220,8 @@ class LibraryTokenizer(Tokenizer):
             state["special"] = self.special.to_json()
         if self.target:
             state["target"] = json.loads(self.target.to_str())
+        if self.chat_template is not None:
+            state["chat_template"] = self.chat_template
         return state
 
 
@@ -308,7 +324,10 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
         special = SpecialTokens.from_json(state["special"]) if "special" in state else None
         target = library.Tokenizer.from_str(json.dumps(state["target"])) if "target" in state else None
         return LibraryTokenizer(
-            library.Tokenizer.from_str(json.dumps(state["tokenizer"])), special=special, target=target
+            library.Tokenizer.from_str(json.dumps(state["tokenizer"])),
+            special=special,
+            target=target,
+            chat_template=state.get("chat_template"),
         )
     if state["kind"] == "numbers":
         return NumberTokenizer(SpecialTokens.from_json(state["special"]))

@@ -25,10 +25,12 @@ from algorithms.model.variants import name_of
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import reason, require_file
-from training.interchange import consistency, containers, mapping, positions, tokenizer_files
+from training.interchange import consistency, containers, gguf_tokenizer, mapping, positions, tokenizer_files
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.errors import InterchangeError
+from training.interchange.gguf_file import SUFFIX
+from training.interchange.gguf_models import GGUFTensors, open_gguf
 from training.interchange.unsupported import NEEDS
 from training.runs.directory import FORMAT, Description, Run, RunDirectory, load_run
 from training.runs.named_arrays import flatten, unflatten
@@ -54,7 +56,7 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
     Args:
         path: a directory with config.json and the weights: model.safetensors, several files and their index, or a file
-            of PyTorch's, which is read without running any code in it.
+            of PyTorch's, which is read without running any code in it; or a file of GGUF, which has all of it.
 
     Returns:
         the parameters, the configuration, which has the variant, and the tokenizer, if there is one that can be read.
@@ -119,7 +121,7 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None) ->
     """Convert a checkpoint to a directory that the scripts take as they take a run, or a run to a checkpoint.
 
     Args:
-        source: a directory: of a checkpoint, or of a run.
+        source: a directory, of a checkpoint or of a run; or a file of GGUF.
         target: the directory to write, which must not exist, or be empty.
         to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the likeliest.
 
@@ -174,10 +176,12 @@ def _sizes(model: Model, variant: str) -> dict[str, Any]:
 
 
 def _is_ours(path: Path) -> bool:
+    if path.is_file() and path.suffix == SUFFIX:
+        return False
     if path.is_file():
         raise InterchangeError(
-            f"{path}: expected a directory with config.json and the weights, got a file; put it into a directory of "
-            "its own, with the config.json of its model beside it"
+            f"{path}: expected a directory with config.json and the weights, or a file named *{SUFFIX}, got "
+            "another file; put it into a directory of its own, with the config.json of its model beside it"
         )
     if not path.is_dir():
         raise InterchangeError(f"there is no directory {path}")
@@ -190,11 +194,14 @@ def _template(model: Model) -> Any:
 
 def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
     """The model of a checkpoint, our arrays by name, and its tokenizer."""
-    _check_files(path)
-    state = read_json(path / "config.json")
-    architecture = _architecture(path, state)
-    tensors = containers.Tensors(path)
-    fields = Fields(path / "config.json", state)
+    if path.suffix == SUFFIX:
+        state, tensors = open_gguf(path)
+        architecture, fields = _architecture(path, state), Fields(path, state)
+    else:
+        _check_files(path)
+        state = read_json(path / "config.json")
+        architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
+        tensors = containers.Tensors(path)
     try:
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
@@ -212,7 +219,10 @@ def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
         ignored=architecture.ignored,
     )
     positions.check(tensors, model, architecture.ignored)
-    tokenizer = tokenizer_files.read(path, fields, model)
+    if isinstance(tensors, GGUFTensors):
+        tokenizer = gguf_tokenizer.read(path, tensors.file.metadata, model.config.N_V)
+    else:
+        tokenizer = tokenizer_files.read(path, fields, model)
     special: SpecialTokens = tokenizer_files.special_tokens(path, fields, model, None)
     return model, leaves, tokenizer or NumberTokenizer(special)
 

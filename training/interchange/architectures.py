@@ -1,15 +1,21 @@
 """The kinds of models that can be read and written, by their `model_type`."""
 
-from training.interchange import bert, gpt2, torch_transformer
+from training.interchange import bert, decoders, gpt2, torch_transformer
 from training.interchange.description import Architecture
 from training.interchange.encoder_decoder import VARIANTS, architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": gpt2.ARCHITECTURE,
+    **{kind: decoders.architecture(kind) for kind in decoders.FAMILIES},
     "bert": bert.ARCHITECTURE,
     **{kind: architecture(kind) for kind in VARIANTS},
     torch_transformer.NAME: torch_transformer.ARCHITECTURE,
 }
 
-WRITTEN_AS = {"d": ("gpt2",), "e": ("bert",), "classify": ("bert",), "ed": (*VARIANTS, torch_transformer.NAME)}
+WRITTEN_AS = {
+    "d": ("gpt2", *decoders.FAMILIES),
+    "e": ("bert",),
+    "classify": ("bert",),
+    "ed": (*VARIANTS, torch_transformer.NAME),
+}
 """The kinds as which the parameters of a task may be written, the likeliest first."""

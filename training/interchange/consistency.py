@@ -12,6 +12,7 @@ SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
 HEAD = "classifier.weight"
 SIGNS = (
     ("gpt2", re.compile(r"(^|\.)wte\.weight$")),
+    ("llama", re.compile(r"(^|\.)layers\.0\.mlp\.gate_proj\.weight$")),
     ("bert", re.compile(r"(^|\.)embeddings\.word_embeddings\.weight$")),
     ("bart", re.compile(r"(^|\.)decoder\.layernorm_embedding\.weight$")),
     ("fsmt", re.compile(r"(^|\.)decoder\.output_projection\.weight$")),

@@ -43,7 +43,7 @@ class Fields:
     """The fields of a config.json.
 
     Attributes:
-        path: the file.
+        path: the file, or that of GGUF that says the same.
         needs: what the model needs but this library lacks.
     """
 
@@ -56,6 +56,10 @@ class Fields:
         """Return a field, or the default where it is missing or null."""
         value = self._state.get(name)
         return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Return whether a field is there, be it null."""
+        return name in self._state
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return a size."""
@@ -114,7 +118,8 @@ class Fields:
             InterchangeError: lists all of it.
         """
         if self.needs:
-            raise InterchangeError(f"{self.path.parent} needs what this library does not have: {', '.join(self.needs)}")
+            model = self.path if self.path.suffix == ".gguf" else self.path.parent
+            raise InterchangeError(f"{model} needs what this library does not have: {', '.join(self.needs)}")
 
 
 class Architecture(NamedTuple):

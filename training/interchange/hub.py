@@ -8,7 +8,7 @@ from pathlib import Path
 from training.interchange.errors import InterchangeError
 
 HUB = "hf:"
-WANTED = ("*.json", "*.txt", "*.spm", "*.safetensors")
+WANTED = ("*.json", "*.txt", "*.spm", "*.jinja", "*.safetensors")
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 def _is_vector(leaf: str) -> bool:
     field = leaf.rpartition(".")[2]
-    return field.startswith("b_") or field in ("gamma", "beta")
+    return field.startswith(("b_", "gamma", "beta"))
 
 
 def linear(

@@ -28,6 +28,8 @@ from training.interchange.errors import InterchangeError
 NAMES = ("mask", "bos", "eos")
 TARGET = "target_tokenizer.json"
 """What decodes the output, where that has another vocabulary; a file of ours."""
+TEMPLATE = "chat_template.jinja"
+"""How a conversation is written for the model; before transformers 4.51, in tokenizer_config.json."""
 
 
 def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
@@ -60,7 +62,27 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
     if size > N_V:
         raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")
-    return LibraryTokenizer(inner, special=special_tokens(path, fields, model, inner), target=target)
+    special = special_tokens(path, fields, model, inner)
+    return LibraryTokenizer(inner, special=special, target=target, chat_template=_chat_template(path))
+
+
+def _chat_template(path: Path) -> str | None:
+    """The template of conversations, of several the one named default."""
+    file, settings = path / TEMPLATE, path / "tokenizer_config.json"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InterchangeError(f"cannot read {file}: {error}") from None
+    found = read_json(settings).get("chat_template") if settings.is_file() else None
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default", next(iter(named.values())) if len(named) == 1 else list(map(str, named)))
+    if not isinstance(found, str | None):
+        raise InterchangeError(
+            f"{settings}: chat_template: expected a text, or several with one named default, got {str(found)[:60]}"
+        )
+    return found
 
 
 class _Named:
@@ -75,6 +97,12 @@ class _Named:
         """Return what a field of config.json or generation_config.json holds; the first of several."""
         token = self._fields.get(name, self._generation.get(name))
         return token[0] if isinstance(token, list) and token else token
+
+    def all(self, name: str) -> list[int]:
+        """Return all tokens of the vocabulary that a field of either file names."""
+        found = (self._generation.get(name), self._fields.get(name))
+        tokens = [t for several in found for t in (several if isinstance(several, list) else [several])]
+        return list(dict.fromkeys(t for t in tokens if type(t) is int and 0 <= t < self._N_V))
 
     def by_number(self, *names: str) -> int | None:
         """Return the token of the first field that names one of the vocabulary."""
@@ -111,7 +139,14 @@ def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Toke
     if padding is not None:
         others.add(padding)
     return SpecialTokens(
-        model.config.N_V, named.by_text("mask_token"), bos, eos, tuple(before), tuple(after), tuple(sorted(others))
+        model.config.N_V,
+        named.by_text("mask_token"),
+        bos,
+        eos,
+        tuple(before),
+        tuple(after),
+        tuple(sorted(others)),
+        tuple(token for token in named.all("eos_token_id") if token != eos),
     )
 
 
@@ -170,7 +205,8 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
         InterchangeError: its special tokens cannot be where the model has them.
     """
     special = tokenizer.special or _papers(tokenizer, model)
-    fields = {"bos_token_id": special.bos, "eos_token_id": special.eos}
+    ends = [special.eos, *special.ends] if special.ends else special.eos
+    fields: dict[str, Any] = {"bos_token_id": special.bos, "eos_token_id": ends}
     if model.task == "ed":
         fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None}
     if isinstance(tokenizer, NumberTokenizer):
@@ -184,6 +220,8 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     (path / "tokenizer.json").write_text(inner.to_str(pretty=True), "utf-8")
     if isinstance(tokenizer, LibraryTokenizer) and tokenizer.target:
         (path / TARGET).write_text(tokenizer.target.to_str(pretty=True), "utf-8")
+    if tokenizer.chat_template is not None:
+        (path / TEMPLATE).write_text(tokenizer.chat_template, "utf-8")
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.config.l_max,

@@ -1,5 +1,6 @@
 """The user's files: what is read, what is held out, and a clear sentence for everything that is wrong."""
 
+import gzip
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import re
 import pytest
 
 from training.data import files
-from training.data.files import check_file, read_corpus, sections
+from training.data.files import FileRecords, check_file, read_corpus, sections
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes, paragraphs, record_key
 
 
@@ -236,7 +237,7 @@ def test_a_bad_line_of_a_validation_file_is_named(tmp_path):
 def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.txt: No such file or directory"):
         read_corpus([tmp_path / "none.txt"], "text")
-    with pytest.raises(DataError, match="is not a directory of the library datasets"):
+    with pytest.raises(DataError, match="expected a directory of the library datasets"):
         read_corpus([tmp_path], "text")
     with pytest.raises(DataError, match="no data files were given"):
         read_corpus([], "text")
@@ -259,3 +260,28 @@ def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": "a"}\n' + "[" * 200_000 + "\n")
     with pytest.raises(DataError, match=r"a\.jsonl:2: not a JSON object on one line \(nested too deeply\)"):
         list(read_corpus([path], "text").train)
+
+
+def test_a_directory_of_text_is_its_files_by_name(tmp_path):
+    folder = tmp_path / "texts"
+    for name in ("b.txt", "a/z.md", "a/y.txt", "c.rst", "a/.keep", "data.jsonl"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(folder / name, f"{name} one.\n\n{name} two, three, four.\n" * 30)
+    with gzip.open(folder / "0.txt.gz", "wb") as file:
+        file.write(b"packed\n")
+    named = [folder / name for name in ("0.txt.gz", "a/y.txt", "a/z.md", "b.txt")]
+    one, several = (read_corpus(paths, "text") for paths in ([folder], named))
+    assert one.fingerprint == several.fingerprint
+    assert sides(one) == sides(several)
+    other = write(tmp_path / "other.txt", "something else\n")
+    assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == list(FileRecords(tuple(named), "text"))
+
+
+def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"expected a directory of the library datasets .*, or of text"):
+        read_corpus([tmp_path], "text")
+    write(tmp_path / "a.txt", "a\n")
+    with pytest.raises(DataError, match="is a directory of 1 files: a mixture weighs files; give each its weight"):
+        read_corpus([tmp_path], "text", counted=True)
+    with pytest.raises(DataError, match="expected a directory of the library datasets"):
+        read_corpus([tmp_path], "pairs")

@@ -118,7 +118,7 @@ def test_wrong_tables_are_refused_in_a_sentence(tmp_path, table):
     with pytest.raises(DataError, match=r"d\.parquet is damaged"):
         read_corpus([tmp_path / "d.parquet"], "text")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="folder is not a directory of the library datasets"):
+    with pytest.raises(DataError, match="folder: expected a directory of the library datasets"):
         read_corpus([tmp_path / "folder"], "text")
 
 

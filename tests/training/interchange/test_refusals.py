@@ -81,7 +81,6 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
             {"activation_function": "mish", "scale_attn_weights": False},
             "scores that are not divided by √d_attn (scale_attn_weights = False), the activation 'mish'",
         ),
-        ({"model_type": "llama"}, "is a llama, which needs rotary positions, a gated MLP (SwiGLU), RMSnorm"),
         ({"model_type": "mamba"}, "is a mamba, which needs a state-space layer in place of attention"),
         ({"model_type": "xlnet"}, "is a xlnet, which needs relative positions, a memory of earlier segments"),
         (

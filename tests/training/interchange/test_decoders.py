@@ -1,0 +1,167 @@
+"""Llama, Mistral, Qwen and Gemma of transformers, at random: logits, gradients by name, and both directions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import VARIANTS, DTransformerConfig, d_hidden_state
+from tests import gguf_cases
+from tests import interchange_cases as cases
+from tests.cases import random_theta
+from training.generation import generate
+from training.interchange import InterchangeError, load_pretrained, save_pretrained
+
+torch, transformers = cases.libraries()
+
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 12,
+    "intermediate_size": 17,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "head_dim": 10,
+    "rms_norm_eps": 1e-3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "attention_factor": 1.25,
+    "beta_fast": 3.0,
+}
+GEMMA = {"sliding_window": 5, "query_pre_attn_scalar": 7}
+BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+}
+MODELS = {
+    "llama": ("llama", {"tie_word_embeddings": True, "rope_parameters": STRETCHED}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": YARN}),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
+    "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 7, "rope_parameters": BY_KIND}),
+}
+QUICK = ("llama with biases", "qwen3", "gemma3")
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+
+
+def make(name, seed=0, **changes):
+    kind, own = MODELS[name]
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **own, **changes}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).double()
+    return cases.randomized(torch, model, seed)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
+    model = make(name)
+    path = cases.saved(model, tmp_path, dtype)
+    theta, config, _ = load_pretrained(path)
+    x = np.random.default_rng(1).integers(config.N_V, size=(2, 19))
+    weights = np.arange(x.size * config.N_V).reshape(2, 19, config.N_V) % 7 - 3.0
+
+    def score(theta):
+        X = d_hidden_state(jnp.asarray(x), theta, variant=config.variant)
+        ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
+        return (ours * jnp.asarray(weights, ours.dtype)).sum(), ours
+
+    (_, ours), gradients = jax.jit(jax.value_and_grad(score, has_aux=True))(theta)
+    logits = model(torch.tensor(x)).logits
+    (logits * torch.tensor(weights, dtype=logits.dtype)).sum().backward()
+    tolerance = "rounded" if dtype == "float64" else dtype
+    cases.assert_same(ours, logits.detach(), tolerance, "logits")
+    compared = cases.assert_gradients(model, path, gradients, tolerance)
+    assert len(compared) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
+    path = cases.saved(make(name), tmp_path / "theirs", dtype)
+    theta, config, _ = load_pretrained(path)
+    save_pretrained(tmp_path / "ours", theta, config, to=MODELS[name][0])
+    cases.assert_bits(cases.tensors_of(tmp_path / "ours"), cases.tensors_of(path))
+    opened, theirs = (transformers.AutoModelForCausalLM.from_pretrained(p) for p in (tmp_path / "ours", path))
+    assert type(opened) is type(theirs)
+    x = torch.arange(19)[None]
+    assert torch.equal(opened(x).logits, theirs(x).logits)
+    assert load_pretrained(tmp_path / "ours")[1] == config
+
+
+def test_the_spellings_of_transformers_4_are_read(tmp_path):
+    for name, old in (
+        ("llama", {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in STRETCHED.items() if k != "rope_theta"}}),
+        (
+            "gemma3",
+            {
+                "rope_theta": 1000.0,
+                "rope_local_base_freq": 50.0,
+                "rope_scaling": {"type": "linear", "factor": 8.0},
+                "layer_types": None,
+                "sliding_window_pattern": 6,
+            },
+        ),
+    ):
+        path = cases.saved(make(name), tmp_path / name)
+        expected = load_pretrained(path)[1]
+        cases.change_config(path, rope_parameters=None, **old)
+        assert load_pretrained(path)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, r"rope_type = 'longrope'"),
+        ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"another growth of the scores \(mscale = 0.7\)"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "positions of a part of the rows"),
+        ({"hidden_act": "quick_gelu"}, "the activation 'quick_gelu'"),
+    ],
+)
+def test_what_is_lacking_is_said(fields, message, tmp_path):
+    path = cases.saved(make("llama"), tmp_path)
+    cases.change_config(path, **fields)
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(path)
+
+
+@pytest.mark.parametrize("name", ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3"])
+def test_our_own_models_open_in_transformers(tmp_path, name):
+    sizes = {"N_V": 17, "l_max": 23, "L": 7, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 8, "d_mid": 8}
+    config = DTransformerConfig(**sizes, variant=VARIANTS[name])
+    theta = random_theta(config)
+    save_pretrained(tmp_path / "out", theta, config)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(model).__name__.lower().startswith(name.lower())
+    x = np.arange(17)
+    X = d_hidden_state(jnp.asarray(x), theta, variant=config.variant)
+    ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
+    cases.assert_same(ours, model(torch.tensor(x)[None]).logits[0].detach(), "rounded", "logits")
+    assert load_pretrained(tmp_path / "out")[1] == config
+
+
+def test_greedy_generation_from_gguf_is_that_of_transformers(tmp_path):
+    model = make("llama", rope_parameters={"rope_type": "default", "rope_theta": 100.0}).float()
+    theta, config, _ = load_pretrained(gguf_cases.write(tmp_path / "model.gguf", model))
+    theirs = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    options = {"l_gen": 8, "tau": 0.0, "key": jax.random.key(0)}
+    ours = generate(theta, np.array([[3, 1, 4]]), lengths=np.array([3]), config=config, **options)
+    assert ours[0].tolist() == theirs[0, 3:].tolist()

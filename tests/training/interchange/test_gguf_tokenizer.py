@@ -1,0 +1,295 @@
+"""The tokenizers of GGUF files, token by token, against the libraries that define them."""
+
+import io
+import json
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+import regex
+import sentencepiece
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from tests import interchange_cases as cases
+from tests import real_weights
+from training.data.chat import ChatTemplate
+from training.interchange import InterchangeError, gguf_tokenizer
+from training.interchange.gguf_file import GGUFFile
+
+_, transformers = cases.libraries()
+ROOT = Path(__file__).resolve().parents[3]
+PROSE = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+TEXTS = [
+    "",
+    " ",
+    "Hello world",
+    " leading,  two  spaces\n\n\nx\t\ty \r\n end ",
+    "12345 2024-01-02 3.14159",
+    "don't WE'LL I'm they'RE o'clock",
+    "naïve café e\u0301 Ünïcödé ﬁ",
+    "日本語テキスト 中文 한국어 العربية हिन्दी ไทย",
+    "😀👩‍👩‍👧‍👦🇩🇪 ok",
+    "def f(x):\n    return x**2  # comment\n\tif (a!=b){c+=1;}",
+    "\u200b\u00a0nbsp\u3000",
+    "\x01\x7f",
+    "a" * 99,
+    " " * 37 + "x",
+    "=" * 33,
+    *PROSE[:3],
+]
+
+
+def random_texts(count, *, seed=0):
+    """Texts of characters from everywhere."""
+    rng = random.Random(seed)
+    ranges = [(32, 127), (1, 0x2000), (0x1F300, 0x1FAFF), (32, 33), (10, 11), (48, 58), (0x3000, 0xD7FF)]
+    texts = (
+        "".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 40))) for _ in range(count)
+    )
+    # which characters are assigned depends on a library's version: those that all know
+    return ["".join(c for c in text if unicodedata.category(c) != "Cn") for text in texts]
+
+
+def plain_numerals(texts):
+    """The same without ², ½, Ⅳ and their like, and with at most one space before a digit."""
+    return [regex.sub(r"\s+(?=[0-9])", " ", regex.sub(r"(?![0-9])\p{N}", "", text)) for text in texts]
+
+
+def read(fields, architecture="llama", N_V=None):
+    metadata = {f"tokenizer.{key}": value for key, value in fields.items()}
+    N_V = len(fields["ggml.tokens"]) if N_V is None else N_V
+    return gguf_tokenizer.read(Path("model.gguf"), {"general.architecture": architecture, **metadata}, N_V)
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    """Vocabulary and merges of a byte-level BPE that was trained without splitting digits."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=1500, show_progress=False, initial_alphabet=alphabet)
+    numbers = " ".join(str(n) for n in range(2000)) + " é e\u0301" * 99
+    inner.train_from_iterator([*PROSE, numbers], trainer)
+    vocabulary = inner.get_vocab()
+    merges = [tuple(merge) for merge in json.loads(inner.to_str())["model"]["merges"]]
+    return sorted(vocabulary, key=vocabulary.__getitem__), merges
+
+
+def of_bytes(bpe, **fields):
+    tokens, merges = bpe
+    special = ["<|begin|>", "<|end|>", "<think>"]
+    types = [NORMAL] * len(tokens) + [CONTROL, CONTROL, USER_DEFINED]
+    given = {
+        "ggml.model": "gpt2",
+        "ggml.tokens": [*tokens, *special],
+        "ggml.token_type": types,
+        "ggml.merges": [" ".join(merge) for merge in merges],
+        "ggml.bos_token_id": len(tokens),
+        "ggml.eos_token_id": len(tokens) + 1,
+    }
+    return {name: value for name, value in {**given, **fields}.items() if value is not None}
+
+
+def assert_same(texts, ours, theirs):
+    for text in texts:
+        assert ours(text) == theirs(text), repr(text[:80])
+
+
+def test_gpt_2s_and_qwens_are_as_in_transformers(bpe):
+    tokens, merges = bpe
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    texts = TEXTS + random_texts(300)
+    for name, kind, architecture in (
+        ("gpt-2", transformers.GPT2Tokenizer, "llama"),
+        (None, transformers.GPT2Tokenizer, "llama"),
+        ("qwen2", transformers.Qwen2Tokenizer, "qwen2"),
+        (None, transformers.Qwen2Tokenizer, "qwen3"),
+    ):
+        expected = kind(vocab=vocabulary, merges=merges).backend_tokenizer
+        ours = read(of_bytes(bpe, **{"ggml.pre": name}), architecture)
+        assert_same(texts, ours.encode, lambda text, e=expected: e.encode(text, add_special_tokens=False).ids)
+
+
+PATTERNS = {  # as llama.cpp has them, or the models' own files
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    "smollm": r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+",
+    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_words_are_split_by_the_models_own_pattern(name, bpe):
+    inner = read(of_bytes(bpe, **{"ggml.pre": name})).inner
+    for text in TEXTS + random_texts(300):
+        words = inner.pre_tokenizer.pre_tokenize_str(text)
+        found = [text[begin:end] for _, (begin, end) in words]
+        assert found == [word for word in regex.findall(PATTERNS[name], text) if word], repr(text[:80])
+
+
+def test_llama_3_takes_a_word_that_is_a_token_whole(bpe):
+    tokens, merges = bpe
+    fields = of_bytes((["Ġzyxwv", *tokens], merges))
+    assert read({**fields, "ggml.pre": "llama-bpe"}).encode("a zyxwv b")[1] == 0
+    assert 0 not in read({**fields, "ggml.pre": "dbrx"}).encode("a zyxwv b")
+
+
+def test_special_tokens_are_in_markup_only(bpe):
+    tokenizer = read(of_bytes(bpe, **{"ggml.add_eos_token": True}))
+    bos = tokenizer.bos_token
+    assert bos == len(bpe[0])
+    assert tokenizer.end_tokens == (bos + 1,)
+    assert tokenizer.framed([5]) == [5, bos + 1]
+    assert read(of_bytes(bpe, **{"ggml.pre": "llama3"})).framed([5]) == [bos, 5]
+    assert read(of_bytes(bpe, **{"ggml.pre": "llama3", "ggml.add_bos_token": False})).framed([5]) == [5]
+    markup = "<|begin|>a<think>b<|end|>"
+    a, b = (bpe[0].index(letter) for letter in "ab")
+    assert tokenizer.encode_markup(markup) == [bos, a, bos + 2, b, bos + 1]
+    assert {bos, bos + 1}.isdisjoint(tokenizer.encode(markup))
+    assert bos + 2 in tokenizer.encode(markup)  # not special: part of any text
+    assert tokenizer.decode([bos, a, bos + 2, b, bos + 1]) == "a<think>b"
+
+
+def trained(tmp_path, **options):
+    """A small SentencePiece model."""
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for text in PROSE for line in text.splitlines() if line.strip()]),
+        model_writer=file,
+        model_type="bpe",
+        vocab_size=900,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+        **options,
+    )
+    return sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
+
+
+def of_pieces(model, user_defined=(), **fields):
+    """What llama.cpp's converter writes of a SentencePiece model."""
+
+    def kind(i):
+        tests = ((model.is_unknown, UNKNOWN), (model.is_control, CONTROL), (model.is_byte, BYTE))
+        if model.id_to_piece(i) in user_defined:
+            return USER_DEFINED
+        return next((number for test, number in tests if test(i)), NORMAL)
+
+    kinds = [kind(i) for i in range(model.vocab_size())]
+    pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
+    return {
+        "ggml.model": "llama",
+        "ggml.tokens": [p.replace("▁", " ") if k == USER_DEFINED else p for p, k in zip(pieces, kinds, strict=True)],
+        "ggml.scores": [model.get_score(i) for i in range(model.vocab_size())],
+        "ggml.token_type": kinds,
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma"])
+def test_sentencepiece_models_read_as_its_own_library_does(architecture, tmp_path):
+    symbols = ["▁▁", "▁▁▁", "\n", "\n\n", "<start_of_turn>"] if architecture == "gemma" else []
+    model = trained(tmp_path, add_dummy_prefix=architecture == "llama", user_defined_symbols=symbols)
+    tokenizer = read(of_pieces(model, symbols), architecture)
+    for text in [*TEXTS, *random_texts(500), "<0x41> <unk>", "x<start_of_turn>y\n\n\nz    w"]:
+        ids = model.encode(text)
+        assert tokenizer.encode(text) == ids, repr(text[:80])
+        assert tokenizer._decode(ids) == model.decode(ids), repr(text[:80])
+    assert tokenizer.framed([7]) == [1, 7]
+
+
+def test_a_space_comes_before_every_part_of_a_text(tmp_path):
+    model = trained(tmp_path)
+    fields = of_pieces(model)
+    a = model.encode("a")
+    assert read(fields).encode_markup("<s>a</s>a") == [1, *a, 2, *a]
+    assert read(fields | {"ggml.add_space_prefix": False}).encode_markup("<s> a</s> a") == [1, *a, 2, *a]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ggml.model": "bert"}, "tokenizer.ggml.model: expected gpt2 .*, got 'bert'"),
+        ({"ggml.pre": "klingon"}, "tokenizer.ggml.pre: expected a way to split words .*, got 'klingon'"),
+        ({"ggml.tokens": ["a", "a"]}, "tokenizer.ggml.tokens: expected up to N_V = 2 different short texts"),
+        ({"ggml.tokens": ["a", 3]}, "tokenizer.ggml.tokens: expected values of the type str"),
+        ({"ggml.tokens": []}, "tokenizer.ggml.tokens: expected up to N_V"),
+        ({"ggml.tokens": ["a" * 5000]}, "different short texts"),
+        ({"ggml.tokens": "abc"}, "tokenizer.ggml.tokens: expected a value of the type list"),
+        ({"ggml.token_type": [1]}, "tokenizer.ggml.token_type: expected 1503 values of the type int, got 1"),
+        ({"ggml.merges": ["abc"]}, "tokenizer.ggml.merges: expected two tokens with a space between"),
+        ({"ggml.merges": ["no such"]}, "tokenizer.ggml.tokens: they make no tokenizer"),
+        ({"ggml.bos_token_id": "a"}, "tokenizer.ggml.bos_token_id: expected a value of the type int"),
+        ({"ggml.add_bos_token": 1}, "tokenizer.ggml.add_bos_token: expected a value of the type bool"),
+        ({"chat_template": 5}, "tokenizer.chat_template: expected a value of the type str"),
+        (
+            {"ggml.model": "llama", "ggml.scores": [0.5]},
+            "tokenizer.ggml.scores: expected 1503 values of the type float",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused(changes, message, bpe):
+    with pytest.raises(InterchangeError, match=message) as caught:
+        read(of_bytes(bpe, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_tokens_than_the_models_are_refused(bpe):
+    with pytest.raises(InterchangeError, match="up to N_V = 1000"):
+        read(of_bytes(bpe), N_V=1000)
+    assert read(of_bytes(bpe), N_V=2000).N_V == 2000
+
+
+def test_a_file_without_a_tokenizer_has_none():
+    assert gguf_tokenizer.read(Path("model.gguf"), {}, 5) is None
+
+
+@pytest.mark.download
+def test_mistrals_tokenizer_reads_as_sentencepiece_does():
+    model = sentencepiece.SentencePieceProcessor(
+        model_proto=real_weights.member(real_weights.MISTRAL, "/tokenizer.model.v1")
+    )
+    tokenizer = read(of_pieces(model))
+    for text in TEXTS + PROSE + random_texts(1000):
+        assert tokenizer.encode(text) == model.encode(text), repr(text[:80])
+
+
+@pytest.mark.download
+def test_smollms_tokenizer_reads_as_in_transformers(tmp_path):
+    path = real_weights.smollm2(tmp_path)
+    ours = read_file(path)
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+    def expected(text):
+        return theirs.encode(text, add_special_tokens=False)
+
+    markup = ["<|im_start|>user\nhi<|im_end|>\n<|endoftext|> x <|im_start|>", "<|im_start|><|im_end|> <repo_name>"]
+    assert_same(plain_numerals(TEXTS + PROSE + markup + random_texts(500)), ours.encode_markup, expected)
+    for text in TEXTS + markup:
+        assert theirs.decode(expected(text)) == ours._decode(ours.encode_markup(text))
+    conversation = [{"role": "user", "content": "What is the capital of France?"}]
+    text = ChatTemplate.of(ours).render(conversation)
+    assert text == theirs.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    assert ours.encode_markup(text) == expected(text)
+    assert len(expected(text)) == 37
+    # "smollm" means that each numeral is a word by itself, as in llama.cpp, and as the vocabulary was made: it has no
+    # token of a numeral and a space. From GGUF, transformers does not do so.
+    for text in (" ½", "\n  3"):
+        assert ours.encode(text) == ours.encode(text[:-1]) + ours.encode(text[-1]) != expected(text)
+    theirs.backend_tokenizer.pre_tokenizer = ours.inner.pre_tokenizer
+    assert_same(PROSE + random_texts(500, seed=1), ours.encode_markup, expected)
+
+
+def read_file(path):
+    file = GGUFFile(path)
+    return gguf_tokenizer.read(path, file.metadata, file.tensors["token_embd.weight"].shape[0])

@@ -1,0 +1,163 @@
+"""Renders chat templates in a process of its own, which a template cannot keep busy, fill, or write files from.
+
+A template is a program that came with a model, in a language that can loop and multiply: besides jinja2's sandbox, the
+kernel limits the time of each rendering, the memory, and the files. `training.data.chat` starts this file as a script
+and talks with it in lines of JSON; nothing else is imported here, so that it starts quickly.
+"""
+
+import contextlib
+import datetime
+import functools
+import json
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+MEMORY = 1 << 30
+LONGEST = 1 << 24
+LONGEST_MESSAGE = 300
+
+
+class Generation(jinja2.ext.Extension):
+    """The block ``{% generation %}``, which some templates write around what the model says."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.pieces: list[str] = []
+        self.spans: list[tuple[int, int]] = []
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        """Return the node of a block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_tracked"), [], [], body).set_lineno(line)
+
+    def _tracked(self, caller: Any) -> str:
+        text = caller()
+        start = sum(map(len, self.pieces))
+        self.spans.append((start, start + len(text)))
+        return text
+
+    def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        """Render a template, and note where its blocks are."""
+        self.pieces, self.spans = [], []
+        length = 0
+        for piece in template.generate(**variables):
+            self.pieces.append(piece)
+            length += len(piece)
+            if length > LONGEST:
+                raise jinja2.TemplateError(f"it writes more than {LONGEST} characters")
+        return "".join(self.pieces)
+
+
+class Namespace(jinja2.utils.Namespace):
+    """A namespace without private names."""
+
+    def __init__(*arguments: Any, **values: Any) -> None:  # a template may have a value named self
+        values = dict(*arguments[1:], **values)
+        for name in values:
+            Namespace._check(name)
+        jinja2.utils.Namespace.__init__(arguments[0], values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        Namespace._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"the name {name!r} is private")
+
+
+class Dictionary:
+    """What a template calls `dict`: no class, whose attributes could be reached."""
+
+    def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
+        """Return a dictionary."""
+        return dict(*arguments, **values)
+
+    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+        """Return a dictionary of keys with one value."""
+        return dict.fromkeys(keys, value)
+
+
+def raise_exception(message: str) -> None:
+    """Refuse a conversation, as templates do."""
+    raise jinja2.TemplateError(message)
+
+
+def strftime_now(form: str) -> str:
+    """Return the date."""
+    return datetime.datetime.now().strftime(form)
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return a value as JSON; jinja2's own filter escapes what HTML does not allow."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@functools.lru_cache(maxsize=16)
+def compiled(text: str) -> tuple[jinja2.Template, Generation]:
+    """Return a template, in an environment like that of transformers."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+        "dict": Dictionary(),
+        "namespace": Namespace,
+    }
+    (generation,) = (e for e in environment.extensions.values() if isinstance(e, Generation))
+    return environment.from_string(text), generation
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the text and the spans of its blocks, or what is wrong."""
+    try:
+        template, generation = compiled(request["template"])
+        text = generation.render(template, request["variables"])
+    except MemoryError:
+        return {"error": f"it needs more than {MEMORY >> 20} MiB of memory"}
+    except RecursionError:
+        return {"error": "it calls itself without end"}
+    except Exception as error:  # whatever a template does
+        reason = " ".join(str(error)[: 2 * LONGEST_MESSAGE].split()) or type(error).__name__
+        return {"error": reason[:LONGEST_MESSAGE], "line": getattr(error, "lineno", None)}
+    return {"text": text, "spans": generation.spans}
+
+
+def limit() -> None:
+    """Let this process write no files and take no more memory than it may."""
+    for what, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MEMORY)):
+        with contextlib.suppress(ValueError, OSError):  # a system without this limit
+            resource.setrlimit(what, (most, most))
+
+
+def serve(requests: Iterator[str], answers: TextIO, seconds: float) -> None:
+    """Answer each line; the kernel ends the process where one takes longer."""
+    for line in requests:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        reply = json.dumps(answer(json.loads(line)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(reply + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    limit()
+    serve(iter(sys.stdin.readline, ""), sys.stdout, float(sys.argv[1]))

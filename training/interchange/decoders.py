@@ -1,0 +1,316 @@
+"""Decoders that llama.cpp and its like run, as Algorithm 10 with changed lines: Llama, Mistral, Qwen, Gemma.
+
+They differ in a few fields of config.json, and in where their norms stand: one mapping reads and writes all of them,
+from the directories of transformers (with the rotary fields of its versions 4 and 5) and from GGUF.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from algorithms import DTransformerConfig
+from algorithms.lines import MLP, Attention, Embedding, Linear, Llama3, RMSNorm, Rotary, Unembedding, Yarn
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
+from training.interchange.description import Architecture, Fields, Model, differences, theirs, unlike
+from training.interchange.errors import InterchangeError
+from training.interchange.mapping import Entry, table
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+class Family(NamedTuple):
+    """What the models of a `model_type` have in common, and what their config.json need not say.
+
+    Attributes:
+        name: of the class, without ForCausalLM.
+        biases: of queries, keys and values; None: as attention_bias says.
+        normalizes_heads: whether queries and keys have norms.
+        gemma: whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity.
+        sandwiched: whether what a layer adds is normalized, and query_pre_attn_scalar scales the scores.
+        window: the default of sliding_window, where there is one.
+        period: of so many layers the last attends to everything, unless layer_types says otherwise; 1: as the kind has
+            it (all layers of Mistral, those from max_window_layers on of Qwen).
+        H_kv: the default of num_key_value_heads; None: as many as of queries.
+        d_head: the default of head_dim; None: d_e/H.
+    """
+
+    name: str
+    biases: Literal["qkv"] | None = None
+    normalizes_heads: bool = False
+    gemma: bool = False
+    sandwiched: bool = False
+    window: int | None = None
+    period: int = 1
+    H_kv: int | None = None
+    d_head: int | None = None
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("Llama"),
+    "mistral": Family("Mistral", window=4096, H_kv=8),
+    "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
+    "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
+    "gemma": Family("Gemma", gemma=True, H_kv=16, d_head=256),
+    "gemma2": Family("Gemma2", gemma=True, sandwiched=True, window=4096, period=2, H_kv=4, d_head=256),
+    "gemma3_text": Family(
+        "Gemma3", normalizes_heads=True, gemma=True, sandwiched=True, window=4096, period=6, H_kv=4, d_head=256
+    ),
+}
+"""By their model_type."""
+
+
+def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
+    family = FAMILIES[kind]
+    fields.require("use_bidirectional_attention", False, "attention to later tokens")
+    d_e, H = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    d_head = fields.integer("head_dim", family.d_head or max(d_e // H, 1))
+    L, l_max = fields.integer("num_hidden_layers"), fields.integer("max_position_embeddings")
+    if len(names) < L:
+        raise InterchangeError(f"{fields.path}: num_hidden_layers: expected at most the {len(names)} tensors, got {L}")
+    norm = RMSNorm(epsilon=fields.number("rms_norm_eps", 1e-6), offset=float(family.gemma))
+    activation = ("hidden_activation", "hidden_act") if family.gemma else ("hidden_act",)
+    named = next((name for name in activation if fields.get(name) is not None), "hidden_act")
+    variant = PAPER.but(
+        embedding=Embedding(positions=None, scaled=family.gemma),
+        norm=norm,
+        attention=_attention(fields, kind, norm, L=L, l_max=l_max),
+        mlp=MLP(
+            activation=fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu"),
+            gated=True,
+            biases=fields.flag("mlp_bias", False),
+            normalize_output=norm if family.sandwiched else None,
+        ),
+        unembedding=Unembedding(
+            tied=fields.flag("tie_word_embeddings", family.gemma),
+            cap=_cap(fields, "final_logit_softcapping", kind, 30.0),
+        ),
+    )
+    config = DTransformerConfig(
+        N_V=fields.integer("vocab_size"),
+        l_max=l_max,
+        L=L,
+        H=H,
+        d_e=d_e,
+        d_mlp=fields.integer("intermediate_size"),
+        d_attn=d_head,
+        d_mid=d_head,
+        H_kv=fields.integer("num_key_value_heads", family.H_kv or H),
+        variant=variant,
+    )
+    return Model("d", config)
+
+
+def _cap(fields: Fields, name: str, kind: str, default: float) -> float | None:
+    """A cap of scores or logits; null for none, and Gemma 2's where it is not there."""
+    if not FAMILIES[kind].sandwiched or (fields.get(name) is None and (kind != "gemma2" or fields.has(name))):
+        return None
+    return fields.number(name, default)
+
+
+def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) -> Any:
+    """The attentions that the layers take in turn."""
+    family = FAMILIES[kind]
+    scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.sandwiched else None
+    line = Attention(
+        biases=family.biases or fields.flag("attention_bias", False),
+        scale=scale,
+        cap=_cap(fields, "attn_logit_softcapping", kind, 50.0),
+        normalize_heads=norm if family.normalizes_heads else None,
+        normalize_output=norm if family.sandwiched else None,
+    )
+    width = fields.get("sliding_window", None if fields.has("sliding_window") else family.window)
+    if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
+        width = None
+    base = 1_000_000.0 if kind == "gemma3_text" else 10_000.0
+    lines = {FULL: line.but(positions=_rotary(fields, FULL, l_max, base))}
+    in_window = [False] * L
+    if width is not None and family.window:
+        in_window = _windows(fields, kind, L)
+        window = fields.integer("sliding_window", family.window)
+        lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, 10_000.0), window=window)
+    return _in_turn([lines[SLIDING if w else FULL] for w in in_window])
+
+
+def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
+    """Which layers attend within a window."""
+    types = fields.get("layer_types")
+    if types is None:
+        period = fields.integer("sliding_window_pattern", FAMILIES[kind].period)
+        first = fields.integer("max_window_layers", 28, least=0) if kind.startswith("qwen") else 0
+        return [l >= first and (period == 1 or (l + 1) % period > 0) for l in range(L)]
+    if not isinstance(types, list) or len(types) != L or not set(types) <= {SLIDING, FULL}:
+        fields.needs.append(f"layers of other kinds (layer_types = {str(types)[:60]})")
+        return [False] * L
+    return [one == SLIDING for one in types]
+
+
+def _in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
+    """The fewest lines that give those of the layers, taken in turn."""
+    n = next(n for n in range(1, len(lines) + 1) if all(line == lines[l % n] for l, line in enumerate(lines)))
+    return tuple(lines[:n])
+
+
+def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
+    """The rotary positions of layers of a kind, whose base is by default as given."""
+    state = fields.table("rope_parameters")
+    if not state:  # before transformers 5
+        is_local = kind == SLIDING and fields.get("rope_local_base_freq") is not None
+        name = "rope_local_base_freq" if is_local else "rope_theta"
+        state = {**({} if is_local else fields.table("rope_scaling")), "rope_theta": fields.get(name)}
+    elif kind in state or FULL in state:
+        state = Fields(fields.path, state).table(kind)
+    said = Fields(fields.path, state)
+    said.require("partial_rotary_factor", 1.0, "positions of a part of the rows")
+    positions = Rotary(base=said.number("rope_theta", base), scaling=_scaling(said, l_max))
+    fields.needs += said.needs
+    return positions
+
+
+def _scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3", "yarn"):
+        fields.needs.append(f"positions scaled otherwise (rope_type = {kind!r})")
+        return None
+    factor = fields.number("factor", 1.0)
+    if kind == "linear":
+        return Linear(factor=factor)
+    original = fields.integer("original_max_position_embeddings", l_max)
+    if kind == "llama3":
+        low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
+        return Llama3(factor=factor, low=low, high=high, l_original=original)
+    fields.require("mscale", None, "another growth of the scores")
+    fields.require("mscale_all_dim", None, "another growth of the scores")
+    return Yarn(
+        factor=factor,
+        l_original=original,
+        slow=fields.number("beta_slow", 1.0),
+        fast=fields.number("beta_fast", 32.0),
+        attention_factor=fields.number("attention_factor", 1.0) if fields.get("attention_factor") else None,
+        truncate=fields.flag("truncate", True),
+    )
+
+
+def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
+    c, v, family = model.config, model.config.variant, FAMILIES[kind]
+    lines = [v.attentions[l % len(v.attentions)] for l in range(c.L)]
+    in_window = [line.window is not None for line in lines]
+    full, window = (next((line for line in lines if (line.window is not None) == w), None) for w in (False, True))
+    first = lines[0]
+    state: dict[str, Any] = {
+        "model_type": kind,
+        "architectures": [f"{family.name}ForCausalLM"],
+        "vocab_size": c.N_V,
+        "hidden_size": c.d_e,
+        "intermediate_size": c.d_mlp,
+        "num_hidden_layers": c.L,
+        "num_attention_heads": c.H,
+        "num_key_value_heads": c.H_kv,
+        "head_dim": c.d_attn,
+        "max_position_embeddings": c.l_max,
+        "rms_norm_eps": v.norm.epsilon,
+        "tie_word_embeddings": c.tied,
+        "rope_parameters": _rope_parameters(first, c.l_max),
+        "attention_dropout": v.dropout,
+        "pad_token_id": None,
+    }
+    if v.mlp is not None:
+        name = theirs(v.mlp.activation or "gelu")
+        name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # which rounds otherwise in bfloat16
+        state["hidden_activation" if family.sandwiched else "hidden_act"] = name
+    if not family.biases:
+        state["attention_bias"] = first.biases is True
+    if kind == "llama" and v.mlp is not None:
+        state["mlp_bias"] = v.mlp.biases
+    if family.window:
+        state["sliding_window"] = window.window if window else None
+        if family.period > 1 or kind.startswith("qwen"):
+            state["layer_types"] = [SLIDING if w else FULL for w in in_window]
+        if kind.startswith("qwen"):
+            state["use_sliding_window"] = window is not None
+    if family.sandwiched:
+        state["query_pre_attn_scalar"] = round(first.scale**-2) if first.scale else c.d_attn
+        state["attn_logit_softcapping"], state["final_logit_softcapping"] = first.cap, v.unembedding.cap
+    if kind == "gemma3_text":
+        kinds = {SLIDING: window or first, FULL: full or first}
+        state["rope_parameters"] = {name: _rope_parameters(line, c.l_max) for name, line in kinds.items()}
+    return state, _lacks(model, state, kind)
+
+
+def _lacks(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+    """What a kind of model lacks for one: all that is otherwise when its config.json is read."""
+    c = model.config
+    fields = Fields(Path("config.json"), state)
+    try:
+        said: Variant = _read_config(fields, range(c.L), kind).config.variant
+    except (InterchangeError, ValueError) as error:
+        return [f"place for it: {error}"]
+    ours = c.variant.but(unembedding=c.variant.unembedding.but(tied=c.tied))
+    return (
+        differences(ours, said.but(dropout=ours.dropout))
+        + fields.needs
+        + unlike(c.d_mid, c.d_attn, f"values of another size than keys (d_mid = {c.d_mid})")
+    )
+
+
+def _rope_parameters(line: Attention, l_max: int) -> dict[str, Any]:
+    if line.positions is None:
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+    scaling, found = line.positions.scaling, {"rope_type": "default", "rope_theta": line.positions.base}
+    if isinstance(scaling, Linear):
+        return found | {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, Llama3):
+        return found | {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.l_original,
+        }
+    if isinstance(scaling, Yarn):
+        found |= {"rope_type": "yarn", "factor": scaling.factor, "beta_slow": scaling.slow, "beta_fast": scaling.fast}
+        found |= {"original_max_position_embeddings": scaling.l_original, "truncate": scaling.truncate}
+        return found | ({} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor})
+    return found
+
+
+def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
+    family, config = FAMILIES[kind], model.config
+    line, mlp = config.variant.attentions[0], config.variant.mlp
+    found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
+    after = "pre_feedforward_layernorm" if family.sandwiched else "post_attention_layernorm"
+    norms = {"input_layernorm": "norm1", after: "norm2"}
+    if family.sandwiched:
+        norms |= {"post_attention_layernorm": "attention.norm_out", "post_feedforward_layernorm": "mlp.norm_out"}
+    weights = {f"{name}.weight": f"{leaf}.gamma" for name, leaf in norms.items()}
+    for a in "qkv":
+        weights |= {f"self_attn.{a}_proj.weight": f"attention.heads.W_{a}"}
+        weights |= {f"self_attn.{a}_proj.bias": f"attention.heads.b_{a}"} if line.biases in (True, "qkv") else {}
+    weights |= {"self_attn.o_proj.weight": "attention.W_o"}
+    weights |= {"self_attn.o_proj.bias": "attention.b_o"} if line.biases in (True, "out") else {}
+    weights |= {f"self_attn.{a}_norm.weight": f"attention.gamma_{a}" for a in "qk" if family.normalizes_heads}
+    for name, ours in (("gate", "gate"), ("up", "mlp1"), ("down", "mlp2")):
+        weights |= {f"mlp.{name}_proj.weight": f"mlp.W_{ours}"}
+        weights |= {f"mlp.{name}_proj.bias": f"mlp.b_{ours}"} if mlp.biases else {}
+    for l in range(config.L):
+        found += [Entry(f"model.layers.{l}.{name}", (f"layers.{leaf}",), l) for name, leaf in weights.items()]
+    found.append(Entry("model.norm.weight", ("norm.gamma",)))
+    return found + ([] if config.tied else [Entry("lm_head.weight", ("W_u",))])
+
+
+def architecture(kind: str) -> Architecture:
+    """Return how models of a kind are described and stored.
+
+    Args:
+        kind: one of `FAMILIES`.
+    """
+    return Architecture(
+        functools.partial(_read_config, kind=kind),
+        functools.partial(_write_config, kind=kind),
+        functools.partial(_entries, kind=kind),
+        prefix="model.",
+        ignored=("*.rotary_emb.inv_freq",),  # in files of 2023
+    )

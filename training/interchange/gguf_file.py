@@ -1,0 +1,253 @@
+"""A file of GGUF, the format of llama.cpp and Ollama: its metadata, and its tensors one by one.
+
+The header is checked here before anything is read by it: every length, count, type and offset against the file's size,
+so that a truncated or hostile file is refused in one sentence, at once. The tensors stay in the file, mapped into
+memory, and are dequantized by the package `gguf` (the extra `models`) when they are asked for.
+"""
+
+import importlib
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from training.interchange.errors import InterchangeError
+
+SUFFIX = ".gguf"
+VERSIONS = (2, 3)
+LARGEST_HEADER = 1 << 28
+LARGEST_ARRAY = 1 << 22
+LARGEST_DIMENSIONS = 4
+SLAB = 1 << 22
+"""How many numbers are dequantized at once: all that is held besides the result."""
+
+_STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
+_NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)
+_CODES = ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "u1", "<u8", "<i8", "<f8")
+_SCALARS = dict(zip(_NUMBERS, _CODES, strict=True))
+_ALIGNMENT = "general.alignment"
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies in the file.
+
+    Attributes:
+        shape: rows first, as NumPy has it.
+        type: how its numbers are stored, by `gguf`'s name.
+        row_bytes: of one row.
+        start: the byte it begins at.
+    """
+
+    shape: tuple[int, ...]
+    type: str
+    row_bytes: int
+    start: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return math.prod(self.shape[:-1])
+
+
+class GGUFFile:
+    """A file of GGUF.
+
+    Attributes:
+        path: the file.
+        metadata: by key: numbers, texts, lists of texts, and arrays.
+        tensors: by their names in the file, in its order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the header.
+
+        Raises:
+            InterchangeError: it is damaged, or of a kind that cannot be read.
+        """
+        self.path = path
+        try:
+            self._bytes = np.memmap(path, np.uint8, "r")
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            reason = error.strerror if isinstance(error, OSError) else "it is empty"
+            raise InterchangeError(f"cannot read {path}: {reason}") from None
+        header = _Header(path, self._bytes)
+        self.metadata, infos = header.read()
+        self.tensors = _placed(path, infos, header.at, self.metadata, len(self._bytes))
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor in float32, dequantized."""
+        info, gguf = self.tensors[name], _gguf(self.path)
+        out = np.empty((info.rows, info.shape[-1]), np.float32)
+        data = self._bytes[info.start : info.start + info.rows * info.row_bytes].reshape(info.rows, info.row_bytes)
+        step = max(1, SLAB // info.shape[-1])
+        for i in range(0, info.rows, step):
+            out[i : i + step] = gguf.dequantize(np.asarray(data[i : i + step]), gguf.GGMLQuantizationType[info.type])
+        return out.reshape(info.shape)
+
+
+class _Header:
+    """What is read from the beginning of a file, each piece only if the file has it."""
+
+    def __init__(self, path: Path, data: np.ndarray) -> None:
+        self.path, self.at = path, 0
+        self._data = memoryview(data[:LARGEST_HEADER])  # type: ignore[arg-type] # NumPy arrays are buffers
+        self._is_all = len(data) <= LARGEST_HEADER
+
+    def read(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int, int]]]:
+        """Return the metadata, and of each tensor its shape, its type's number, and its offset."""
+        if self._take(4, "the magic number") != b"GGUF":
+            raise InterchangeError(f"{self.path}: expected a GGUF file, which begins with GGUF; download it again")
+        version, n_tensors, n_fields = self._numbers("<IQQ", "the counts")
+        if version not in VERSIONS:
+            raise InterchangeError(
+                f"{self.path}: version of GGUF: expected {VERSIONS[0]} or {VERSIONS[1]}, got "
+                f"{version if version < 1 << 16 else 'a big-endian one'}; convert the model anew with llama.cpp"
+            )
+        self._check_count(n_fields, 13, "the metadata")
+        metadata: dict[str, Any] = {}
+        for _ in range(n_fields):
+            self._add(metadata, self._string("a key of the metadata"), self._value, "the metadata has the key")
+        self._check_count(n_tensors, 32, "the tensors")
+        infos: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(n_tensors):
+            self._add(infos, self._string("the name of a tensor"), self._tensor, "the file has the tensor")
+        return metadata, infos
+
+    def _add(self, found: dict[str, Any], name: str, read: Callable[[str], Any], what: str) -> None:
+        if name in found:
+            raise InterchangeError(f"{self.path}: {what} {_shown(name)} twice; download the file again")
+        found[name] = read(name)
+
+    def _take(self, n_bytes: int, what: str) -> memoryview:
+        if n_bytes > len(self._data) - self.at:
+            limit = "the file ends" if self._is_all else f"more than {LARGEST_HEADER >> 20} MiB of metadata"
+            raise InterchangeError(
+                f"{self.path}: {what} at byte {self.at} needs {n_bytes} bytes, but {limit}; "
+                "the file is truncated or damaged: download it again"
+            )
+        piece = self._data[self.at : self.at + n_bytes]
+        self.at += n_bytes
+        return piece
+
+    def _numbers(self, form: str, what: str) -> tuple[int, ...]:
+        return struct.unpack(form, self._take(struct.calcsize(form), what))
+
+    def _check_count(self, count: int, least: int, what: str) -> None:
+        """Refuse a count of things that take at least so many bytes each, and the file cannot hold."""
+        if count * least > len(self._data) - self.at:
+            raise InterchangeError(
+                f"{self.path}: {what} at byte {self.at} should have {count} entries, more than the file has room for; "
+                "it is truncated or damaged: download it again"
+            )
+
+    def _string(self, what: str) -> str:
+        (length,) = self._numbers("<Q", what)
+        piece = self._take(length, what)
+        try:
+            return str(piece, "utf-8")
+        except UnicodeDecodeError:
+            raise InterchangeError(
+                f"{self.path}: {what} at byte {self.at - length} is not UTF-8; download the file again"
+            ) from None
+
+    def _value(self, key: str) -> Any:
+        what = f"the value of {_shown(key)}"
+        (kind,) = self._numbers("<I", what)
+        if kind == _STRING:
+            return self._string(what)
+        if kind != _ARRAY:
+            return self._array(kind, 1, what)[0]
+        kind, count = self._numbers("<IQ", what)
+        if kind != _STRING:
+            return self._array(kind, count, what)
+        if count > LARGEST_ARRAY:
+            raise InterchangeError(f"{self.path}: {what} has {count} texts, expected at most {LARGEST_ARRAY}")
+        self._check_count(count, 8, what)
+        return [self._string(what) for _ in range(count)]
+
+    def _array(self, kind: int, count: int, what: str) -> list[Any]:
+        if kind not in _SCALARS:
+            raise InterchangeError(
+                f"{self.path}: {what} has the type {kind}, expected one that GGUF defines; download the file again"
+            )
+        dtype = np.dtype(_SCALARS[kind])
+        self._check_count(count, dtype.itemsize, what)
+        if count > LARGEST_ARRAY:
+            raise InterchangeError(f"{self.path}: {what} has {count} numbers, expected at most {LARGEST_ARRAY}")
+        array = np.frombuffer(self._take(count * dtype.itemsize, what), dtype)
+        if kind == _BOOL:
+            return [bool(value) for value in array]
+        if kind == _FLOAT32:  # the shortest decimal that rounds to it, which the model's own config.json has
+            return [float(str(value)) for value in array]
+        return array.tolist()
+
+    def _tensor(self, name: str) -> tuple[tuple[int, ...], int, int]:
+        what = f"the tensor {_shown(name)}"
+        (n_dimensions,) = self._numbers("<I", what)
+        if not 1 <= n_dimensions <= LARGEST_DIMENSIONS:
+            raise InterchangeError(
+                f"{self.path}: {what} has {n_dimensions} dimensions, expected 1 to {LARGEST_DIMENSIONS}; "
+                "download the file again"
+            )
+        shape = self._numbers(f"<{n_dimensions}Q", what)
+        kind, offset = self._numbers("<IQ", what)
+        return shape[::-1], kind, offset
+
+
+def _placed(path: Path, infos: dict[str, Any], end: int, metadata: dict[str, Any], size: int) -> dict[str, TensorInfo]:
+    """Where the tensors lie, none of them outside the file."""
+    alignment = metadata.get(_ALIGNMENT, 32)
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise InterchangeError(
+            f"{path}: {_ALIGNMENT}: expected a power of two, got {_shown(str(alignment))}; download the file again"
+        )
+    begin = -(-end // alignment) * alignment
+    placed = {}
+    for name, (shape, kind, offset) in infos.items():
+        form, block, block_bytes = _block(path, name, kind)
+        if min(shape) < 1 or shape[-1] % block or offset % alignment:
+            raise InterchangeError(
+                f"{path}: the tensor {_shown(name)}: expected rows of whole blocks of {block} at a multiple of "
+                f"{alignment}, got the shape {list(shape)} at {offset}; download the file again"
+            )
+        info = TensorInfo(shape, form, shape[-1] // block * block_bytes, begin + offset)
+        if info.start + info.rows * info.row_bytes > size:
+            raise InterchangeError(
+                f"{path}: the tensor {_shown(name)} ends at byte {info.start + info.rows * info.row_bytes}, but the "
+                f"file has {size}; it is truncated: download it again"
+            )
+        placed[name] = info
+    return placed
+
+
+def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
+    """The name of a type, how many numbers its blocks have, and how many bytes."""
+    gguf = _gguf(path)
+    try:
+        form = gguf.GGMLQuantizationType(kind)
+    except ValueError:
+        raise InterchangeError(
+            f"{path}: the tensor {_shown(name)} has the type {kind}, which the package gguf does not know; "
+            "download the file again, or pip install -U gguf"
+        ) from None
+    if form.name not in ("F32", "F16") and not hasattr(gguf.quants, form.name):
+        raise InterchangeError(
+            f"{path}: the tensor {_shown(name)} has the type {form.name}, which the package gguf cannot dequantize; "
+            "take the model in another type, such as Q8_0"
+        )
+    return form.name, *gguf.GGML_QUANT_SIZES[form]
+
+
+def _gguf(path: Path) -> Any:
+    try:
+        return importlib.import_module("gguf")  # an extra
+    except ModuleNotFoundError:
+        raise InterchangeError(f"reading {path} needs gguf: pip install 'formal-algorithms[models]'") from None
+
+
+def _shown(name: str) -> str:
+    """A name that a file has, short and printable."""
+    return repr(name if len(name) <= 60 else f"{name[:57]}...")

@@ -1,0 +1,407 @@
+"""A model in a file of GGUF as `transformers` has it: its config.json, and its tensors by their names there.
+
+So one mapping serves both. Where GGUF differs, it is undone: the order of the rows of q and k, where rotary positions
+turn neighbors (`llama`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D` transposes
+(`gpt2`). What a file does not say is as llama.cpp has it, and a key that is not understood is refused by its name.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from training.interchange.containers import Tensors
+from training.interchange.errors import InterchangeError
+from training.interchange.gguf_file import GGUFFile
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""By how much each frequency is divided: all that is left of Llama 3's scaling."""
+
+_LINEARS = {
+    **{f"attn_{a}": f"self_attn.{a}_proj" for a in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{a}": f"mlp.{a}_proj" for a in ("gate", "up", "down")},
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+}
+_LLAMA = {**_LINEARS, "ffn_norm": "post_attention_layernorm"}
+_GEMMA2 = {
+    **_LINEARS,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GPT2_OUTER = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_NEUTRAL = {"attention.causal": True, "rope.scaling.finetuned": True, "rope.scaling.type": "none"}
+"""Values that change nothing, besides 0 and false."""
+
+
+class Kind(NamedTuple):
+    """How models of one architecture are in GGUF.
+
+    Attributes:
+        config: from what the metadata says to the fields of config.json.
+        outer: names of modules outside the layers, and theirs.
+        inner: names of modules in a layer, and theirs.
+        layers: the name of the layers' module.
+        permuted: whether the rows of q and k have another order.
+        shifted: whether norms have 1 added to their scales.
+        transposed: the modules in a layer whose matrices are transposed.
+    """
+
+    config: "Callable[[_Metadata], dict[str, Any]]"
+    outer: dict[str, str] = _OUTER
+    inner: dict[str, str] = _LLAMA
+    layers: str = "model.layers"
+    permuted: bool = False
+    shifted: bool = False
+    transposed: tuple[str, ...] = ()
+
+
+class _Metadata:
+    """What a file says of its model; notes what was asked for."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+        self._asked: set[str] = set()
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """Return what the model's key says."""
+        key = f"{self.architecture}.{name}"
+        self._asked.add(key)
+        return self.file.metadata.get(key, default)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return what the model's key says; of a list with one value for each layer, which must agree, that value."""
+        value = self.raw(name, default)
+        if not isinstance(value, list):
+            return value
+        if len({repr(v) for v in value}) != 1:
+            raise InterchangeError(
+                f"{self.file.path} needs what this library does not have: layers of different sizes "
+                f"({self.architecture}.{name})"
+            )
+        return value[0]
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return a size."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(name, "an integer of at least 1")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a positive number."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.wrong(name, "a number above 0")
+        return float(value)
+
+    def wrong(self, name: str, expected: str) -> InterchangeError:
+        """Return the error on a value."""
+        key = f"{self.architecture}.{name}"
+        value = self.file.metadata.get(key)
+        return InterchangeError(f"{self.file.path}: {key}: expected {expected}, got {str(value)[:60]}")
+
+    def has(self, tensor: str) -> bool:
+        """Return whether the file has a tensor."""
+        return tensor in self.file.tensors
+
+    def check(self) -> None:
+        """Raise if the file says more of its model than was asked for."""
+        left = {
+            key: value
+            for key, value in self.file.metadata.items()
+            if key.startswith(f"{self.architecture}.") and key not in self._asked and value
+            if value != _NEUTRAL.get(key.removeprefix(f"{self.architecture}."))
+        }
+        if left:
+            listed = ", ".join(f"{key} = {str(value)[:40]}" for key, value in left.items())
+            raise InterchangeError(f"{self.file.path} needs what this library does not have: {listed}")
+
+
+def _sizes(m: _Metadata) -> dict[str, Any]:
+    """The fields that all models with rotary positions have."""
+    d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
+    d_head = m.integer("attention.key_length", max(d_e // H, 1))
+    if m.integer("attention.value_length", d_head) != d_head:
+        raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
+    return {
+        "vocab_size": _vocabulary(m),
+        "hidden_size": d_e,
+        "intermediate_size": m.integer("feed_forward_length"),
+        "num_hidden_layers": m.integer("block_count"),
+        "num_attention_heads": H,
+        "num_key_value_heads": m.integer("attention.head_count_kv", H),
+        "head_dim": d_head,
+        "max_position_embeddings": m.integer("context_length"),
+        "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": not m.has("output.weight"),
+    }
+
+
+def _vocabulary(m: _Metadata) -> int:
+    m.get("vocab_size")
+    if not m.has("token_embd.weight"):
+        raise InterchangeError(f"{m.file.path} has no tensor token_embd.weight; it holds no language model")
+    return m.file.tensors["token_embd.weight"].shape[0]
+
+
+def _rotary(m: _Metadata, d_head: int, base: float = 10_000.0) -> dict[str, Any]:
+    """The field rope_parameters."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", base)}
+    turned = m.integer("rope.dimension_count", d_head)
+    if turned != d_head:
+        found["partial_rotary_factor"] = turned / d_head
+    if m.has(ROPE_FACTORS):
+        return found | _llama3(m, found["rope_theta"], turned)
+    kind = m.get("rope.scaling.type", "none")
+    linear = m.raw("rope.scale_linear")  # as files of 2023 have it
+    if linear is not None:
+        return found | {"rope_type": "linear", "factor": m.number("rope.scale_linear")}
+    if kind == "none":
+        return found
+    found |= {"rope_type": kind, "factor": m.number("rope.scaling.factor")}
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = m.integer("rope.scaling.original_context_length")
+    return found
+
+
+def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
+    """Llama 3's scaling, of which GGUF has the factors alone: those that it published, if they give them."""
+    factors = m.file.read(ROPE_FACTORS).reshape(-1)
+    low, high, original, factor = 1.0, 4.0, 8192, float(factors.max())
+    wavelengths = 2 * np.pi * base ** (np.arange(0, d, 2) / d)
+    share = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    expected = 1 / ((1 - share) / factor + share)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
+        raise InterchangeError(
+            f"{m.file.path} needs what this library does not have: other frequencies than Llama 3's ({ROPE_FACTORS})"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _llama(m: _Metadata) -> dict[str, Any]:
+    sizes = _sizes(m)
+    window = m.get("attention.sliding_window")
+    return {
+        "model_type": "mistral" if window else "llama",
+        "architectures": ["MistralForCausalLM" if window else "LlamaForCausalLM"],
+        **sizes,
+        "hidden_act": "silu",
+        "rope_parameters": _rotary(m, sizes["head_dim"]),
+        "attention_bias": m.has("blk.0.attn_q.bias"),
+        "mlp_bias": m.has("blk.0.ffn_gate.bias"),
+        **({"sliding_window": window} if window else {}),
+    }
+
+
+def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
+    sizes = _sizes(m)
+    return {
+        "model_type": kind,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        **sizes,
+        "hidden_act": "silu",
+        "rope_parameters": _rotary(m, sizes["head_dim"]),
+        "use_sliding_window": False,
+        **({"attention_bias": m.has("blk.0.attn_q.bias")} if kind == "qwen3" else {}),
+    }
+
+
+def _gemma(m: _Metadata, kind: str = "gemma") -> dict[str, Any]:
+    sizes = _sizes(m)
+    return {
+        "model_type": kind,
+        "architectures": [f"{kind.removesuffix('_text').capitalize()}ForCausalLM"],
+        **sizes,
+        "hidden_act" if kind == "gemma" else "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": m.has("blk.0.attn_q.bias"),
+        "rope_parameters": _rotary(m, sizes["head_dim"], 1_000_000.0 if kind == "gemma3_text" else 10_000.0),
+    }
+
+
+def _gemma2(m: _Metadata) -> dict[str, Any]:
+    found = _gemma(m, "gemma2")
+    return {
+        **found,
+        **_windows(m, found, 2, largest=46),
+        "attn_logit_softcapping": m.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": m.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(m: _Metadata) -> dict[str, Any]:
+    found = _gemma(m, "gemma3_text")
+    found |= _windows(m, found, 6, largest=62)
+    in_windows = {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)}
+    found["rope_parameters"] = {"sliding_attention": in_windows, "full_attention": found["rope_parameters"]}
+    cap = m.get("final_logit_softcapping")
+    return {**found, "attn_logit_softcapping": None, "final_logit_softcapping": cap or None}
+
+
+def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
+    """The fields on windows and on the scale of the scores.
+
+    Args:
+        m: the metadata.
+        found: the fields so far.
+        pattern: of so many layers, the last attends to everything, unless the file says otherwise.
+        largest: how many layers the one model has whose scores are divided by √(d_e/H); as llama.cpp tells it.
+    """
+    L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    stored = m.raw("attention.sliding_window_pattern", pattern)  # a number, or of each layer whether it has a window
+    in_window = stored if isinstance(stored, list) else [bool((l + 1) % stored) for l in range(L)]
+    if len(in_window) != L:
+        raise m.wrong("attention.sliding_window_pattern", f"a number, or true or false for each of {L} layers")
+    return {
+        "sliding_window": m.integer("attention.sliding_window", 4096 if pattern == 2 else 1024),
+        "layer_types": ["sliding_attention" if w else "full_attention" for w in in_window],
+        "query_pre_attn_scalar": d_e // H if largest == L else found["head_dim"],
+    }
+
+
+def _gpt2(m: _Metadata) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": _vocabulary(m),
+        "n_positions": m.integer("context_length"),
+        "n_embd": m.integer("embedding_length"),
+        "n_layer": m.integer("block_count"),
+        "n_head": m.integer("attention.head_count"),
+        "n_inner": m.integer("feed_forward_length"),
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": m.number("attention.layer_norm_epsilon"),
+        "tie_word_embeddings": not m.has("output.weight"),
+    }
+
+
+KINDS: dict[str, Kind] = {
+    "llama": Kind(_llama, permuted=True),
+    "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
+    "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
+    "gemma": Kind(_gemma, shifted=True),
+    "gemma2": Kind(_gemma2, inner=_GEMMA2, shifted=True),
+    "gemma3": Kind(_gemma3, inner=_GEMMA2, shifted=True),
+    "gpt2": Kind(
+        _gpt2,
+        _GPT2_OUTER,
+        _GPT2,
+        "transformer.h",
+        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    ),
+}
+"""By what a file calls its architecture."""
+
+
+def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
+    """Open a file.
+
+    Returns:
+        the fields of config.json, and the tensors, which are read when they are asked for.
+
+    Raises:
+        InterchangeError: the file is damaged, or its model needs what is not here.
+    """
+    file = GGUFFile(path)
+    if file.metadata.get("split.count", 1) != 1:
+        raise InterchangeError(
+            f"{path} is one of {file.metadata['split.count']} files; join them first: llama-gguf-split --merge"
+        )
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in KINDS:
+        raise InterchangeError(
+            f"{path}: general.architecture: expected one of {', '.join(KINDS)}, got {str(architecture)[:60]!r}"
+        )
+    metadata = _Metadata(file, architecture)
+    state = KINDS[architecture].config(metadata)
+    metadata.check()
+    state |= _token_ids(file, state["vocab_size"])
+    return state, GGUFTensors(file, KINDS[architecture], state)
+
+
+def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
+    """The fields on special tokens; several end a text where the file says so."""
+
+    def of(name: str) -> list[int]:
+        token = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return [token] if isinstance(token, int) and 0 <= token < N_V else []
+
+    ends = list(dict.fromkeys(of("eos") + of("eot") + of("eom")))
+    found = {"bos_token_id": of("bos"), "pad_token_id": of("padding"), "eos_token_id": ends}
+    return {name: ids if len(ids) > 1 else ids[0] for name, ids in found.items() if ids}
+
+
+class GGUFTensors(Tensors):
+    """The tensors of a file of GGUF by the names that transformers gives them, dequantized when they are asked for.
+
+    Attributes:
+        file: the file.
+    """
+
+    def __init__(self, file: GGUFFile, kind: Kind, state: dict[str, Any]) -> None:
+        self.path, self.file = file.path, file
+        self._readers = {}
+        for name, info in file.tensors.items():
+            if name == ROPE_FACTORS:
+                continue
+            part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+            is_transposed = part in kind.transposed and len(info.shape) == 2
+            shape = info.shape[::-1] if is_transposed else info.shape
+            heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
+
+            def read(name=name, part=part, is_transposed=is_transposed, heads=heads) -> np.ndarray:
+                array = file.read(name)
+                if kind.permuted and heads:
+                    return _unpermuted(array, state[heads])
+                if kind.shifted and part.endswith("norm"):
+                    return array - np.float32(1)
+                return array.T if is_transposed else array
+
+            self._add(_theirs(name, kind), lambda shape=shape: shape, read)
+        self.names = list(self._readers)
+
+
+def _theirs(name: str, kind: Kind) -> str:
+    """The name that transformers gives a tensor; its own if it has none there, which no model then expects."""
+    parts = re.fullmatch(r"(?:blk\.(?P<layer>\d{1,9})\.)?(?P<module>\w+)\.(?P<field>weight|bias)", name)
+    if not parts:
+        return name
+    module = (kind.inner if parts["layer"] else kind.outer).get(parts["module"])
+    if module is None:
+        return name
+    return ".".join([*([kind.layers, parts["layer"]] if parts["layer"] else []), module, parts["field"]])
+
+
+def _unpermuted(array: np.ndarray, H: int) -> np.ndarray:
+    """Put rows in the order in which rotary positions turn the halves of a head, not neighbors."""
+    if array.shape[0] % (2 * H):
+        return array  # of another shape than the model's, which the mapping then says
+    halves = array.reshape(H, array.shape[0] // H // 2, 2, *array.shape[1:])
+    return halves.swapaxes(1, 2).reshape(array.shape)

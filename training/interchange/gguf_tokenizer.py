@@ -1,0 +1,214 @@
+"""The tokenizer in a file of GGUF, as one of the library `tokenizers`, with its special tokens and chat template.
+
+The file says what text becomes, so where `transformers` reads it otherwise than the model's own tokenizer does (which
+splits digits, or normalizes, or prefixes a space behind every special token), the latter is followed, as in llama.cpp.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers as library
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import LibraryTokenizer
+from training.interchange.errors import InterchangeError
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+LONGEST_TOKEN = 1 << 12
+
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Words(NamedTuple):
+    """How a byte-level tokenizer splits a text before it merges.
+
+    Attributes:
+        pattern: of the words; None: GPT-2's.
+        digits: whether each digit is a word, before all else.
+        normalized: whether a text is in Unicode's form NFC first.
+        whole: whether a word that is a token is that token, whatever the merges give.
+        begins: whether the model reads bos first, where the file does not say.
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    normalized: bool = False
+    whole: bool = False
+    begins: bool = False
+
+
+WORDS: dict[str, Words] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"), Words()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), Words(digits=True)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Words(_LLAMA3, whole=True, begins=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Words(_LLAMA3)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Words(_QWEN2, normalized=True)),
+    "tekken": Words(_TEKKEN, whole=True, begins=True),
+}
+"""By what a file calls it, in tokenizer.ggml.pre."""
+
+
+class _Fields:
+    """What a file says of its tokenizer."""
+
+    def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
+        self.path, self._metadata = path, metadata
+        self.architecture = str(metadata.get("general.architecture"))
+
+    def get(self, name: str, kind: type, default: Any) -> Any:
+        """Return a value of a type."""
+        value = self._metadata.get(f"tokenizer.{name}", default)
+        if value is not default and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
+            raise self.wrong(name, f"expected a value of the type {kind.__name__}, got {str(value)[:60]}")
+        return value
+
+    def items(self, name: str, kind: type, count: int | None = None) -> list[Any]:
+        """Return a list of values of a type, of which there have to be so many."""
+        values = self.get(f"ggml.{name}", list, [])
+        if not all(isinstance(value, kind) for value in values) or (count is not None and len(values) != count):
+            many = "" if count is None else f"{count} "
+            raise self.wrong(f"ggml.{name}", f"expected {many}values of the type {kind.__name__}, got {len(values)}")
+        return values
+
+    def wrong(self, name: str, reason: str) -> InterchangeError:
+        """Return the error on a value."""
+        return InterchangeError(f"{self.path}: tokenizer.{name}: {reason}; download the file again")
+
+
+def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | None:
+    """Return the tokenizer of a model; None if the file has none.
+
+    Args:
+        path: the file.
+        metadata: what it says.
+        N_V: size of the model's vocabulary.
+
+    Raises:
+        InterchangeError: the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.
+    """
+    fields = _Fields(path, metadata)
+    kind = fields.get("ggml.model", str, None)
+    if kind in (None, "no_vocab"):
+        return None
+    if kind not in ("gpt2", "llama"):
+        raise InterchangeError(
+            f"{path}: tokenizer.ggml.model: expected gpt2 (bytes) or llama (SentencePiece), got {kind[:60]!r}"
+        )
+    tokens = fields.items("tokens", str)
+    if not 0 < len(tokens) <= N_V or len(set(tokens)) < len(tokens) or max(map(len, tokens)) > LONGEST_TOKEN:
+        raise fields.wrong("ggml.tokens", f"expected up to N_V = {N_V} different short texts, got {len(tokens)}")
+    types = fields.items("token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in metadata else []
+    types = types or [_NORMAL] * len(tokens)
+    try:
+        inner, begins = (_byte_level if kind == "gpt2" else _sentencepiece)(fields, tokens, types)
+        _add(inner, tokens, types)
+    except InterchangeError:
+        raise
+    except Exception as error:  # the library raises plain Exception
+        raise fields.wrong("ggml.tokens", f"they make no tokenizer ({str(error)[:200]})") from None
+    special = _special(fields, types, N_V, begins=begins)
+    frame = [*(tokens[i] for i in special.before), "$A", *(tokens[i] for i in special.after)]
+    if len(frame) > 1:
+        names = [(tokens[i], i) for i in {*special.before, *special.after}]
+        inner.post_processor = processors.TemplateProcessing(single=frame, special_tokens=names)
+    return LibraryTokenizer(inner, special=special, chat_template=fields.get("chat_template", str, None))
+
+
+def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
+    """Byte-level BPE, and whether the model reads bos first by default."""
+    name = fields.get("ggml.pre", str, "default")
+    if name == "default":  # files of before 2024-05 do not say it
+        name = "qwen2" if fields.architecture.startswith("qwen") else "gpt-2"
+    if name not in WORDS:
+        raise InterchangeError(
+            f"{fields.path}: tokenizer.ggml.pre: expected a way to split words that this library has, "
+            f"{', '.join(WORDS)}, got {name[:60]!r}"
+        )
+    words = WORDS[name]
+    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str)]
+    if any(len(merge) != 2 for merge in merges):
+        raise fields.wrong("ggml.merges", "expected two tokens with a space between")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    inner = library.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
+    if words.normalized:
+        inner.normalizer = normalizers.NFC()
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
+    steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    inner.decoder = decoders.ByteLevel()
+    return inner, words.begins
+
+
+def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
+    """SentencePiece's BPE, and whether the model reads bos first by default."""
+    scores = fields.items("scores", float, len(tokens))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    inner = library.Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges(tokens, types, scores),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback="<0x00>" in vocabulary,
+        )
+    )
+    prefixed = fields.get("ggml.add_space_prefix", bool, not fields.architecture.startswith("gemma"))
+    spaces = normalizers.Replace(" ", "▁")
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefixed else spaces
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+    return inner, True
+
+
+def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """The pairs that are merged, the best first: all that make an ordinary token, by its score."""
+    ordinary = {t: s for t, kind, s in zip(tokens, types, scores, strict=True) if kind == _NORMAL}
+    numbers = {token: i for i, token in enumerate(tokens)}
+    pairs = [
+        (-score, -i, numbers[token[:i]], token[:i], token[i:])
+        for token, score in ordinary.items()
+        for i in range(1, len(token))
+        if token[:i] in ordinary and token[i:] in ordinary
+    ]
+    return [(first, second) for *_, first, second in sorted(pairs)]
+
+
+def _add(inner: library.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Mark the tokens that are found in a text before it is split: special ones, and the model's own."""
+    found = [(t, kind) for t, kind in zip(tokens, types, strict=True) if t]
+    special = [t for t, kind in found if kind in (_UNKNOWN, _CONTROL)]
+    inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
+    inner.add_tokens([AddedToken(t, normalized=False) for t, kind in found if kind == _USER_DEFINED])
+
+
+def _special(fields: _Fields, types: list[int], N_V: int, *, begins: bool) -> SpecialTokens:
+    def of(*names: str) -> tuple[int, ...]:
+        found = (fields.get(f"ggml.{name}_token_id", int, None) for name in names)
+        return tuple(dict.fromkeys(token for token in found if token is not None and 0 <= token < len(types)))
+
+    bos, eos, ends = of("bos"), of("eos"), of("eos", "eot", "eom")
+    begins = fields.get("ggml.add_bos_token", bool, begins)
+    closes = fields.get("ggml.add_eos_token", bool, False)
+    others = {i for i, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)}
+    return SpecialTokens(
+        N_V,
+        mask=None,
+        bos=next(iter(bos + ends), None),
+        eos=next(iter(ends + bos), None),
+        before=bos if begins else (),
+        after=eos if closes else (),
+        others=tuple(sorted(others | {*of("padding"), *ends})),
+        ends=ends[1:],
+    )
