@@ -37,8 +37,7 @@ def hf(monkeypatch):
     """The package `transformers`, in which float32 is float64."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    for module in ("safetensors.torch", "transformers.modeling_utils"):
-        pytest.importorskip(module)  # they keep tables of dtypes, which must not be those of this fixture
+    _ = pytest.importorskip("safetensors.torch"), transformers.modeling_utils  # tables of dtypes, made before
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch, "float", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
