@@ -43,7 +43,6 @@ def hf(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    transformers.logging.set_verbosity_error()
     yield transformers
     torch.set_default_dtype(default)
 
@@ -94,9 +93,9 @@ class Weights:
     def logits(self, x=X, **inputs):
         """The model's logits [N_V, l] for one sequence."""
         torch = pytest.importorskip("torch")
-        inputs = {name: torch.asarray(np.array(value)[None]) for name, value in inputs.items()}
+        inputs = {name: torch.asarray(np.array(v)[None]) for name, v in {"input_ids": x, **inputs}.items()}
         with torch.no_grad():
-            return self.model(input_ids=torch.asarray(x[None]), **inputs).logits[0].numpy().T
+            return self.model(**inputs).logits[0].numpy().T
 
 
 def mh_attention(W_q, b_q, W_k, b_k, W_v, b_v, W_o, b_o, gamma_q=None, gamma_k=None, heads=H, groups=H, **more):
