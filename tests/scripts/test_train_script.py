@@ -170,7 +170,7 @@ def test_a_recipe_trains(train, text, recipe):
 def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("…")
-    assert_refused(train("d", "--data", text), "not empty, and there is no config.json")
+    assert_refused(train("d", "--data", text), "not empty, but it has no config.json")
 
 
 def test_an_exploding_run_ends_with_status_1(train, text):
