@@ -53,6 +53,7 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[
         >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
+        >>> from algorithms.inside import at
         >>> P, seen = record(d_transformer, "A", at("X@8", layer=-1))(jnp.array([3, 0, 1]), theta)
         >>> seen["A"].shape, seen[at("X@8", layer=-1)].shape
         ((2, 3, 3, 3), (6, 3))
@@ -85,6 +86,7 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[...
         >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
+        >>> from algorithms.inside import at
         >>> without = intervene(d_transformer, {at("Y@2", layer=1, head=0): 0.0})
         >>> without(jnp.array([3, 0, 1]), theta).shape
         (5, 3)

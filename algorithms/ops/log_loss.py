@@ -100,7 +100,7 @@ def token_losses(
     Example:
         >>> import jax.numpy as jnp
         >>> token_losses(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 4])).round(4).tolist()
-        [1.3862999677658081, nan]
+        [1.386299967765808, nan]
 
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11; Radu 2026, §12.3.4 and §12.9.
     """

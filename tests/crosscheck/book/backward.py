@@ -88,7 +88,7 @@ def _rules(package: ModuleType) -> list[_Rule]:
               norm),
         _Rule("ReLU", (8,), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("relu")),
         _Rule("GELU", (9, 10), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("gelu")),
-        _Rule("−log P[x[t], t]", (11, 12, 13), "ops.log_loss", "_backward", "dense", {"X": (4, 5), "W_u": (7, 4)}, loss),
+        _Rule("−log P[x[t], t]", (11, 12, 13), "ops.chunked_log_loss", "_backward", "dense", {"X": (4, 5), "W_u": (7, 4)}, loss),
     ]  # fmt: skip
 
 
