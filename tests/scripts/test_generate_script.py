@@ -366,7 +366,7 @@ def test_what_is_no_run_is_refused(script, tmp_path, capsys):
     assert commands.generate_main([str(tmp_path / "none")]) == 2
     assert "there is no run directory" in capsys.readouterr().err
     assert commands.generate_main([str(tmp_path)]) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
 
 
 def test_half_a_character_waits_for_its_other_half():
