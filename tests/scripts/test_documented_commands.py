@@ -39,6 +39,7 @@ SHORT = ["--steps=3", "--batch-size=8", "--eval-batches=1", "--peak=1e9", "--qui
 INSTEAD = {
     "replica=2,data=4,model=2": "replica=2,data=2,model=2",  # the tests have eight devices
     "hf:openai-community/gpt2": "gpt2-directory",  # test_convert_script.py asks a hub
+    "model.gguf": "gpt2-directory",  # test_gguf.py has files of this format
     "sotu": "d.txt",  # test_corpora.py reads it, as the next ones
     "spa-eng": "ed.txt",
     "pronunciation": "ed.txt",
