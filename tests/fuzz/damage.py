@@ -68,7 +68,7 @@ def damaged_bytes(rng: np.random.Generator, data: bytes) -> bytes:
     if with_json:
         try:
             value = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             with_json = False
         else:
             for _ in range(rng.integers(1, 4)):

@@ -1,6 +1,6 @@
 """Damaged requests to the server, in process: it may refuse them, but never fails."""
 
-import atexit
+import contextlib
 import functools
 import json
 import tempfile
@@ -19,7 +19,7 @@ from training.serving.app import make_app
 from training.serving.engine import Engine
 from training.serving.served import Decoder, Limits, served_of
 
-__all__ = ["check"]
+__all__ = ["check", "close"]
 
 LIMITS = Limits(body=20_000, tokens=6, choices=3, seconds=120.0)
 COMPLETION: dict[str, Any] = {
@@ -55,22 +55,26 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": "small", "prompt": "abc"},
 }
 PATHS = (*BODIES, "/v1/models", "/v1/models/small", "/health", "/metrics", "/v1/none", "/%00", "/v1/models/%ff")
+_OPEN = contextlib.ExitStack()
 METHODS = ("POST", "POST", "POST", "GET", "PUT", "DELETE", "OPTIONS")
 
 
 @functools.cache
 def _client() -> TestClient:
-    """A client of a server with a small model, which runs until the process ends."""
+    """A client of a server with a small model, which runs until it is closed."""
     folder = tempfile.mkdtemp(prefix="fuzz-requests-")
     run = load_run(make_run(Path(folder) / "run", "d", L=1))
     served = served_of(run, "small", LIMITS)
     assert isinstance(served.model, Decoder)
     engine = Engine(served.model.generator, served.tokenizer, rows=4, queue=20)
     app = make_app(served, engine, clock=time.time)
-    client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
-    client.__enter__()
-    atexit.register(client.__exit__)
-    return client
+    return _OPEN.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
+
+
+def close() -> None:
+    """Stop the server, if it runs."""
+    _OPEN.close()
+    _client.cache_clear()
 
 
 def check(rng: np.random.Generator) -> None:

@@ -7,10 +7,10 @@ import json
 import pathlib
 import signal
 import sys
-import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 
 import jax
 import numpy as np
@@ -89,11 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     noted = json.loads(options.state.read_text("utf-8")) if options.state and options.state.exists() else {}
     seed = next((s for s in (options.seed, noted.get("seed")) if s is not None), None)
     seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-    if options.case is not None:
-        return _again(areas, seed, options.case)
+    with contextlib.closing(requests):
+        if options.case is not None:
+            return _again(areas, seed, options.case)
+        return _from_last(areas, seed, noted, options)
+
+
+def _from_last(areas: Sequence[str], seed: int, noted: dict, options: argparse.Namespace) -> int:
     first = noted.get("next", 0) if noted.get("seed") == seed else 0
     say(f"seed {seed}, from case {first}, {options.minutes:g} minutes: {', '.join(areas)}")
-    return _run(areas, seed, first, time.monotonic() + 60 * options.minutes, options.state)
+    return _run(areas, seed, first, monotonic() + 60 * options.minutes, options.state)
 
 
 def _again(areas: Sequence[str], seed: int, n: int) -> int:
@@ -109,7 +114,7 @@ def _run(areas: Sequence[str], seed: int, first: int, end: float, state: pathlib
     checked, failed = dict.fromkeys(areas, 0), []
     for n in itertools.count(first):
         for area in areas:
-            if time.monotonic() > end:
+            if monotonic() > end:
                 told = ", ".join(f"{count} of {area}" for area, count in checked.items())
                 say(f"checked {told}; {len(failed)} failed{''.join(f', {name}' for name in failed)}")
                 return 1 if failed else 0

@@ -24,7 +24,7 @@ def area(monkeypatch):
 
 def stopped_after(monkeypatch, n):
     times = iter([0.0] * (n + 1))
-    monkeypatch.setattr(runner.time, "monotonic", lambda: next(times, 1e9))
+    monkeypatch.setattr(runner, "monotonic", lambda: next(times, 1e9))
 
 
 def test_a_failure_is_named_with_what_shows_it_again(area, monkeypatch, capsys):

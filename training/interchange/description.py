@@ -1,7 +1,7 @@
 """The fields of a config.json, with their defaults, and a list of what this library lacks."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ class Fields:
     def number(self, name: str, default: float) -> float:
         """Return a number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise InterchangeError(f"{self.path}: {name}: expected a number of at least 0, got {value!r}")
         return float(value)
 

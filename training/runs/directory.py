@@ -149,6 +149,8 @@ class RunDirectory:
                 raise ValueError(f"format: expected {FORMAT!r}, got {state.get('format')!r}; train it again")
             settings = settings_from(state["settings"], task=state["task"])
             config = config_from_json(state["task"], state["model"])
+            if "tokenizer" not in state["fingerprints"]:
+                raise ValueError("fingerprints: expected that of the tokenizer, got none")
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
         except OSError as error:
             raise RunError(f"{self.path} is not a run directory: cannot read {self.config}: {reason(error)}") from None

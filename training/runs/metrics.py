@@ -97,9 +97,21 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out."""
+    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out.
+
+    Raises:
+        ValueError: names a line that is not a JSON object.
+    """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [parse_json(line) for line in lines]
+    return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        parsed = parse_json(line)
+        if isinstance(parsed, dict):
+            return parsed
+    raise ValueError(f"{where}: expected a JSON object; the file is damaged: delete the line, or train again")
 
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:

@@ -35,7 +35,8 @@ def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
     known = TASKS[task].all_settings()
     for name in values:
         if name not in known:
-            raise SettingsError(f"{name}: expected a setting of {task}, got an unknown one; it has {', '.join(known)}")
+            shown = name if name.isidentifier() else repr(name)
+            raise SettingsError(f"{shown}: expected a setting of {task}, got an unknown one; it has {', '.join(known)}")
     given = {name: converted(name, value) for name, value in values.items()}
     defaults = {name: TASKS[task].default(name) for name in known}
     return Settings(task=task, **(defaults | dependent_defaults(given, defaults) | given))

@@ -361,3 +361,8 @@ def test_a_large_model_is_never_held_twice(tmp_path, monkeypatch):
         tracemalloc.stop()
     assert peaks["save"] < 0.35, peaks
     assert peaks["convert"] < 1.35, peaks
+
+
+def test_a_number_that_no_float_holds_is_refused(path, tmp_path):
+    change_config(path, layer_norm_epsilon=10**400)
+    assert "layer_norm_epsilon: expected a number of at least 0, got 1000" in refused(path, tmp_path)

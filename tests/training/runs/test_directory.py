@@ -12,6 +12,7 @@ import pytest
 import safetensors
 
 from tests import cases
+from tests.run_cases import make_run
 from tests.training_cases import N_V, data_for, settings_for
 from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
@@ -276,3 +277,12 @@ def test_settings_that_cannot_be_are_said(values, message):
 def test_an_unknown_task_is_said():
     with pytest.raises(SettingsError, match="there is no task 'f'"):
         settings_from({}, task="f")
+
+
+def test_a_config_without_the_tokenizers_fingerprint_is_refused(tmp_path):
+    path = make_run(tmp_path / "run", "d")
+    state = json.loads((path / "config.json").read_text())
+    del state["fingerprints"]["tokenizer"]
+    (path / "config.json").write_text(json.dumps(state))
+    with pytest.raises(RunError, match="fingerprints: expected that of the tokenizer, got none"):
+        load_run(path)
