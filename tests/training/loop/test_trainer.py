@@ -140,7 +140,9 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr("training.runs.metrics._finite", full)
-        with pytest.raises(TrainingError, match=r"cannot write to .*: No space left on device; rerun the command"):
+        with pytest.raises(
+            TrainingError, match=r"cannot write to .*: No space left on device; make room, and rerun the command"
+        ):
             trainer.train()
     trainer, _ = make_trainer(tmp_path / "run", settings)
     trainer.train()
