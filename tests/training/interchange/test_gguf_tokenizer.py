@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import regex
-import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -17,6 +16,10 @@ from tests import real_weights
 from training.data.chat import ChatTemplate
 from training.interchange import InterchangeError, gguf_tokenizer
 from training.interchange.gguf_file import GGUFFile
+
+sentencepiece = pytest.importorskip(
+    "sentencepiece", reason="sentencepiece is not installed: pip install -e .[translation]"
+)
 
 _, transformers = cases.libraries()
 ROOT = Path(__file__).resolve().parents[3]
