@@ -1,6 +1,9 @@
 """Trained weights that packages carry: logits and gradients against PyTorch, and their real tasks."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +14,12 @@ from algorithms import d_hidden_state, e_encoding, ed_hidden_state
 from tests import interchange_cases as cases
 from tests import real_weights
 from tests.training.interchange.test_encoder_decoder import Seq2Seq
+from training.data.chat import ChatTemplate
 from training.generation import generate
 from training.generation.scoring import log_probability, sentence_embeddings
 from training.generation.text import Options, answerer_for
 from training.interchange import convert, load_model
+from training.interchange.gguf_models import open_gguf
 from training.runs.directory import load_run
 
 torch, transformers = cases.libraries()
@@ -244,3 +249,44 @@ def test_the_small_gpt_in_float64(tmp_path, name):
         with torch.no_grad():
             expected.append(int((model(torch.tensor([expected])).logits[0, -1] + bias).argmax()))
     assert continued.tolist() == expected[3:]
+
+
+def greedy(path, x, l_gen):
+    """The tokens of a run, in a process whose JAX is a user's: with the passes that the tests do without."""
+    program = """
+import json, sys
+import jax, numpy as np
+from training.generation import generate
+from training.runs.directory import load_run
+path, x, l_gen = json.loads(sys.argv[1])
+run = load_run(path)
+options = {"config": run.config, "l_gen": l_gen, "tau": 0.0, "key": jax.random.key(0)}
+print(generate(run.theta, np.array([x]), lengths=np.array([len(x)]), **options)[0].tolist())
+"""
+    own = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS", "NPROC")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    command = [sys.executable, "-c", program, json.dumps([str(path), x, l_gen])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_model_that_people_talk_to_answers_as_in_transformers(tmp_path):
+    """SmolLM2 from its file of GGUF: its tensors to the last bit, and the same greedy tokens."""
+    path = real_weights.smollm2(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    _, tensors = open_gguf(path)
+    state = theirs.state_dict()
+    assert set(tensors.names) == set(state) - {"lm_head.weight"}
+    for name in tensors.names:
+        assert tensors.read(name).tobytes() == state[name].numpy().tobytes(), name
+    convert(path, tmp_path / "run")
+    tokenizer = load_run(tmp_path / "run").tokenizer
+    text = ChatTemplate.of(tokenizer).render([{"role": "user", "content": "What is the capital of France?"}])
+    x = tokenizer.encode_markup(text)
+    expected = theirs.generate(torch.tensor([x]), max_new_tokens=8, do_sample=False)[0, len(x) :].tolist()
+    ours = greedy(tmp_path / "run", x, 8)
+    assert ours == expected
+    assert tokenizer.decode(ours) == "The capital of France is Paris."
+    assert ours[-1] in tokenizer.end_tokens
