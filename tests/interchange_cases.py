@@ -19,8 +19,9 @@ from training.interchange.description import Fields, read_json
 from training.runs.named_arrays import flatten
 
 # Relative to the largest of all logits, or of all gradients of a parameter.
+DTYPES = ("float64", "float32")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "rounded": 1e-5}
-"""By dtype; rounded: float64 in which transformers rounds norms and the angles of positions to float32."""
+"""Of DTYPES; rounded: float64 in which transformers rounds norms and the angles of positions to float32."""
 
 
 def libraries():

@@ -88,7 +88,7 @@ def ours(run, x, types):
             pytest.param(kind, size, dtype, marks=pytest.mark.slow)
             for kind in KINDS
             for size in SIZES
-            for dtype in cases.TOLERANCE
+            for dtype in cases.DTYPES
             if (kind, size, dtype) not in QUICK
         ),
     ],

@@ -128,7 +128,7 @@ QUICK = [("bart", "float64")]
         *(
             pytest.param(kind, dtype, marks=pytest.mark.slow)
             for kind in MODELS
-            for dtype in cases.TOLERANCE
+            for dtype in cases.DTYPES
             if (kind, dtype) not in QUICK
         ),
     ],

@@ -63,7 +63,7 @@ def padded(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", cases.TOLERANCE)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_minilm_is_bert_of_transformers(tmp_path, minilm, dtype):
     model = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
     path = cases.saved(model, tmp_path, dtype)
@@ -104,7 +104,7 @@ def test_minilm_has_the_published_similarity_and_the_tokens_of_transformers(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", cases.TOLERANCE)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_the_lemmatizer_is_torch_nn_transformer(tmp_path, lemmatizer, dtype):
     run = load_model(lemmatizer)
     model = Seq2Seq.lemmatizer(lemmatizer)
