@@ -18,9 +18,13 @@ def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
     Raises:
         ValueError: if queries and keys are normalized, so that S is not bilinear.
     """
+    _check_bilinear(W)
+    return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
+
+
+def _check_bilinear(W: MHAttentionParams) -> None:
     if W.gamma_q is not None:
         raise ValueError("W.gamma_q: expected None, got a norm of the queries, so that S is not ZᵀM X for any M")
-    return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
 
 
 def ov_circuits(W: MHAttentionParams) -> Float[Array, "L H d_out d_z"]:
@@ -55,19 +59,31 @@ def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"
 
     Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
     """
-    QK, OV = qk_circuits(W), ov_circuits(W)
-    L = len(QK)
+    _check_bilinear(W)
+    W_q, W_k, W_v, W_o = W.heads.W_q, _of_heads(W.heads.W_k, W), _of_heads(W.heads.W_v, W), _output(W)
+    written = _gram(_T(W_v), _T(W_o))  # OV' OV'ᵀ
+    read = {"Q": (_T(W_k), W_q), "K": (_T(W_q), W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
+    L = len(W_q)
     is_earlier = (jnp.arange(L)[:, None] < jnp.arange(L)[None])[:, None, :, None]
-
-    def score(M):
-        product = jnp.einsum("kgab,lhbc->lhkgac", M, OV)
-        return jnp.where(is_earlier, _norm(product) / (_norm(OV)[:, :, None, None] * _norm(M)[None, None]), 0)
-
-    return {"Q": score(QK), "K": score(jnp.swapaxes(QK, -1, -2)), "V": score(OV)}
+    return {name: jnp.where(is_earlier, _norms_of_products(_gram(*M), written), 0) for name, M in read.items()}
 
 
-def _norm(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes"]:
-    return jnp.sqrt(jnp.square(M).sum((-2, -1)))
+def _gram(left: Float[Array, "*axes m a"], right: Float[Array, "*axes a n"]) -> Float[Array, "*axes n n"]:
+    """``MᵀM`` of M = left right, without M."""
+    return _T(right) @ (_T(left) @ left) @ right
+
+
+def _norms_of_products(
+    read: Float[Array, "L H d d"], written: Float[Array, "L H d d"]
+) -> Float[Array, "L_earlier H_earlier L H"]:
+    """``‖M M'‖/‖M‖‖M'‖``, whose square is ``tr(MᵀM M'M'ᵀ)/tr(MᵀM) tr(M'M'ᵀ)``."""
+    squares = jnp.tensordot(written, read, [(2, 3), (2, 3)])
+    traces = (jnp.trace(square, axis1=2, axis2=3) for square in (written, read))
+    return jnp.sqrt(jnp.maximum(squares, 0) / jnp.tensordot(*traces, 0))
+
+
+def _T(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes n m"]:  # noqa: N802
+    return jnp.swapaxes(M, -1, -2)
 
 
 def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d d_z"]:
