@@ -5,7 +5,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.commands import run
+from training.commands import Arguments, command
+
+
+@command
+def benchmark_main(argv: Arguments) -> int:
+    """Run the command."""
+    from scripts.benchmarks.command import main
+
+    return main(argv)
+
 
 if __name__ == "__main__":
-    sys.exit(run("scripts.benchmarks.command"))
+    sys.exit(benchmark_main())

@@ -38,7 +38,18 @@ def catcher(mutation: Mutation) -> str | None:
         apply(mutation, ROOT, copy)
         shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *mutation.tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            *mutation.tests,
+        ]
         # compiling is what takes the time
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from training import commands as commands_of_the_project
 from training.commands import settings_table
 from training.commands.arguments import flag, spelled
 from training.commands.train import parser, read_settings, with_task
@@ -41,6 +40,11 @@ def commands():
 FOUND = sorted(set(commands()))
 
 
+def main_of(name):
+    """What scripts/ runs."""
+    return getattr(importlib.import_module(f"scripts.{name}"), f"{name}_main")
+
+
 def train_settings(words):
     arguments = parser().parse_args(with_task(spelled(words, SETTINGS)))
     return read_settings(arguments)
@@ -68,7 +72,7 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_an_unknown_flag_is_said(name, capsys):
-    assert commands_of_the_project.run(MODULES[name], ["--nonsense"]) == 2
+    assert main_of(name)(["--nonsense"]) == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"\w+\.py: (--nonsense: expected a known flag|expected .*, got none; see --help).*\n", error)
 

@@ -29,7 +29,7 @@ def script():
 
 def called(name, *arguments, capsys):
     """Run a script; return its status and what it printed."""
-    status = commands.run(f"training.commands.{name}", [str(a) for a in arguments])
+    status = getattr(commands, f"{name}_main")([str(a) for a in arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 

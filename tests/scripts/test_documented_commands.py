@@ -16,7 +16,7 @@ import pytest
 from algorithms import DTransformerConfig
 from scripts.benchmarks import attention, decode, training_step
 from tests.crosscheck.mutations import LOCATED
-from tests.project.test_documented_commands import FOUND, MODULES, ROOT
+from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, make_run
 from training import commands
 from training.commands.arguments import flag
@@ -127,7 +127,7 @@ def test_a_documented_command_runs(name, words, place, capfd):
     if written is not None:
         written.unlink(missing_ok=True)
     capfd.readouterr()
-    status = commands.run(MODULES[name], small(name, words))
+    status = main_of(name)(small(name, words))
     out, err = capfd.readouterr()
     assert status == 0, err
     assert SAYS.get(name, "") in out

@@ -3,9 +3,7 @@
 import json
 import re
 
-from training import commands
-
-MODULE = "training.commands.loss_curve"
+from training.commands.loss_curve import loss_curve_main
 
 
 def test_the_losses_of_a_run_are_drawn(tmp_path, capsys):
@@ -13,17 +11,17 @@ def test_the_losses_of_a_run_are_drawn(tmp_path, capsys):
     lines = [{"step": step, "loss": 9.0 - step} for step in range(1, 6)]
     lines[3]["validation_loss"] = 5.5
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert commands.run(MODULE, [str(tmp_path), str(tmp_path / "a.svg")]) == 0
+    assert loss_curve_main([str(tmp_path), str(tmp_path / "a.svg")]) == 0
     picture = (tmp_path / "a.svg").read_text()
     curves = re.findall(r'<path d="M ([^"]+)" clip-path[^>]* style="fill: none; stroke: #1f77b4', picture)
     points = [tuple(map(float, point.split())) for point in curves[0].replace("L", "").strip().splitlines()]
     assert len(points) == 5
     assert points == sorted(points)  # the y axis points down: the loss falls
-    assert commands.run(MODULE, [str(tmp_path), str(tmp_path / "a.what")]) == 2
+    assert loss_curve_main([str(tmp_path), str(tmp_path / "a.what")]) == 2
     assert capsys.readouterr().err.startswith("loss_curve.py: Format 'what' is not supported")
 
 
 def test_without_steps_there_is_nothing_to_draw(tmp_path, capsys):
-    assert commands.run(MODULE, [str(tmp_path / "none"), str(tmp_path / "a.svg")]) == 2
+    assert loss_curve_main([str(tmp_path / "none"), str(tmp_path / "a.svg")]) == 2
     assert "has no steps yet: train the run first" in capsys.readouterr().err
     assert not (tmp_path / "a.svg").exists()

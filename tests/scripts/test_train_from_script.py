@@ -26,7 +26,7 @@ def train(tmp_path, capsys):
         (tmp_path / "data.txt").write_text(data)
         paths = ["--run", tmp_path / run, "--cache", tmp_path / "cache", "--data", tmp_path / "data.txt"]
         arguments = [task, *FLAGS, *paths, "--from", start, "--steps", steps, *more]
-        status = commands.run("training.commands.train", [str(a) for a in arguments])
+        status = commands.train_main([str(a) for a in arguments])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 

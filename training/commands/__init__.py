@@ -1,43 +1,48 @@
 """The command lines, as scripts/ and the installed commands run them: an error is one sentence, never a traceback.
 
-A command is a module with `main(argv) → exit status`, which prints and raises errors; `run` imports it and answers for
-signals, pipes and errors.
+A command is a function from arguments to an exit status, which prints and raises errors; `command` answers for signals,
+pipes and errors. Commands import what they need when they are called, so that Ctrl-C ends the import, too.
 """
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from training.disk import reason
 
-__all__ = ["compress_main", "convert_main", "evaluate_main", "generate_main", "run", "serve_main", "train_main"]
+__all__ = ["command", "compress_main", "convert_main", "evaluate_main", "generate_main", "serve_main", "train_main"]
+
+Arguments = Sequence[str] | None
+"""Those of a command line; None for those of the process."""
 
 EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
 """Packages that only some commands need, and the extra of pyproject.toml that has them."""
 PIPE = 128 + signal.SIGPIPE
 
 
-def run(module: str, argv: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit status.
+def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
+    """Let a function ``name_main`` answer as the command line ``name.py``, with its exit status."""
+    name = f"{main.__name__.removesuffix('_main')}.py"
 
-    Args:
-        module: the dotted name of the command's module; it is imported here, so that Ctrl-C ends the import, too.
-        argv: the arguments; those of the process if None.
-    """
-    name = f"{module.removesuffix('.command').rpartition('.')[2]}.py"
+    @functools.wraps(main)
+    def answer(argv: Arguments = None) -> int:
+        return _run(main, name, argv)
+
+    return answer
+
+
+def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
     sys.excepthook = _of_main_thread
     before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        command = importlib.import_module(module)
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax would log for pages what our sentence says
-        status = command.main(argv)
+        status = main(argv)
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as error:
@@ -92,10 +97,49 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-train_main = functools.partial(run, "training.commands.train")
-generate_main = functools.partial(run, "training.commands.generate")
-evaluate_main = functools.partial(run, "training.commands.evaluate")
-compress_main = functools.partial(run, "training.commands.compress")
-convert_main = functools.partial(run, "training.commands.convert")
-serve_main = functools.partial(run, "training.commands.serve")
-"""What the installed commands call."""
+@command
+def train_main(argv: Arguments) -> int:
+    """Run scripts/train.py."""
+    from training.commands.train import main
+
+    return main(argv)
+
+
+@command
+def generate_main(argv: Arguments) -> int:
+    """Run scripts/generate.py."""
+    from training.commands.generate import main
+
+    return main(argv)
+
+
+@command
+def evaluate_main(argv: Arguments) -> int:
+    """Run scripts/evaluate.py."""
+    from training.commands.evaluate import main
+
+    return main(argv)
+
+
+@command
+def compress_main(argv: Arguments) -> int:
+    """Run scripts/compress.py."""
+    from training.commands.compress import main
+
+    return main(argv)
+
+
+@command
+def convert_main(argv: Arguments) -> int:
+    """Run scripts/convert.py."""
+    from training.commands.convert import main
+
+    return main(argv)
+
+
+@command
+def serve_main(argv: Arguments) -> int:
+    """Run scripts/serve.py."""
+    from training.commands.serve import main
+
+    return main(argv)

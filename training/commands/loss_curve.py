@@ -4,10 +4,9 @@ python -m training.commands.loss_curve runs/demo docs/demo.svg
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from training.commands import run
+from training.commands import Arguments, command
 from training.commands.arguments import Parser
 from training.runs.directory import RunDirectory, RunError
 from training.runs.metrics import plot_losses, read_metrics
@@ -21,7 +20,8 @@ def parser() -> Parser:
     return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def loss_curve_main(argv: Arguments) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     files = RunDirectory(arguments.run)
@@ -33,4 +33,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("training.commands.loss_curve"))
+    sys.exit(loss_curve_main())

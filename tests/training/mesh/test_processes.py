@@ -263,7 +263,7 @@ def test_numbers_that_are_none_are_refused_before_anything_is_waited_for(argumen
 
 @pytest.mark.parametrize("flag", ["--num-processes", "--process-id"])
 def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, capsys, flag):
-    assert commands.run("training.commands.train", ["d", "--run", str(tmp_path / "run"), flag, "1"]) == 2
+    assert commands.train_main(["d", "--run", str(tmp_path / "run"), flag, "1"]) == 2
     sentence = "--num-processes and --process-id need --coordinator: give HOST:PORT, the same to all processes"
     assert capsys.readouterr().err == f"train.py: {sentence}\n"
     assert not (tmp_path / "run").exists()
