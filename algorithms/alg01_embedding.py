@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2: what a token and what a position looks like as a vector."""
+"""Algorithms 1 and 2: a token, and a position, as a vector."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -20,7 +20,7 @@ from algorithms.parameters import AttentionParams, MHAttentionParams
 
 
 class Hooks(NamedTuple):
-    """What a variant changes in Algorithm 4, between its lines 3 and 5.
+    """A variant's changes to Algorithm 4, between lines 3 and 5.
 
     Attributes:
         queries: what becomes of Q: a rotation by the tokens' positions, say.

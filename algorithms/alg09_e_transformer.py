@@ -52,7 +52,7 @@ def e_transformer(
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 9: P ← ETransformer(x | θ). The encoder-only transformer, BERT's.
 
-    Column t of P is a distribution over the vocabulary for the token that stands at t, or that was masked there.
+    Column t of P is a distribution over the vocabulary for the token at position t, or the one masked there.
 
     ``mask`` replaces that of line 5; the padding from ``length`` on applies to any.
 

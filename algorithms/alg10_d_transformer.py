@@ -76,7 +76,7 @@ def d_hidden_state(
 
 
 def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
-    """The lines of a variant, with what is Algorithm 10's own filled in."""
+    """The lines of a variant, with Algorithm 10's own defaults filled in."""
     return lines_of(variant, implementation, "gelu", ("norm_first", "side_by_side", "no_norm"), **options)
 
 

@@ -176,7 +176,7 @@ def sample(
 
 
 def tempered(log_p: Float[Array, "N_V *batch"], tau: Float[Array, "*#batch"]) -> Float[Array, "N_V *batch"]:
-    """``log q`` with ``q ∝ p^{1/τ}``, up to a constant: the largest is 0, and what is impossible stays so at τ = ∞."""
+    """``log q`` with ``q ∝ p^{1/τ}``, up to a constant: the largest is 0; impossible tokens stay so at τ = ∞."""
     impossible = jnp.isneginf(log_p)
     divisor = jnp.where(is_greedy(tau), 1, tau)
     log_q = jnp.where(impossible, 0, shifted(log_p)) / (divisor[None] if tau.ndim else divisor)

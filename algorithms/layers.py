@@ -41,7 +41,7 @@ class Lines(NamedTuple):
         activation: the nonlinearity of the algorithm, where the variant names no other.
         order: the order of a layer, likewise.
         key: randomness of all layers, or None.
-        remat: what a layer computes again in the backward pass.
+        remat: what the backward pass of a layer recomputes.
         attend: computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding
             reads a cache.
         kept: gets what the attentions of all layers keep, stacked; None: nobody wants it.
@@ -83,11 +83,11 @@ class Lines(NamedTuple):
         return X if norm is None else shard_residual_stream(self.variant.norm(X, norm, self.implementation))
 
     def before(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The norm of what a line of Algorithms 8 and 9 reads: X, unless the variant's layers normalize first."""
+        """The input of a line of Algorithms 8 and 9: X, or its norm if the variant's layers normalize first."""
         return self.layer_norm(X, norm) if self.order == "norm_first" else X
 
     def after(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The norm of what a line was added to, unless the variant's layers normalize first."""
+        """The norm of the sum after a line; X itself if the variant's layers normalize first."""
         return X if self.order == "norm_first" else self.layer_norm(X, norm)
 
     def mh_attention(
@@ -221,7 +221,7 @@ def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:
 def zero_padding(
     x: Integer[Array, "*batch l"], length: Integer[Array, "*#batch"] | int | None
 ) -> Integer[Array, "*batch l"]:
-    """X with token 0 where t >= length, so that whatever stands in the padding reaches nothing."""
+    """The sequence with token 0 where t >= length, so that the contents of the padding never matter."""
     if length is None:
         return x
     length = jnp.asarray(length)

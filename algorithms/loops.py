@@ -1,4 +1,4 @@
-"""The paper's ``for`` and ``while``, written above their bodies, so that lines stand in the order of the pseudocode.
+"""The paper's ``for`` and ``while``, written above their bodies, so that lines appear in the order of the pseudocode.
 
 A body is a function from the state before a turn to the state after it. Its name becomes that of the last state::
 

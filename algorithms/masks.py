@@ -40,7 +40,7 @@ class StructuralMask:
 
     unidirectional: bool = False
     width: int | None = None
-    # Any: JAX also builds pytrees of specifications, whose leaves are no arrays.
+    # Any: JAX also builds pytrees of specifications, whose leaves are not arrays.
     length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
     documents_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
     documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
@@ -102,7 +102,7 @@ PrimaryMask = StructuralMask | Bool[Array, "*#batch l_x l_x"]
 _NOT_NEGATIVE = Range("a length >= 0", lambda length: length >= 0)
 
 _LONGEST = 2**30
-"""A window as wide as this is no band: no axis of tokens is longer, and positions minus widths stay in an int32."""
+"""A window this wide is not a band: no axis of tokens is longer, and positions minus widths stay in an int32."""
 
 _RANKS = {"length": 0, "documents_z": 1, "documents_x": 1, "first": 0}
 """Rank of each array of a structural mask, for one sequence."""
@@ -139,7 +139,7 @@ def sequence_axes(mask: Mask) -> Any:
 
 
 def _for_each_sequence(function: Any, mask: Mask) -> Any:
-    """``function`` of the mask of each sequence; the arrays of what it returns get the batch axes in front."""
+    """``function`` of the mask of each sequence; its results get the batch axes in front."""
     for _ in range(max(jax.tree.leaves(batch_axes(mask)), default=0)):
         function = jax.vmap(function, in_axes=(sequence_axes(mask),))
     return function(mask)
@@ -164,7 +164,7 @@ BIDIRECTIONAL = StructuralMask()
 """Every token may attend to every context token: Mask ≡ 1."""
 
 UNIDIRECTIONAL = StructuralMask(unidirectional=True)
-"""A token may attend to itself and to what stands before it: Mask[t_z, t_x] = ⟦t_z <= t_x⟧."""
+"""A token may attend to itself and to earlier tokens: Mask[t_z, t_x] = ⟦t_z <= t_x⟧."""
 
 
 def banded(width: int) -> StructuralMask:
@@ -193,7 +193,7 @@ def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
 
     Raises:
         TypeError: if length is not an integer.
-        ValueError: if length is negative (where its value is at hand).
+        ValueError: if length is negative (where its value is concrete).
 
     Example:
         >>> (UNIDIRECTIONAL & padding(1)).dense(2, 2).astype(int).tolist()

@@ -43,9 +43,9 @@ eta              learning rate η
 ===============  =======================================================================================
 
 The types of these arguments, below, also say which values are allowed. Invalid input raises when a function is traced,
-with what was expected, what came, and what to do: ``TypeError`` for a value of another kind, ``ValueError`` for a shape
-or a value that does not fit. A token ID outside [0, N_V) cannot be raised in compiled code: it gives NaN, never another
-token's embedding.
+with what was expected, what was given, and what to do: ``TypeError`` for a value of another kind, ``ValueError`` for a
+shape or a value that does not fit. Compiled code cannot raise for a token ID outside [0, N_V): it gives NaN, never
+another token's embedding.
 
 A docstring says what is special about its function: the paper's line, where the code departs from the paper, and the
 source. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers", arXiv:2207.09238. The backward

@@ -91,7 +91,7 @@ class EDDecoderLayerParams(NamedTuple):
 
 
 class EmbeddingParams(NamedTuple):
-    """What the context of Algorithm 8 is embedded with, each where it is not what the primary sequence is."""
+    """Embeddings of the context in Algorithm 8, where they differ from those of the primary sequence."""
 
     W_e: Float[Array, "d_e N_V"] | None = None
     W_p: Float[Array, "d_e l_max"] | None = None

@@ -1,4 +1,4 @@
-"""Look inside: record and replace what the numbered lines compute, by the names of the paper.
+"""Look inside: record and replace the values of the numbered lines, by the paper's names.
 
 Transformations of functions, as ``jax.grad`` is one, of any function that calls the algorithms::
 
@@ -7,11 +7,11 @@ Transformations of functions, as ``jax.grad`` is one, of any function that calls
     loss, seen, gradient = gradients(loss, "A", "X@6")(theta)
     intermediates(d_transformer)(x, theta)
 
-A name is ``symbol@line``: what a line of an algorithm assigns, where its number is that of the innermost algorithm. The
+A name is ``symbol@line``: the value that a line assigns, numbered within the innermost algorithm. The
 line may be left out where one line alone assigns the symbol, and those of callers may follow: ``S@5/16`` is S of line 5
 in the attention that line 16 calls, ``A/16`` its A.
 
-What is recorded has the axes ``[layers, H, rows, *batch, columns]``, those of the layers and heads where the line is in
+Recorded values have the axes ``[layers, H, rows, *batch, columns]``, those of the layers and heads where the line is in
 their loops; S and A ``[layers, H, l_z, *batch, l_x]``. Any other loop around is in front. Layers count from 0.
 """
 

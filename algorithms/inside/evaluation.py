@@ -1,6 +1,6 @@
 """Evaluating a traced function so that it hands out what its lines compute, or computes on with something else.
 
-What holds nothing that was asked for is evaluated as it stands. A loop that does is built again: with what it hands
+Equations without requested values are evaluated unchanged. A loop that does is built again: with what it hands
 out stacked, or, of one layer, kept; and with the number of its turn, which decides what is replaced.
 """
 
@@ -76,12 +76,12 @@ def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
 
 
 def _is_computed_again(eqn: Any) -> bool:
-    """Whether an equation computes in a backward pass what the forward pass has computed, by `jax.checkpoint`."""
+    """Whether an equation recomputes the forward pass in a backward pass, by `jax.checkpoint`."""
     return eqn.primitive is remat_p and eqn.params["differentiated"]
 
 
 class Kept(NamedTuple):
-    """What was recorded, with ``loops`` axes of loops in front, or taken from."""
+    """The recorded values, with ``loops`` axes of loops added in front, or removed."""
 
     value: Array
     loops: int
@@ -90,7 +90,7 @@ class Kept(NamedTuple):
 jax.tree_util.register_pytree_node(Kept, lambda k: ((k.value,), k.loops), lambda loops, c: Kept(*c, loops))
 
 Seen = dict[int, list[Kept]]
-"""What was recorded for each request, visit by visit."""
+"""The recorded values of each request, visit by visit."""
 
 
 class _Visits:
@@ -118,7 +118,7 @@ class Evaluator:
         self.sites = {part.site for part in (*requests, *(part for part, _ in edits))}
 
     def run(self, program: ClosedJaxpr, arguments: list[Any]) -> tuple[list[Any], list[Array]]:
-        """The program's outputs, and what was requested."""
+        """The program's outputs, and the requested values."""
         out, seen = self._turn(program.jaxpr, program.consts, arguments, ())
         return out, [seen[i].value for i in range(len(self.requests))]
 
@@ -193,7 +193,7 @@ class Evaluator:
             return self._scan(eqn, inputs, turns)
         if eqn.primitive is cond_p:
             return self._cond(p, inputs, turns, visits)
-        assert eqn.primitive is while_p, eqn.primitive  # what is found within another is refused
+        assert eqn.primitive is while_p, eqn.primitive  # nested loops are refused
         return self._while(p, inputs, turns), {}
 
     def _named(self, p: Any, value: Array, turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Array], Seen]:
@@ -276,14 +276,14 @@ def _sliced(around: Any, inside: Any) -> int:
 
 
 def _chosen(chosen: Array, value: Array, number: Array, layers: Any) -> Array:
-    """What is kept of some layers, after the turn of another one."""
+    """The values kept so far, after another layer's turn."""
     is_this = number == jnp.asarray(layers)
     is_this = is_this.reshape(*is_this.shape, *(1,) * value.ndim)
     return jnp.where(is_this, value.reshape(*(1,) * (chosen.ndim - value.ndim), *value.shape), chosen)
 
 
 def _placed(values: list[Any], shardings: Any) -> list[Any]:
-    """Arrays where a compiled function was told to have them."""
+    """Arrays placed by a compiled function's shardings."""
     return [
         jax.lax.with_sharding_constraint(v, s) if isinstance(s, jax.sharding.Sharding) else v
         for v, s in zip(values, shardings, strict=True)

@@ -1,4 +1,4 @@
-"""Names of intermediates: what a name says, which statement it fits, and the shortest one of each."""
+"""Names of intermediates: parsing them, matching them to statements, and the shortest name of each."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def at(
     context: Index = None,
     within: int | None = None,
 ) -> At:
-    """A part of an intermediate: all of it where nothing else is said.
+    """A part of an intermediate; by default all of it.
 
     Each part is an integer, which may be traced and takes its axis away, a slice, or an array of several integers.
 
@@ -61,7 +61,7 @@ def at(
 
 
 def _concrete(part: Index) -> Index:
-    """Numbers that are at hand, as integers or as arrays of NumPy."""
+    """Concrete numbers, as integers or NumPy arrays."""
     if part is None or isinstance(part, (int, slice, Tracer)):
         return part
     return int(part) if np.ndim(part) == 0 else np.asarray(part)

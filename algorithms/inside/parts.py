@@ -11,7 +11,7 @@ from algorithms.inside.names import At, Index
 from algorithms.machinery.naming import Site
 
 SCORES = ("S", "A")
-"""What has a row for each context token."""
+"""Values that have a row for each context token."""
 
 
 class Turn(NamedTuple):
@@ -48,7 +48,7 @@ class Part(NamedTuple):
     """A part of one turn's value.
 
     Attributes:
-        where: what was asked for.
+        where: the request, as the user wrote it.
         site: whose value it is.
     """
 
@@ -59,7 +59,7 @@ class Part(NamedTuple):
         """Refuse a part that a value ``[H, rows, …, columns]``, in loops of these lengths, does not have.
 
         Raises:
-            ValueError: if there is no such part.
+            ValueError: if the value does not have this part.
         """
         if self.where.layer is not None and not (self.site.layered and loops):
             raise ValueError(f"{self.where}: expected no layer, since it is not computed in every layer")
@@ -88,7 +88,7 @@ class Part(NamedTuple):
         ]
 
     def of(self, value: Array) -> Array:
-        """The part of a value ``[H, rows, …, columns]``; an axis of which one index is chosen is gone."""
+        """The part of a value ``[H, rows, …, columns]``; an axis with a single chosen index is dropped."""
         chosen = self._chosen(value.ndim)
         for axis, index in chosen:
             value = value[_at_axis(axis, index)]

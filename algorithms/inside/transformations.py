@@ -42,8 +42,8 @@ class Intermediate(NamedTuple):
 def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """``f``, which also returns the intermediates of these names: ``out, seen = record(f, "A", "X@6")(x, theta)``.
 
-    Only what was asked for is kept, of `at` only that part. S and A are computed beside an attention kernel that forms
-    none; the rest of the program is the same. What it returns is compiled.
+    Only requested values are kept, and only the requested part of each. S and A are computed in addition where the
+    attention kernel does not form them; the rest of the program is the same. The returned function is compiled.
 
     Args:
         f: any function that calls the algorithms.
@@ -75,7 +75,7 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[
 def intervene(f: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[..., Any]:
     """``f`` computing on with other values: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
 
-    Where S or A is replaced, attention runs by the lines as printed. What it returns is compiled.
+    Where S or A is replaced, attention runs by the lines as printed. The returned function is compiled.
 
     Args:
         f: any function that calls the algorithms.
@@ -255,7 +255,7 @@ class _Program:
         return part
 
     def run(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> tuple[Any, list[Array]]:
-        """What the function returns, and what was requested."""
+        """The function's results, and the requested values."""
         out, seen = Evaluator(requests, edits).run(self._jaxpr, list(self._arrays))
         return jax.tree.unflatten(self._out, out), seen
 

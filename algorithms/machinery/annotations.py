@@ -1,4 +1,4 @@
-"""What the annotation of an argument or of a field says: the types that it allows, and the notes on each.
+"""Annotations of arguments and fields: the types that they allow, and the notes on each.
 
 ===================================  ===========================================================================
 an annotation                        says
@@ -10,7 +10,7 @@ an annotation                        says
                                      place of ``*stack_kv`` they have H_kv, a divisor of H
 ``Annotated[P, "d_x=d_e"]``          what P calls d_x is d_e here, and its other names are its own
 ``Literal["auto", "paper"]``         a choice
-``Annotated[float, Range(…)]``       values that are allowed, checked where the value is at hand
+``Annotated[float, Range(…)]``       allowed values, checked where the value is concrete
 ``Annotated[int, UpTo("l")]``        a number of tokens, or several, of a sequence with the axis l
 ``Annotated[Any, A, B]``             A or B, hidden from type checkers
 ``Annotated[T, Relation(…)]``        a function of all arguments that raises where they contradict each other
@@ -33,7 +33,7 @@ class Range(NamedTuple):
     """The values that an argument may take.
 
     Attributes:
-        says: what they are, in words.
+        says: a description of them.
         holds: whether a value is one of them; of an array, for each entry.
     """
 

@@ -79,7 +79,7 @@ class Axes:
         renamed = {theirs: ours for theirs, _, ours in (word.partition("=") for word in words) if ours}
         stack = (*self.stacks["*stack"], *(word for word in words if "=" not in word))
         inner = Axes(stack)
-        if not renamed:  # the names of its axes mean what they mean around it
+        if not renamed:  # its axes have the same names as those around it
             inner.size, inner.origin = self.size, self.origin
         for theirs, ours in [*renamed.items(), *zip(stack, stack, strict=True)]:
             if ours in self.size:
@@ -139,7 +139,7 @@ class Axes:
         self.origin.setdefault(axis, origin)
 
     def _known(self, axes: list[str]) -> str:
-        """What is known of the sizes of axes, and from where, in words."""
+        """The known sizes of axes and their sources, in words."""
         found = []
         for name in dict.fromkeys(factor for axis in axes for factor in axis.replace("#", "").lstrip("*").split("*")):
             axis, whole = f"*{name}" if f"*{name}" in self.size else name, self.multiple.get(name)

@@ -14,7 +14,7 @@ from algorithms.machinery.explicit import with_automatic_axes
 F = TypeVar("F", bound=Callable[..., Any])
 
 _IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", default=False)
-"""Whether the body of a public function runs: what it calls is a part of its program, and has been checked."""
+"""Whether the body of a public function is running: its calls are part of its program, and already checked."""
 
 
 def compiled(function: F) -> F:
@@ -44,7 +44,7 @@ def compiled(function: F) -> F:
         try:
             return jitted(*args, **kwargs)
         except (TypeError, ValueError) as error:
-            # jax.jit shows a function its tracers: what the caller gave is checked, and shown, here
+            # inside jax.jit there are only tracers, so the caller's own values are checked and shown here
             problem = _raised_by(contract.check, args, kwargs)
             if problem is None and "forward-mode" in str(error) and "custom_vjp" in str(error):
                 problem = TypeError(

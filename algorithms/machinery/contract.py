@@ -1,4 +1,4 @@
-"""The contract of a function, read from its signature: what is static, what is checked, and what an error says.
+"""The contract of a function, read from its signature: static arguments, checks, and error messages.
 
 `algorithms.machinery.annotations` says what an annotation means. Everything except the values of arrays is checked when
 a function is traced, so it costs nothing afterwards.
@@ -22,12 +22,12 @@ __all__ = ["Contract", "Range", "Relation", "UpTo", "check_key", "check_value", 
 
 
 class Contract(NamedTuple):
-    """What a signature says.
+    """The contract that a signature states.
 
     Attributes:
         static: names of the arguments that are compiled in.
         check: takes the function's arguments, and raises TypeError or ValueError where they break the contract.
-        check_values: the same for what only the values of arrays show; None if there is no such argument.
+        check_values: the same for the values of arrays; None if no argument restricts them.
     """
 
     static: tuple[str, ...]
@@ -74,7 +74,7 @@ def _bound(function: Callable[..., Any], signature: inspect.Signature, args: Any
 
 
 def _notes(annotation: Any, kind: Any) -> list[Any]:
-    """The notes of a kind, of whichever type the annotation allows."""
+    """The notes of a kind, on any type that the annotation allows."""
     return list(dict.fromkeys(note for allowed in alternatives(annotation) for note in allowed.of(kind)))
 
 
@@ -95,21 +95,21 @@ def _at_most(axis: str, l: int) -> Range:
     return Range(f"at least 0 and at most {axis} = {l} tokens", lambda n: (n >= 0) & (n <= l))
 
 
-# What a trace does not show.
+# Values, which a trace does not have.
 
 _PASSED: weakref.WeakValueDictionary[tuple[int, Range], Array] = weakref.WeakValueDictionary()
 """The arrays of JAX that have been checked, by their identity and the range, as long as they live."""
 
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
-    """Check the values of an argument, if they are at hand.
+    """Check the values of an argument, if they are concrete.
 
-    Python's numbers and arrays of NumPy are at hand. To read an array of JAX is to wait until it is computed and to
-    copy it from its device, so each is read once, and not on every call that it is given to. What is traced and what
-    other processes hold cannot be read: there the caller is trusted.
+    Python numbers and NumPy arrays are. Reading a JAX array means waiting for it and copying it from its device, so
+    each is read once, not on every call. Traced values and those of other processes cannot be read: there the caller
+    is trusted.
 
     Raises:
-        TypeError: if the value is no number.
+        TypeError: if the value is not a number.
         ValueError: if it is out of range.
     """
     on_device = isinstance(value, Array)

@@ -21,7 +21,7 @@ def hand_derived(
         function: computes the value.
         forward: returns the value and the residuals.
         backward: takes the static arguments, the residuals and the cotangent; returns the gradient by each argument.
-        static: positions of the arguments that are no arrays.
+        static: positions of the arguments that are not arrays.
     """
     rule = jax.custom_vjp(function, nondiff_argnums=static)
     rule.defvjp(forward, backward)

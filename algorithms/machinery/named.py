@@ -6,10 +6,10 @@ from jax.interpreters import ad, batching, mlir
 
 named_p = Primitive("named")
 """``named(value)``: the identity. Of its axes, ``mapped`` at the front are those of `jax.vmap`, the outermost first;
-``differentiated`` says whether the function is differentiated inside of what is looked at."""
+``differentiated`` says whether it is differentiated within the observed function."""
 
 beside_p = Primitive("beside")
-"""``beside(value, *others)``: the value. JAX keeps what the others are computed from; a compiled program does not."""
+"""``beside(value, *others)``: the value. Tracing keeps the computation of the others; compiling drops it."""
 
 for primitive in (named_p, beside_p):
     primitive.def_impl(lambda value, *_, **__: value)

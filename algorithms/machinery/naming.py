@@ -1,14 +1,14 @@
-"""Names for what the numbered lines compute, taken from the source's own tags.
+"""Names for the values of the numbered lines, taken from the source's own tags.
 
-While nobody looks inside, a `numbered` function runs as it is written. While somebody does, it runs in a second form,
-made of the same source: a tagged statement ``X = …  # line 6`` stands in a ``with``, which says that the program is on
+Normally a `numbered` function runs as written. While it is observed, it runs in a second form made from the same
+source: a tagged statement ``X = …  # line 6`` is wrapped in a ``with``, which records that the program is on
 line 6 of this algorithm, and is followed by ``X = name(X)``. That binds the primitive `named_p`: the identity, with the
 name and the lines as parameters, and nothing in a compiled program. ``algorithms.inside`` traces a function in this
 form, and finds the primitive in its jaxpr.
 
-The second form has the file name and the line numbers of the source, so debuggers and coverage see no difference. Who
-looks, and at which line the program is, is a user context of JAX's: each thread has its own, and it is a part of the
-keys of all caches, so what was traced for one is never used for another.
+The second form has the file name and the line numbers of the source, so debuggers and coverage see no difference. The
+observer and the current line are a user context of JAX's: each thread has its own, and it is part of the keys of all
+caches, so a trace for one is never used for another.
 """
 
 import ast
@@ -40,7 +40,7 @@ LAYERS = frozenset({Line(8, "4"), Line(8, "13"), Line(9, "4"), Line(10, "4")})
 """The loops over the layers."""
 
 HEADS = Line(5, "2")
-"""What the heads compute, whose axis stands in front."""
+"""The line of the heads, whose axis comes first."""
 
 
 class Site(NamedTuple):
@@ -89,11 +89,11 @@ class Look(NamedTuple):
 
 
 looking = jax.make_user_context(default_value=None)
-"""The `Look` under which functions are traced; None while nobody looks."""
+"""The `Look` under which functions are traced; None while they are not observed."""
 
 
 def numbered(function: F) -> F:
-    """Let the tagged statements of a function, and of those inside it, name what they assign, while somebody looks."""
+    """Let the tagged statements of a function, and of functions inside it, name their values while it is observed."""
     plain = inspect.unwrap(function)
     text = _source(plain.__module__)
 
@@ -107,7 +107,7 @@ def numbered(function: F) -> F:
 
 
 def shows(scores: str) -> bool:
-    """Whether somebody looks who wants attention to show its scores in this way."""
+    """Whether the observer wants attention to show its scores in this way."""
     return looking.value is not None and looking.value.scores == scores
 
 
@@ -120,7 +120,7 @@ def for_each(axes: int) -> Iterator[None]:
 
 
 def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
-    """The value; computed beside it, where somebody looks who wants that, is what ``others`` returns."""
+    """The value; if the observer wants it, the results of ``others`` are computed, too."""
     if not shows("beside"):
         return value
     from algorithms.machinery.named import beside_p
@@ -143,7 +143,7 @@ def _source(module: str) -> str | None:
 
 @functools.cache
 def _with_names(function: types.FunctionType, text: str | None) -> types.FunctionType:
-    """The function, with its tagged statements naming what they assign."""
+    """The function, with tagged statements that name their values."""
     if text is None:
         raise ValueError(
             f"{function.__name__}: expected its source, which names what it computes, got compiled code alone"
@@ -203,7 +203,7 @@ def _tagged(
 def _line(
     algorithm: int | None, tags: tuple[tuple[int | None, str, str], ...], place: str
 ) -> Iterator[Callable[[Any, str], Any]]:
-    """What a tagged statement stands in: while it is executed, the program is on its line."""
+    """The ``with`` around a tagged statement: while it runs, the program is on its line."""
     look = looking.value
     if look is None:
         yield lambda value, symbol: value

@@ -1,4 +1,4 @@
-"""What a program is lowered for: the platform."""
+"""The platform that a program is compiled for."""
 
 import jax
 from jax import Array

@@ -17,7 +17,7 @@ _NUMBERS = re.compile(r"lines? (\d+)(?:-(\d+))?(?: of Algorithm (\d+))?|(\bretur
 
 
 class Tag(NamedTuple):
-    """What a comment says.
+    """A tag's contents.
 
     Attributes:
         algorithm: the algorithm that it names itself; None for that of the function.
@@ -48,7 +48,7 @@ def tags_in(text: str) -> dict[int, tuple[Tag, ...]]:
 
 
 def without_tag(line: str) -> str:
-    """A line of a source without the tag behind it."""
+    """A line of a source without its tag."""
     return re.sub(rf"\s*(?:{_TAG.pattern}|# inside$).*$", "", line)
 
 

@@ -1,1 +1,1 @@
-"""What a model is made of: its parameters, sizes, variants, and how the parameters start."""
+"""Models: lines, variants, sizes, shapes of parameters, and their initialization."""

@@ -21,7 +21,7 @@ class Attention(Line):
     The base mask is the algorithm's or the caller's; the line holds a window's width.
 
     Attributes:
-        positions: what queries and keys are told of where their tokens are; None for nothing.
+        positions: how queries and keys depend on the positions of their tokens; None for not at all.
         scale: of the scores, in place of 1/√d_attn; None for that.
         cap: c, for scores ``c tanh(S/c)``; None for none.
         window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.

@@ -40,7 +40,7 @@ def init_ed_transformer(
 
     Raises:
         TypeError: if config is another architecture's, or the key is untyped.
-        ValueError: if there is no such scheme.
+        ValueError: for an unknown scheme.
 
     Example:
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=2, H=2, d_e=6, d_mlp=8)
@@ -103,7 +103,7 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
 
 
 def _glorot(key, shape, dtype):
-    """[*stack, d_out, d_in]: each of the stacked matrices by itself."""
+    """[*stack, d_out, d_in]: each of the stacked matrices separately."""
     bound = (6 / (shape[-2] + shape[-1])) ** 0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 

@@ -1,4 +1,4 @@
-"""What the lines of a variant have in common: which parameters a line has, by its fields."""
+"""The base class of a variant's lines: which parameters a line has, by its fields."""
 
 import dataclasses
 from typing import ClassVar
@@ -20,7 +20,7 @@ class Line(Record):
     optional: ClassVar[dict[str, str]] = {}
 
     def has(self, parameter: str) -> tuple[bool, str]:
-        """Whether the line has a parameter, and the fields that say so, in words; none where it always has."""
+        """Whether the line has a parameter, and which fields decide it, in words; none if it always has."""
         condition = self.optional.get(parameter, "")
         name = type(self).__name__
         if condition == "never":

@@ -29,7 +29,7 @@ from algorithms.parameters import (
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """What is known of one array of θ.
+    """The specification of one array of θ.
 
     Attributes:
         axes: their names; ``H*d_mid`` is a product.
@@ -174,7 +174,7 @@ _OF: dict[type, Any] = {DTransformerParams: _of_d, ETransformerParams: _of_e, ED
 
 
 def _opened(shapes: Any) -> Any:
-    """The tree, with what a configuration decides left open."""
+    """The tree, with everything left open that a configuration decides."""
     open_fields = {"W_u": OPEN}
     if isinstance(shapes, EDTransformerParams):
         open_fields["context"] = OPEN

@@ -11,7 +11,7 @@ _DERIVED: Any = None  # the default of a field that __post_init__ derives from t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What the three architectures share.
+    """The sizes that the three architectures share.
 
     Attributes:
         N_V: size of the vocabulary with its three special tokens, at least 4.
@@ -21,7 +21,7 @@ class TransformerConfig:
         d_mlp: hidden units of every MLP.
         d_attn: dimensions of a query and a key, d_e/H unless given.
         d_mid: dimensions of a value, d_e/H unless given.
-        H_kv: heads of keys and values, each of which H/H_kv heads of queries share; H unless given.
+        H_kv: heads of keys and values, each shared by H/H_kv heads of queries; H unless given.
         variant: what differs from the pseudocode.
         tied: whether W_u = W_eᵀ; the variant's choice unless given.
     """

@@ -44,7 +44,7 @@ class Unembedding(Line):
         return W_u * W_u.shape[1] ** -0.5 if self.scaled else W_u
 
     def logits(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
-        """What the softmax makes a distribution of."""
+        """The logits, the input of the softmax."""
         return capped(logits(X, self.matrix(theta), theta.b_u), self.cap)
 
     def __call__(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:

@@ -105,5 +105,5 @@ class Variant(Line):
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
 
     def without_dropout(self) -> "Variant":
-        """The same, dropping nothing: what a trained model is used with."""
+        """The same without dropout, for using a trained model."""
         return self.but(dropout=0.0)

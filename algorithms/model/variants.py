@@ -79,7 +79,7 @@ GEMMA2 = GEMMA.but(
     mlp=MLP(activation="gelu_tanh", gated=True, biases=False, normalize_output=_GEMMA_NORM),
     unembedding=Unembedding(tied=True, cap=30.0),
 )
-"""Gemma Team 2024: GEMMA with windows in turn, capped scores and logits, and norms of what is added."""
+"""Gemma Team 2024: GEMMA with alternating windows, capped scores and logits, and norms of each sublayer's output."""
 
 _GEMMA3_ATTENTION = Attention(
     positions=Rotary(base=1_000_000.0),
@@ -134,9 +134,9 @@ FSMT = PAPER.but(
 """Ng et al. 2019: positions from 2 on, whose wavelengths end with 10000 exactly; two vocabularies."""
 
 VARIANTS: dict[str, Variant] = {name: line for name, line in globals().items() if isinstance(line, Variant)}
-"""Name → variant. The name is not part of the record: equal lines are one variant, whatever it is called."""
+"""Name → variant. The name is not part of the record: equal lines are one variant under any name."""
 
 
 def name_of(variant: Variant) -> str | None:
-    """The name of a variant, whatever its dropout; None if its lines have no name."""
+    """The name of a variant, ignoring dropout; None if its lines have no name."""
     return next((name for name, named in VARIANTS.items() if named == variant.without_dropout()), None)

@@ -48,7 +48,7 @@ def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
 
 
 def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
-    """The log-sum-exp of some rows of logits, and what stands at the target, a few tokens of every sequence at a time.
+    """The log-sum-exp of some rows of logits, and the logits of the targets, a few tokens of every sequence at a time.
 
     Args:
         label_smoothing: s.
@@ -83,7 +83,7 @@ def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
 
 
 def _at_target(s, N_V, first, targets, Y):
-    """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]`` of the rows of Y, the first of which is row ``first``."""
+    """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]`` of the rows of Y, which begin at row ``first``."""
     entry = (1 - s) * of_target(first, targets, Y)
     return entry + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else entry
 
@@ -114,7 +114,7 @@ def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
         ∂F/∂W_u = ∂F/∂Y Xᵀ
         ∂F/∂b_u = ∂F/∂Y 1
 
-    of a device's rows and columns; what the devices have is added up. With a cap c, P = softmax(c tanh(Y/c)), and ∂F/∂Y
+    of a device's rows and columns; these are summed over the devices. With a cap c, P = softmax(c tanh(Y/c)), and ∂F/∂Y
     has the factor 1 − tanh²(Y/c).
 
     Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
@@ -125,7 +125,7 @@ def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
 
     def of_device(X, W_u, b_u, *columns):
         first_row = shares.first_row(W_u.shape[0])
-        dtype = dlosses.dtype if shares.columns else W_u.dtype  # what is added up is not rounded before
+        dtype = dlosses.dtype if shares.columns else W_u.dtype  # sums over devices are not rounded first
         dX, dW_u, db_u = _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, *columns)
         dX, dW_u = shares.sum_over_rows(dX).astype(X.dtype), shares.sum_over_columns(dW_u).astype(W_u.dtype)
         return dX, dW_u, None if b_u is None else shares.sum_over_columns(db_u).astype(b_u.dtype)

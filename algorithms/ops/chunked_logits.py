@@ -20,7 +20,7 @@ If these are all, XLA sees that the backward pass computes the same ones again, 
 """
 
 LANES = 128
-"""Larger chunks are whole multiples of this: what a TPU's registers hold."""
+"""Larger chunks are whole multiples of this, the tile of a TPU's registers."""
 
 
 def logits_at_once(X: Array) -> int:

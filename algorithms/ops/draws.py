@@ -1,4 +1,4 @@
-"""Draws that depend on their own key alone, whatever is drawn beside them."""
+"""Draws that depend on their own key alone, not on other draws."""
 
 from collections.abc import Callable
 from typing import Any

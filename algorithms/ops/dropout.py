@@ -55,7 +55,7 @@ def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
 def keep_mask(
     seed: UInt32[Array, "2"], rate: float, rows: Integer[Array, "m"], columns: Integer[Array, "n"]
 ) -> Bool[Array, "m n"]:
-    """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone, whatever else is drawn.
+    """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone.
 
     An entry's word is a hash of its row's and its column's, which costs a thirtieth of ``jax.random.bernoulli``'s on a
     CPU, and no memory where it is used at once.

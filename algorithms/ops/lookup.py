@@ -34,7 +34,7 @@ def _forward(W, v):
 
 
 def _backward(residuals, dE):
-    """A column of W gets the sum of the gradients of all places where its token stands::
+    """The gradient of a column of W is the sum over all positions of its token::
 
         ∂F/∂W[:, j] = Σ_{t: v[t] = j} dE[:, t]
 

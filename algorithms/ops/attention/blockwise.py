@@ -110,7 +110,7 @@ class _Blocks:
         return self.n_z
 
     def _context_of(self, i: int | Array) -> tuple[int | Array, int | Array]:
-        """The context blocks, from the first to behind the last, that the primary block i has to visit."""
+        """The first context block that the primary block i visits, and the one after the last."""
         first, end, mask = 0, self.n_z, self.mask
         if isinstance(mask, StructuralMask) and self.n_z > 1:
             position = 0 if mask.first is None else mask.first
@@ -123,7 +123,7 @@ class _Blocks:
         return first, end
 
     def permitted(self, j: int | Array, i: int | Array) -> Bool[Array, "b_z b_x"]:
-        """The block (j, i) of the mask; the padding behind the sequences is not permitted."""
+        """The block (j, i) of the mask; padding after the sequences is masked."""
         if isinstance(self.mask, StructuralMask):
             t_z, t_x = self._tokens(j, i)
             return self.mask.permits(t_z[:, None], t_x[None, :]) & (t_z[:, None] < self.l_z)

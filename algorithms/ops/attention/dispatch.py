@@ -88,7 +88,7 @@ def attend(
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
     V_tilde = split_attention(of_tiles, (Q, K, V), mask, divisible_axes(mask), seeds)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
-    return beside(V_tilde, printed)  # S and A, for who looks inside
+    return beside(V_tilde, printed)  # S and A, for an observer
 
 
 def automatic(
@@ -169,7 +169,7 @@ def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B 
 
 
 def _counted_from(first: Array | None, mask: Mask, seeds: Array | None) -> tuple[Mask, Array | None]:
-    """Mask and seeds for queries of which the first one is not the sequence's: its columns are counted from there."""
+    """Mask and seeds for queries that begin in the middle of a sequence: columns are counted from there."""
     if first is None:
         return mask, seeds
     if isinstance(mask, StructuralMask) and depends_on_position(mask):

@@ -1,4 +1,4 @@
-"""The platforms' own attention kernels, behind the same function and masks.
+"""The platforms' own attention kernels, with the same interface and masks.
 
 cuDNN's through ``jax.nn.dot_product_attention``, and on a TPU the Pallas kernel that is shipped with JAX. Whatever they
 cannot do exactly is refused with the reason; a token that may attend to nothing is set to 0 afterwards, where the
@@ -21,7 +21,7 @@ _NOT_SPLIT = "XLA cannot split it along mesh axes of type Explicit; use AxisType
 _FROM_FIRST = "its mask counts from the first token, and the mesh axis context divides the tokens"
 
 PALLAS_BLOCKS = (512, 384, 256, 128)
-"""The TPU kernel takes whole blocks of so many tokens; larger ones are faster."""
+"""The TPU kernel takes whole blocks of this many tokens; larger ones are faster."""
 
 
 def cudnn_refuses(
@@ -72,7 +72,7 @@ def pallas_refuses(
     if tokens_are_split(Q) and depends_on_position(mask):
         return _FROM_FIRST
     if mask.length is not None and mask.documents_z is not None:
-        return "documents with padding may leave a token nothing to attend to, which it does not tell"
+        return "documents with padding may leave a token nothing to attend to, which the kernel does not report"
     return None
 
 
@@ -152,7 +152,7 @@ def pallas_attention(
 
 
 def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:
-    """Numbers for the tokens of both sequences, of which a token attends to its own; None where it attends to all."""
+    """Segment numbers of both sequences: a token attends to equal ones; None where it attends to all."""
     if mask.length is None and mask.documents_z is None:
         return None
     of_x = jnp.zeros(l_x, int) if mask.documents_x is None else mask.documents_x
