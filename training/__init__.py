@@ -1,1 +1,1 @@
-"""What it takes to use the algorithms: data, objectives over batches, optimizers, checkpoints, generation."""
+"""Everything needed to use the algorithms: data, objectives over batches, optimizers, checkpoints, generation."""

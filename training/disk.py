@@ -15,11 +15,11 @@ KINDS: dict[str, Callable[[int], bool]] = {
     "a socket": stat.S_ISSOCK,
     "a directory": stat.S_ISDIR,
 }
-"""What a path may be instead of a file."""
+"""Kinds of paths that are not files."""
 
 
 def reason(error: OSError) -> str:
-    """Return what the operating system says, or what NumPy and the decompressors say in its place."""
+    """Return the operating system's message, or that of NumPy or a decompressor."""
     return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -50,7 +50,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a text in JSON holds.
+    """Return the value of a text in JSON.
 
     Raises:
         ValueError: it is not JSON, or is nested too deeply to be read.

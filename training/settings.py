@@ -12,7 +12,7 @@ VARIANTS = (
     "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3",
     "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "MARIAN", "FSMT",
 )  # fmt: skip
-# A choice brings defaults of what belongs to it; they hold where it is not what the task chooses anyway.
+# A choice brings its own defaults; they hold where it differs from the task's own choice.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "weight_decay": 0.0},
     "adam": {"learning_rate": 4e-3, "weight_decay": 0.0},
@@ -29,7 +29,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "vaswani": {"learning_rate": 1.0, "warmup": 4000},
 }
 FINE_TUNING: dict[str, Any] = {"optimizer": "adamw", "schedule": "cosine"}
-"""What a training that goes on from a trained model has by default: what it learned would not survive muon's rates."""
+"""Defaults of a training that starts from a trained model, which would not survive muon's rates."""
 FINE_TUNING_DIVISOR = 40
 """Its learning rates are those that an optimizer and a schedule bring, divided by this."""
 RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
@@ -58,7 +58,7 @@ class SettingsError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What the command line needs to know of a setting.
+    """A setting's description, for the command line.
 
     Attributes:
         help: a sentence.
@@ -292,7 +292,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of settings that depend on others, where these are not what is chosen by default.
+    """Return the defaults of settings that depend on others, where these are not the default choice.
 
     Args:
         given: the settings that were given, by name.
@@ -315,8 +315,8 @@ def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
     """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new".
 
     Args:
-        old: what the run began with.
-        new: what it is to go on with.
+        old: the settings that the run began with.
+        new: those that it is to continue with.
         done: updates that are made; the number of steps may change where it decides nothing about them.
     """
     if old.task != new.task:

@@ -69,7 +69,7 @@ def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
 
 
 def _of_main_thread(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print what nobody caught, but not what threads of libraries complain of after the main one has given up."""
+    """Print uncaught errors of the main thread, but not those of libraries' threads after it has given up."""
     if threading.current_thread() is threading.main_thread():
         sys.__excepthook__(kind, error, trace)
 

@@ -1,4 +1,4 @@
-"""What the command lines share: how flags are spelled, what a number may be, and what a usage error says."""
+"""Shared by the command lines: spellings of flags, ranges of numbers, and the wording of usage errors."""
 
 import argparse
 import difflib
@@ -22,7 +22,7 @@ class UsageError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose errors are a sentence each: what was expected, what came, and what may have been meant."""
+    """A command line whose errors are one sentence each: what was expected, what was given, and a suggestion."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the question whether what is most like a word was meant, or nothing.
+    """Return a "did you mean" with the closest known word, or nothing.
 
     Example:
         >>> did_you_mean("--learning_rat", ["--learning-rate", "--l_max"]), did_you_mean("x", ["--l_max"])
@@ -87,7 +87,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the arguments with every flag as it is known: ``--l-max`` and ``--l_max`` are the same.
+    """Return the arguments with every flag in its canonical spelling: ``--l-max`` and ``--l_max`` are the same.
 
     Args:
         argv: the arguments.

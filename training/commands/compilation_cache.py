@@ -31,7 +31,7 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
     Args:
         arguments: with what `add_flags` has added.
         alone: whether no other process trains with this one. XLA tunes kernels of GPUs together with the others, and
-            waits for them; so several have a cache only if they are told of a directory, which all of them must share.
+            waits for them; so several use a cache only if a directory is named, which all of them must share.
     """
     directory = arguments.compilation_cache
     if directory is None:

@@ -1,6 +1,6 @@
 """Compiled programs on the disk, as JAX's compilation cache asks for them by key.
 
-JAX decides what a program is known by: the lines, their shapes, the versions of JAX and XLA, the options, the devices
+JAX decides the key of a program: the lines, their shapes, the versions of JAX and XLA, the options, the devices
 and what the processor can do. Its own bounded store is not used: it writes files in place, so that a process that is
 killed leaves a broken one for good, and it takes a lock for every read.
 """
@@ -24,7 +24,7 @@ LIMIT = 1 << 30
 """Bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
 KEPT = 0.9  # of the limit, where programs had to go
 SUFFIX, UNFINISHED = ".program", ".unfinished"
-ABANDONED = 3600.0  # seconds after which an unfinished file is nobody's
+ABANDONED = 3600.0  # seconds after which an unfinished file is abandoned
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -33,7 +33,7 @@ def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: fl
 
     Args:
         directory: need not exist. One in a cloud, with ``://``, is left to JAX's own store.
-        warn: is told, once, if nothing can be written there.
+        warn: called once if nothing can be written there.
         seconds: only programs that took at least so long to compile.
     """
     limit = getattr(jax.config, "jax_compilation_cache_max_size", -1)
@@ -62,7 +62,7 @@ class Programs:
         Args:
             directory: need not exist.
             limit: bytes of all programs.
-            warn: is told, once, if nothing can be written there.
+            warn: called once if nothing can be written there.
         """
         self._directory, self._limit, self._warn = directory, limit, warn
         self._bytes: int | None = None  # of all programs; not known before the first is written
@@ -85,7 +85,7 @@ class Programs:
         return program
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a program; where that fails, say so once, and keep no more."""
+        """Keep a program; on failure, warn once and stop keeping any."""
         size = DIGEST + len(value)
         if not self._writes or size > self._limit:
             return

@@ -54,7 +54,7 @@ def transform(arguments: argparse.Namespace) -> None:
     """Compress or decompress.
 
     Raises:
-        ValueError: the run or the file is not what it should be.
+        ValueError: the run or the file cannot be used.
     """
     model: Any = load_run(arguments.run)
     if not isinstance(model.config, DTransformerConfig):

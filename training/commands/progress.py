@@ -15,7 +15,7 @@ from training.runs.directory import Run
 from training.settings import Settings
 from training.tasks import TASKS
 
-LARGE = 64 << 20  # bytes between two lines on what is tokenized
+LARGE = 64 << 20  # bytes between two lines of progress
 LINES = 20  # of a whole training, where there is no terminal
 WINDOW = 10.0  # seconds that rates are taken over, at least
 BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}"
@@ -53,7 +53,7 @@ class Pace:
         return (self._seen[-1].tokens - self._seen[0].tokens) / seconds if seconds else None
 
     def left(self, steps: int) -> float | None:
-        """Return the seconds that the training still takes until it has made so many updates."""
+        """Return the seconds left until this many updates are done."""
         updates = self._seen[-1].step - self._seen[0].step if self._seen else 0
         seconds = self._seen[-1].seconds - self._seen[0].seconds if self._seen else 0.0
         return (steps - self._seen[-1].step) * seconds / updates if updates else None
@@ -78,7 +78,7 @@ class Display:
         self._pace = Pace()
 
     def began(self, facts: Facts) -> None:
-        """Say what is about to happen."""
+        """Announce the training."""
         if facts.step:
             say(f"resuming after step {facts.step}")
         if self._quiet:

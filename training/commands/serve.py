@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         say(f"{name} is served at http://{shown}:{port}/v1; Ctrl-C stops")
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients are told what goes wrong
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are answered to the client
         config = uvicorn.Config(
             app,
             http=connections(most=arguments.max_connections, patience=arguments.request_timeout),

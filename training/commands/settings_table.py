@@ -53,7 +53,7 @@ def table() -> str:
         choices = f": {', '.join(setting.choices)}" if setting.choices else ""
         mark = " ↻" if setting.continues else ""
         lines.append(f"| `{flag(name)}`{mark} | {setting.help}{choices} | {_defaults(name)} |")
-    lines += ["", "## What choices bring", "", "Where it is not what the task chooses anyway:", ""]
+    lines += ["", "## Defaults that depend on a choice", "", "Where the choice differs from the task's default:", ""]
     lines += [*_brought(OPTIMIZERS), "", *_brought({n: of for n, of in SCHEDULES.items() if of})]
     brings = ", ".join(f"`{flag(name)} {value}`" for name, value in FINE_TUNING.items())
     lines += ["", f"`--from` brings {brings}, and 1/{FINE_TUNING_DIVISOR} of every learning rate above."]

@@ -19,7 +19,7 @@ def visible(text: str) -> str:
 
 
 def show(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print a model's text; what is not a terminal gets it as it is.
+    """Print a model's text; files and pipes get it unchanged.
 
     Args:
         text: what to print.

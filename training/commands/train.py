@@ -130,7 +130,7 @@ def with_task(argv: Sequence[str]) -> list[str]:
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings: flags first, then the file, the preset, what the run began with, and defaults.
+    """Return the settings, by precedence: flags, --config, --preset, those that the run began with, defaults.
 
     Raises:
         SettingsError: the file cannot be read, or a setting cannot be.
@@ -318,7 +318,7 @@ def versions() -> dict[str, str]:
 
 
 def _config(settings: Settings, N_V: int, files: RunDirectory, start: Start | None) -> Any:
-    """Return the configuration of the model: that of the one it starts from, or what the settings say."""
+    """Return the configuration of the model: of the one it starts from, or by the settings."""
     if not settings.start_from:
         return model_config(settings, N_V)
     return start.config if start else files.description().config

@@ -7,7 +7,7 @@ into streams that are coded side by side, since a step for several of them takes
     compressed = compress(text, generator, tokenizer)
     text = decompress(compressed, generator, tokenizer)
 
-A file is a line of JSON, which says what it takes to read it, and the bits of all streams.
+A file is a line of JSON with everything needed to read it, then the bits of all streams.
 """
 
 import functools
@@ -31,7 +31,7 @@ OLD_FORMAT = "formal-algorithms compressed 1"
 RETRY = "decompress it with the version that made it, and compress it again"
 STREAM_TOKENS = 4096
 LONGEST = 1 << 25
-"""How many tokens a byte of code may stand for: of four possible ones, the surest takes 2^−22 bits."""
+"""How many tokens a byte of code may encode: of four possible ones, the surest takes 2^−22 bits."""
 
 
 NOT_THE_SAME = "what was decompressed is not what was compressed: the file is damaged, or was made on another machine"

@@ -28,7 +28,7 @@ class Encoder:
 
         Args:
             P: the probabilities of what each could be.
-            symbols: what they are.
+            symbols: the symbols.
 
         Raises:
             ValueError: something is negative or no number.

@@ -45,7 +45,7 @@ class Dataset(abc.ABC):
         n_examples: examples in one epoch.
         fingerprint: hash of everything that decides the batches.
         n_too_long: how many examples have more than l_max tokens, where that matters.
-        too_long: what is done with those.
+        too_long: how those are treated, in words.
     """
 
     n_too_long: int = 0

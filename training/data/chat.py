@@ -36,9 +36,9 @@ class Rendered(NamedTuple):
     """A conversation as text.
 
     Attributes:
-        text: what the model reads.
-        answers: of each of the assistant's messages, where what the model is to write begins and ends, in characters:
-            from behind what asks for it to its end token, included.
+        text: the rendered conversation.
+        answers: for each message of the assistant, the span of characters that the model is to write: from after its
+            header to its end token, included.
     """
 
     text: str
@@ -50,8 +50,8 @@ class ChatTemplate:
 
     Attributes:
         text: the template.
-        tokens: what it may call special tokens, such as bos_token.
-        ends: the texts of the tokens that end what the model writes.
+        tokens: special tokens by the names that templates use, such as bos_token.
+        ends: the texts of the tokens that end an answer.
     """
 
     def __init__(self, text: str, tokens: Mapping[str, str] | None = None, ends: Sequence[str] = ()) -> None:
@@ -59,8 +59,8 @@ class ChatTemplate:
 
         Args:
             text: the template.
-            tokens: the texts of special tokens, by what the template calls them.
-            ends: the texts of the tokens that end what the model writes; none: those called eos_token.
+            tokens: the texts of special tokens, by their names in the template.
+            ends: the texts of the tokens that end an answer; none: those called eos_token.
         """
         self.text, self.tokens = text, dict(tokens or {})
         self.ends = tuple(ends) or tuple(t for name, t in self.tokens.items() if name == "eos_token")
@@ -105,14 +105,14 @@ class ChatTemplate:
         return self._ask(messages, add_generation_prompt, variables)["text"]
 
     def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
-        """Return a conversation, and where what the assistant says is in it.
+        """Return a conversation as text, with the spans of the assistant's messages.
 
         Args:
             messages: as `render`; the assistant speaks last.
             variables: as `render`.
 
         Raises:
-            DataError: as `render`; or the assistant says nothing, or it cannot be told where in the text.
+            DataError: as `render`; or there is no message of the assistant, or it cannot be located in the text.
         """
         check_messages(messages, answered=True)
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -125,7 +125,7 @@ class ChatTemplate:
         return Rendered(text, tuple(spans))
 
     def _span(self, text: str, messages: Sequence[Message], i: int, variables: Mapping[str, Any]) -> tuple[int, int]:
-        """Where message i, which is the assistant's, is in the text: from behind what asks for it."""
+        """The span of message i, the assistant's, in the text: from after its header."""
         asked, said = (self._ask(messages[:n], n == i, variables)["text"] for n in (i, i + 1))
         content = (messages[i]["content"] or "").strip()
         found = text.find(content, len(asked))
@@ -154,7 +154,7 @@ class ChatTemplate:
         return reply
 
     def _exchange(self, request: str) -> dict[str, Any]:
-        """Send a line to the process, which is started if there is none, and return what it answers."""
+        """Send a line to the worker, starting it if need be, and return its answer."""
         if self._process is None:
             self._process = _start()
             weakref.finalize(self, _stop, self._process)
@@ -187,7 +187,7 @@ def _start() -> subprocess.Popen[str]:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a process by closing what it reads."""
+    """End a process by closing its input."""
     for stream in (process.stdin, process.stdout):
         if stream:
             with contextlib.suppress(BrokenPipeError):

@@ -27,7 +27,7 @@ LONGEST_MESSAGE = 300
 
 
 class Generation(jinja2.ext.Extension):
-    """The block ``{% generation %}``, which some templates write around what the model says."""
+    """The block ``{% generation %}``, which some templates write around the assistant's messages."""
 
     tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -80,7 +80,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Dictionary:
-    """What a template calls `dict`: no class, whose attributes could be reached."""
+    """A template's `dict`: not a class, whose attributes could be reached."""
 
     def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
         """Return a dictionary."""
@@ -126,7 +126,7 @@ def compiled(text: str) -> tuple[jinja2.Template, Generation]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the text and the spans of its blocks, or what is wrong."""
+    """Return the text and the spans of its blocks, or an error."""
     try:
         template, generation = compiled(request["template"])
         text = generation.render(template, request["variables"])

@@ -89,7 +89,7 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
 
 
 def _start_says(path: Path, start: bytes) -> str | None:
-    """Return what is wrong with a file that begins so, if that can be seen."""
+    """Return what is wrong with a file that begins like this, if that can be seen."""
     if not start:
         return f"{path} is empty"
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -333,7 +333,7 @@ def read_corpus(
     Args:
         paths: the files to train on, and directories of them.
         kind: what they hold; see the table in the module's docstring.
-        validation_paths: the files to validate on; what they hold is left out of training. If there are none,
+        validation_paths: the files to validate on; their records are left out of training. If there are none,
             records of `paths` are held out.
         validation_fraction: the share of distinct records that are held out then.
         counted: whether to count the records of each file.

@@ -40,7 +40,7 @@ def _needed(module: str, path: Path) -> Any:
 
 
 def inner_suffix(path: Path) -> str:
-    """Return the end of a file's name, which says what it holds, without that of its compression.
+    """Return the suffix that names a file's format, without that of its compression.
 
     Example:
         >>> inner_suffix(Path("a.jsonl.gz")), inner_suffix(Path("a.txt"))
@@ -61,7 +61,7 @@ def opened(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn whatever keeps a file from being read into one sentence.
+    """Turn any error while a file is read into one sentence.
 
     Raises:
         DataError: the file cannot be read.
@@ -108,7 +108,7 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
         columns: their names.
 
     Returns:
-        the size of its files in bytes, and a hash of what they hold.
+        the size of its files in bytes, and a hash of their contents.
 
     Raises:
         DataError: it cannot be read, has no rows, or lacks a column.

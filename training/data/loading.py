@@ -42,7 +42,7 @@ COUNTED = 100_000  # tokens among which those for unknown text are counted
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run trains on and is evaluated on.
+    """The data that a run is trained and evaluated on.
 
     Attributes:
         corpus: the records, split.
@@ -95,7 +95,7 @@ def load_run_data(
         settings: of the run.
         tokenizer: the run's, if it has one already.
         cache_dir: where tokens and fetched packages are kept.
-        progress: is told how many more bytes are tokenized, and roughly of how many; 0 where that is not known.
+        progress: called with the number of bytes tokenized since, and roughly the total; 0 if that is unknown.
 
     Raises:
         DataError: something is wrong with the data; the message says where.

@@ -119,7 +119,7 @@ def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Ca
     """Return the mixture of the files of a store.
 
     Args:
-        store: the training data, which know how many of their records are of which file.
+        store: the training data, with the number of records of each file.
         names: of the files, for messages.
         weights: of the files.
         make: makes the data set of a store.

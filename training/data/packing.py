@@ -44,7 +44,7 @@ def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
     by_room: list[list[Group]] = [[] for _ in range(capacity + 1)]
     for length in range(capacity, 0, -1):
         left = int(counts[length])
-        for room in range(length, capacity):  # what is put there has less room than `length` left
+        for room in range(length, capacity):  # rows with less room than `length` left
             groups, by_room[room] = by_room[room], []
             for row, number in groups:
                 taken, left = _put(length, left, row, room, number, by_room)

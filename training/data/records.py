@@ -15,7 +15,7 @@ so a user iterates over them and never asks for their length.
 
 The split depends on the records' contents alone: a record's key (its text, or a pair's source, white space
 normalized) is hashed, and the records with the smallest hashes are held out. Records with the same key are
-on the same side, whatever the order of the files.
+on the same side in any order of the files.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Corpus(Generic[R]):
     """A data set, split.
 
     Attributes:
-        name: what the user called it.
+        name: as the user gave it.
         kind: "text", "pairs" or "labeled".
         source: where it comes from.
         license: under which terms.
@@ -154,7 +154,7 @@ class Deduplicated:
     """Documents without the paragraphs whose hashes are in `seen`; a document left empty disappears.
 
     Attributes:
-        documents: what is filtered.
+        documents: the documents to filter.
         seen: hashes of normalized paragraphs.
         dropped: how many paragraphs the last complete iteration left out.
     """

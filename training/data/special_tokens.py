@@ -7,17 +7,17 @@ from training.data.records import DataError
 
 
 class SpecialTokens(NamedTuple):
-    """What the paper puts at the end of the vocabulary.
+    """The special tokens, which the paper puts at the end of the vocabulary.
 
     Attributes:
         N_V: size of the model's vocabulary, which may have room for more tokens than its tokenizer knows.
         mask: hides a token; None: the model has no such token.
-        bos: begins what the model generates.
+        bos: begins a generated text.
         eos: ends it.
-        before: what the model reads before a text.
-        after: what it reads after one.
+        before: the tokens that the model reads before a text.
+        after: those that it reads after one.
         others: further IDs that never occur in text, such as padding.
-        ends: further IDs that end what the model generates, besides eos.
+        ends: further IDs that end a generated text, besides eos.
     """
 
     N_V: int

@@ -8,7 +8,7 @@ random.
 Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store lies under the cache
 directory in a folder named by the fingerprint of data and tokenizer, and is renamed into place when it is
 complete, so that a run that is killed leaves no half a store. All of the data are read here, before the
-first step: what is wrong with them is said here, with file and line.
+first step: errors in them are reported here, with file and line.
 """
 
 import array
@@ -353,7 +353,7 @@ def tokenize_text(
         corpus: of kind "text".
         tokenizer: what makes tokens of text.
         cache_dir: where the stores lie, `default_cache_dir()` if None.
-        progress: is told how much is done.
+        progress: called with what is done.
 
     Returns:
         the stores of train, validation and test.

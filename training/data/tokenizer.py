@@ -20,7 +20,7 @@ class Tokenizer(abc.ABC):
         N_V: size of the vocabulary.
         special: the special tokens of the model that the tokenizer came with; None: the paper's.
         special_origins: its own IDs for mask, bos and eos, where it has them.
-        unknown: the token that stands for text outside the vocabulary, if there is one.
+        unknown: the token for text outside the vocabulary, if there is one.
         chat_template: how a conversation is written for the model, if it can have one; see `training.data.chat`.
     """
 
@@ -47,12 +47,12 @@ class Tokenizer(abc.ABC):
 
     @property
     def end(self) -> int | None:
-        """The token that ends what is generated: eos_token, or None if the model came with none."""
+        """The token that ends a generated text: eos_token, or None if the model came without one."""
         return self.special.eos if self.special else self.eos_token
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """All tokens that end what is generated, `end` first."""
+        """All tokens that end a generated text, `end` first."""
         ends = (self.end, *(self.special.ends if self.special else ()))
         return tuple(token for token in ends if token is not None)
 

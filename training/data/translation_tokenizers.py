@@ -1,6 +1,6 @@
 """Tokenizers of published translation models: SentencePiece with a vocabulary beside it, and Moses with fastBPE.
 
-Both have one vocabulary for what is read and one for what is written, which may be the same. The libraries that they
+Both have a vocabulary for the source and one for the target, which may be the same. The libraries that they
 need are an extra, ``translation``, and imported when such a tokenizer is made.
 """
 
@@ -30,8 +30,8 @@ class _Translation(Tokenizer):
     """What reads by one vocabulary and writes by another.
 
     Attributes:
-        source: the token ID of each piece of what is read; it has one for what it lacks, <unk>.
-        target: the same for what is written.
+        source: the token ID of each piece of the source; it has <unk> for unknown ones.
+        target: the same for the target.
     """
 
     def __init__(self, source: Mapping[str, int], target: Mapping[str, int], special: SpecialTokens) -> None:
@@ -100,7 +100,7 @@ class MosesTokenizer(_Translation):
     """The words that the Moses scripts find in a text, cut by fastBPE: FSMT's.
 
     Attributes:
-        languages: of what is read and of what is written, by their codes.
+        languages: codes of those of the source and of the target.
         merges: pairs of pieces that are joined, the most frequent first.
         lower: whether texts are lower-cased.
     """

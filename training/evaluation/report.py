@@ -48,11 +48,11 @@ Figures = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What was found.
+    """The results of an evaluation.
 
     Attributes:
         rows: figures by method, this model first.
-        samples: lines that show what the model does.
+        samples: lines that show examples of the model's output.
         missing: packages that would have added a method.
     """
 
@@ -176,7 +176,7 @@ def _classifier(run: Run, description: Description, data: RunData, part: str, ch
 
 
 def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
-    """The likeliest class of each text; what is longer than l_max is cut as in training."""
+    """The likeliest class of each text; longer ones are cut to l_max as in training."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
     x = np.full((len(rows), l_max), tokenizer.eos_token, np.int64)
@@ -226,7 +226,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         compare: from run, description, data, part and the chosen records of it to what was found.
-        sample: shows what a run has learned, if there is something to show at the end of a training.
+        sample: shows an example of the trained model's output; None where there is nothing to show.
     """
 
     compare: Callable[..., Comparison]
@@ -263,12 +263,12 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
 
 
 def default_part(data: RunData) -> str:
-    """Return the part to measure a run on: the test data, or the validation data where there are no others."""
+    """Return the part to measure a run on: the test data, or else the validation data."""
     return "test" if len(data.stores.test) else "validation"
 
 
 def sample(run: Run) -> str:
-    """Return what shows what a run has learned: a text that a decoder makes up; nothing for other tasks.
+    """Return an example of a run's output: a text that a decoder generates; nothing for other tasks.
 
     Args:
         run: the model.

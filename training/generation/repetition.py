@@ -32,7 +32,7 @@ def penalized(
         history: of the sequences.
         penalty: what the score of a token that was there before is divided by if it is positive, and multiplied by if
             it is negative (Keskar et al. 2019; transformers' ``repetition_penalty``); 1: nothing.
-        ngram: no so many tokens in a row may come twice (transformers' ``no_repeat_ngram_size``); 0: they may.
+        ngram: forbid repeating any n-gram of this size (transformers' ``no_repeat_ngram_size``); 0: allow all.
     """
     rows = jnp.arange(scores.shape[1])[:, None]
 

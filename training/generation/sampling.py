@@ -31,7 +31,7 @@ class Sampling(TypedDict, total=False):
         eos: a token that ends a sequence; what follows it is eos again. None: none does.
         repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
             multiplied by where they are negative, before all else; 1: nothing.
-        no_repeat_ngram_size: no so many tokens in a row come twice; where nothing could follow, eos does. 0: they may.
+        no_repeat_ngram_size: forbid repeating any n-gram of this size (eos where that rules out all). 0: allow all.
         logit_bias: what is added to the scores of some tokens, after the penalty and before the temperature; None:
             nothing.
     """

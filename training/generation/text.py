@@ -1,4 +1,4 @@
-"""What a trained run makes of texts: a decoder continues them, an encoder fills their masks, and so on.
+"""Apply a trained run to text: a decoder continues it, an encoder fills in its masks, and so on.
 
 answerer = answerer_for(load_run(directory), Options(n=2))
 answerer.answers(["once upon", "a time"])     # for each text its n answers
@@ -47,7 +47,7 @@ class Options:
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the nucleus only.
         repetition_penalty: makes what came before less likely.
-        no_repeat_ngram_size: no so many tokens in a row come twice.
+        no_repeat_ngram_size: forbid repeating any n-gram of this size.
         beam_size: translations to keep in a beam search.
         length_penalty: of a beam search.
         seed: of what is drawn.

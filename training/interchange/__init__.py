@@ -6,7 +6,7 @@
     convert("gpt2-directory", "runs/gpt2")                      # a directory that every script takes as it takes a run
 
 Every tensor is one of our arrays, or slices of them, so both directions are exact to the last bit. A directory is
-written whole or not at all. docs/weights.md lists what is supported, and how each kind was compared.
+written whole or not at all. docs/weights.md lists the supported kinds, and how each was compared.
 """
 
 import json
@@ -62,7 +62,7 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
         the parameters, the configuration, which has the variant, and the tokenizer, if there is one that can be read.
 
     Raises:
-        InterchangeError: the model needs what is not here, or the files are damaged or contradict each other.
+        InterchangeError: the model needs something unsupported, or the files are damaged or contradict each other.
     """
     model = load_model(path)
     tokenizer = None if isinstance(model.tokenizer, NumberTokenizer) else model.tokenizer
@@ -104,7 +104,7 @@ def save_pretrained(
         labels: the classes of a classifier, by number.
 
     Raises:
-        InterchangeError: no kind of model can be what this one is; lists what it would need.
+        InterchangeError: no kind can express this model; lists what it would need.
     """
     task = TASK_OF.get(type(theta))
     if task is None or not isinstance(config, TASKS[task].config):
@@ -126,14 +126,14 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None) ->
         to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the likeliest.
 
     Returns:
-        what was done, in a sentence.
+        a sentence on what was done.
 
     Raises:
         InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
     """
     source, target = Path(source), Path(target)
     if _is_ours(source):
-        with jax.enable_x64(True):  # what was float64 stays so
+        with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
         return f"{source} is in {target} now, which transformers opens."
@@ -169,7 +169,7 @@ def _unending(path: Path, model: Model) -> str:
 
 
 def _sizes(model: Model, variant: str) -> dict[str, Any]:
-    """The settings that say what the configuration says."""
+    """The settings that describe the configuration."""
     known = TASKS[model.task].all_settings()
     sizes = {name: getattr(model.config, name) for name in known if hasattr(model.config, name)}
     return {**sizes, "variant": variant}
@@ -228,7 +228,7 @@ def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
 
 
 def _check_files(path: Path) -> None:
-    """Check that what the names say are files are files.
+    """Check that the paths of files are files.
 
     Raises:
         InterchangeError: one is a pipe, or a directory.

@@ -33,7 +33,7 @@ def check(fields: Fields, model: Model, tensors: Tensors) -> None:
 
     Args:
         fields: of config.json.
-        model: what they describe.
+        model: the model that they describe.
         tensors: of the checkpoint.
 
     Raises:

@@ -1,6 +1,6 @@
 """Decoders that llama.cpp and its like run, as Algorithm 10 with changed lines: Llama, Mistral, Qwen, Gemma.
 
-They differ in a few fields of config.json, and in where their norms stand: one mapping reads and writes all of them,
+They differ in a few fields of config.json, and in the places of their norms: one mapping reads and writes all of them,
 from the directories of transformers (with the rotary fields of its versions 4 and 5) and from GGUF.
 """
 
@@ -21,16 +21,16 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 class Family(NamedTuple):
-    """What the models of a `model_type` have in common, and what their config.json need not say.
+    """Properties of all models of a `model_type`, including those that their config.json may omit.
 
     Attributes:
         name: of the class, without ForCausalLM.
         biases: of queries, keys and values; None: as attention_bias says.
         normalizes_heads: whether queries and keys have norms.
         gemma: whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity.
-        sandwiched: whether what a layer adds is normalized, and query_pre_attn_scalar scales the scores.
+        sandwiched: whether the outputs of sublayers are normalized, and query_pre_attn_scalar scales the scores.
         window: the default of sliding_window, where there is one.
-        period: of so many layers the last attends to everything, unless layer_types says otherwise; 1: as the kind has
+        period: the last of this many layers attends to everything, unless layer_types differs; 1: as the kind has
             it (all layers of Mistral, those from max_window_layers on of Qwen).
         H_kv: the default of num_key_value_heads; None: as many as of queries.
         d_head: the default of head_dim; None: d_e/H.
@@ -241,7 +241,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _lacks(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    """What a kind of model lacks for one: all that is otherwise when its config.json is read."""
+    """The reasons why a kind cannot express a model: the differences after its config.json is read back."""
     c = model.config
     fields = Fields(Path("config.json"), state)
     try:

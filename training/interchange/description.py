@@ -44,7 +44,7 @@ class Fields:
 
     Attributes:
         path: the file, or that of GGUF that says the same.
-        needs: what the model needs but this library lacks.
+        needs: unsupported features that the model needs.
     """
 
     def __init__(self, path: Path, state: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return what is true or false."""
+        """Return a boolean field."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise InterchangeError(f"{self.path}: {name}: expected true or false, got {value!r}")
@@ -107,12 +107,12 @@ class Fields:
         return found
 
     def require(self, name: str, expected: Any, what: str) -> None:
-        """Note what the model needs where a field is there and is not as expected."""
+        """Note an unsupported feature if a field is present and not as expected."""
         if self.get(name, expected) != expected:
             self.needs.append(f"{what} ({name} = {self.get(name)!r})")
 
     def check(self) -> None:
-        """Raise where the model needs what is lacking.
+        """Raise if the model needs unsupported features.
 
         Raises:
             InterchangeError: lists all of it.
@@ -127,10 +127,10 @@ class Architecture(NamedTuple):
 
     Attributes:
         read_config: from the fields of config.json and the names of the tensors to the model.
-        write_config: from the model to the fields of config.json, and a list of what they cannot say.
+        write_config: from the model to the fields of config.json, and a list of what they cannot express.
         entries: from the model and the fields of config.json to the tensors.
         prefix: that the tensors' names may have or lack.
-        ignored: patterns of tensors that are no parameters.
+        ignored: patterns of tensors that are not parameters.
     """
 
     read_config: Callable[[Fields, Sequence[str]], Model]

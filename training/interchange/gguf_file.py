@@ -89,7 +89,7 @@ class GGUFFile:
 
 
 class _Header:
-    """What is read from the beginning of a file, each piece only if the file has it."""
+    """Reads the beginning of a file, each piece only if the file has it."""
 
     def __init__(self, path: Path, data: np.ndarray) -> None:
         self.path, self.at = path, 0
@@ -136,7 +136,7 @@ class _Header:
         return struct.unpack(form, self._take(struct.calcsize(form), what))
 
     def _check_count(self, count: int, least: int, what: str) -> None:
-        """Refuse a count of things that take at least so many bytes each, and the file cannot hold."""
+        """Refuse a count of things of at least this many bytes each that the file cannot hold."""
         if count * least > len(self._data) - self.at:
             raise InterchangeError(
                 f"{self.path}: {what} at byte {self.at} should have {count} entries, more than the file has room for; "

@@ -2,7 +2,7 @@
 
 So one mapping serves both. Where GGUF differs, it is undone: the order of the rows of q and k, where rotary positions
 turn neighbors (`llama`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D` transposes
-(`gpt2`). What a file does not say is as llama.cpp has it, and a key that is not understood is refused by its name.
+(`gpt2`). Defaults are llama.cpp's, and a key that is not understood is refused by its name.
 """
 
 import functools
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
     """How models of one architecture are in GGUF.
 
     Attributes:
-        config: from what the metadata says to the fields of config.json.
+        config: from the metadata to the fields of config.json.
         outer: names of modules outside the layers, and theirs.
         inner: names of modules in a layer, and theirs.
         layers: the name of the layers' module.
@@ -78,20 +78,20 @@ class Kind(NamedTuple):
 
 
 class _Metadata:
-    """What a file says of its model; notes what was asked for."""
+    """A file's metadata of its model; notes which keys were read."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture
         self._asked: set[str] = set()
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """Return what the model's key says."""
+        """Return the value of a key of the model."""
         key = f"{self.architecture}.{name}"
         self._asked.add(key)
         return self.file.metadata.get(key, default)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return what the model's key says; of a list with one value for each layer, which must agree, that value."""
+        """Return the value of a key of the model; of a list for all layers, the one value in it."""
         value = self.raw(name, default)
         if not isinstance(value, list):
             return value
@@ -187,7 +187,7 @@ def _rotary(m: _Metadata, d_head: int, base: float = 10_000.0) -> dict[str, Any]
 
 
 def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
-    """Llama 3's scaling, of which GGUF has the factors alone: those that it published, if they give them."""
+    """Llama 3's scaling: GGUF has only the factors, so the published settings are used if they give these."""
     factors = m.file.read(ROPE_FACTORS).reshape(-1)
     low, high, original, factor = 1.0, 4.0, 8192, float(factors.max())
     wavelengths = 2 * np.pi * base ** (np.arange(0, d, 2) / d)
@@ -271,7 +271,7 @@ def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int)
     Args:
         m: the metadata.
         found: the fields so far.
-        pattern: of so many layers, the last attends to everything, unless the file says otherwise.
+        pattern: the last of this many layers attends to everything, unless the file says otherwise.
         largest: how many layers the one model has whose scores are divided by √(d_e/H); as llama.cpp tells it.
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
@@ -317,7 +317,7 @@ KINDS: dict[str, Kind] = {
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
     ),
 }
-"""By what a file calls its architecture."""
+"""By the file's name of its architecture."""
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
@@ -327,7 +327,7 @@ def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
         the fields of config.json, and the tensors, which are read when they are asked for.
 
     Raises:
-        InterchangeError: the file is damaged, or its model needs what is not here.
+        InterchangeError: the file is damaged, or its model needs something unsupported.
     """
     file = GGUFFile(path)
     if file.metadata.get("split.count", 1) != 1:

@@ -1,7 +1,7 @@
 """The tokenizer in a file of GGUF, as one of the library `tokenizers`, with its special tokens and chat template.
 
 The file says what text becomes, so where `transformers` reads it otherwise than the model's own tokenizer does (which
-splits digits, or normalizes, or prefixes a space behind every special token), the latter is followed, as in llama.cpp.
+splits digits, or normalizes, or prefixes a space after every special token), the latter is followed, as in llama.cpp.
 """
 
 from pathlib import Path
@@ -55,11 +55,11 @@ WORDS: dict[str, Words] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Words(_QWEN2, normalized=True)),
     "tekken": Words(_TEKKEN, whole=True, begins=True),
 }
-"""By what a file calls it, in tokenizer.ggml.pre."""
+"""By its name in tokenizer.ggml.pre."""
 
 
 class _Fields:
-    """What a file says of its tokenizer."""
+    """A file's metadata of its tokenizer."""
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
         self.path, self._metadata = path, metadata
@@ -73,7 +73,7 @@ class _Fields:
         return value
 
     def items(self, name: str, kind: type, count: int | None = None) -> list[Any]:
-        """Return a list of values of a type, of which there have to be so many."""
+        """Return a list of a given number of values of a type."""
         values = self.get(f"ggml.{name}", list, [])
         if not all(isinstance(value, kind) for value in values) or (count is not None and len(values) != count):
             many = "" if count is None else f"{count} "
@@ -90,7 +90,7 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
 
     Args:
         path: the file.
-        metadata: what it says.
+        metadata: its metadata.
         N_V: size of the model's vocabulary.
 
     Raises:

@@ -28,7 +28,7 @@ class Entry(NamedTuple):
         name: the checkpoint's.
         leaves: our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model
             that lacks them is written with.
-        layer: of which layer; None for arrays that are not stacked.
+        layer: the layer's number; None for arrays that are not stacked.
         transposed: whether its rows are our columns.
         lead: axes of size 1 in front of it.
         aliases: names under which a checkpoint may have it too, or instead.
@@ -69,7 +69,7 @@ def linear(
         name: of the module.
         W: our matrix, or several that are one above another.
         b: our bias, or several.
-        layer: of which layer.
+        layer: the layer's number.
         transposed: whether it is a `Conv1D`.
     """
     W, b = ((a,) if isinstance(a, str) else tuple(a) for a in (W, b))
@@ -110,13 +110,13 @@ def read(
 
     Args:
         tensors: the checkpoint.
-        entries: what it is to have.
+        entries: the expected tensors.
         template: a pytree of shapes.
         prefix: that the names of the checkpoint may have or lack.
-        ignored: patterns of names that are no parameters.
+        ignored: patterns of names that are not parameters.
 
     Raises:
-        InterchangeError: says what is missing, too much, or of another shape.
+        InterchangeError: tensors are missing, unexpected, or of another shape.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
@@ -190,7 +190,7 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
     """Yield the checkpoint's tensors by name, made of our arrays one at a time.
 
     Args:
-        entries: what it is to have.
+        entries: the expected tensors.
         leaves: our arrays, by their dotted names.
     """
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}

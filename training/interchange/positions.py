@@ -11,7 +11,7 @@ from training.interchange.description import Model
 from training.interchange.errors import InterchangeError
 
 TOLERANCE = 0.01
-"""Tables are stored in bfloat16, too, and a float32 is no exact angle for large positions."""
+"""Tables are stored in bfloat16, too, and float32 angles are inexact for large positions."""
 
 
 def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
@@ -19,8 +19,8 @@ def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
 
     Args:
         tensors: the checkpoint.
-        model: what it is.
-        ignored: patterns of the names of tensors that are no parameters.
+        model: its description.
+        ignored: patterns of the names of tensors that are not parameters.
 
     Raises:
         InterchangeError: a table holds something else, such as positions that were learned.

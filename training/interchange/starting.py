@@ -1,4 +1,4 @@
-"""Where a training starts that goes on from a trained model."""
+"""Training that starts from a trained model."""
 
 import dataclasses
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from training.tasks.classify import ClassifierParams
 
 
 class Start(NamedTuple):
-    """What a training starts from.
+    """The starting point of a training.
 
     Attributes:
         settings: those of the run, with the sizes of the model.
@@ -81,7 +81,7 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
 
 
 def _shortened(theta: Any, columns: int) -> Any:
-    """The same parameters with so many positions."""
+    """The same parameters with this many positions."""
     if isinstance(theta, ClassifierParams):
         return theta._replace(encoder=_shortened(theta.encoder, columns))
     if getattr(theta, "context", None) is not None:

@@ -38,7 +38,7 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     Args:
         path: the checkpoint.
         fields: of its config.json.
-        model: what it is.
+        model: its description.
 
     Raises:
         InterchangeError: it is damaged, or has more tokens than the model.
@@ -94,7 +94,7 @@ class _Named:
         self._fields, self._N_V, self._inner, self._settings = fields, N_V, inner, _settings(path)
 
     def number(self, name: str) -> Any:
-        """Return what a field of config.json or generation_config.json holds; the first of several."""
+        """Return the value of a field of config.json or generation_config.json; the first of several."""
         token = self._fields.get(name, self._generation.get(name))
         return token[0] if isinstance(token, list) and token else token
 
@@ -126,7 +126,7 @@ def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Toke
     Args:
         path: the checkpoint.
         fields: of its config.json.
-        model: what it is.
+        model: its description.
         inner: its tokenizer, if there is one.
     """
     named = _Named(path, fields, model.config.N_V, inner)
@@ -169,7 +169,7 @@ def _ends(named: _Named, task: str) -> tuple[int | None, int | None]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer call its special tokens; BERT's names where there is only a vocab.txt."""
+    """The special tokens that the files beside a tokenizer name; BERT's names where there is only a vocab.txt."""
     found: dict[str, Any] = {}
     if (path / "vocab.txt").is_file():
         found = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -180,7 +180,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
-    """What a tokenizer puts before and after a text."""
+    """The tokens that a tokenizer puts before and after a text."""
     plain = next((e for t in ("a", "A", "1", *list(inner.get_vocab())[:9]) if (e := inner.encode(t)).ids), None)
     if plain is None:
         return [], []
@@ -278,7 +278,7 @@ def _of_library(tokenizer: Tokenizer) -> library.Tokenizer:
 
 
 def _letters_of_bytes() -> list[str]:
-    """The letter that stands for each byte in byte-level vocabularies: itself, if it is printable."""
+    """The letter of each byte in byte-level vocabularies: itself, if it is printable."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]

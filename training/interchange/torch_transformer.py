@@ -9,7 +9,7 @@ PyTorch stores no description of a model, so config.json is this library's, with
      "names": {"transformer": "transformer", "src_embedding": "src_embedding", "tgt_embedding": "tgt_embedding",
                "generator": "generator", "positions": "positions"}}
 
-``names`` says what the modules are called in the file; one embedding for both has one name. Positions are sinusoids
+``names`` are those of the modules in the file; one embedding for both has one name. Positions are sinusoids
 (sines and cosines by turns), or a table that is learned, which is called ``names["positions"]`` then.
 """
 
@@ -23,7 +23,7 @@ from training.interchange.mapping import Entry, heads, linear, norm, table
 
 NAME = "torch.nn.Transformer"
 TORCH = PAPER.but(norm=LayerNorm(epsilon=1e-5), mlp=MLP(activation="relu"), final_norm=True)
-"""`torch.nn.Transformer`: a norm after the last layer of the encoder and of the decoder, before or behind each step."""
+"""`torch.nn.Transformer`: a norm after the last layer of both stacks, and before or after each sublayer."""
 
 NAMES = {name: name for name in ("transformer", "src_embedding", "tgt_embedding", "generator", "positions")}
 

@@ -23,7 +23,7 @@ def read(
     Args:
         path: the checkpoint.
         fields: of its config.json.
-        model: what it is.
+        model: its description.
         special: the tokens that config.json names.
 
     Raises:

@@ -78,8 +78,8 @@ def _norms_of_products(
 ) -> Float[Array, "L_earlier H_earlier L H"]:
     """``‖M M'‖/‖M‖‖M'‖``, whose square is ``tr(MᵀM M'M'ᵀ)/tr(MᵀM) tr(M'M'ᵀ)``."""
     squares = jnp.tensordot(written, read, [(2, 3), (2, 3)])
-    traces = (jnp.trace(square, axis1=2, axis2=3) for square in (written, read))
-    return jnp.sqrt(jnp.maximum(squares, 0) / jnp.tensordot(*traces, 0))
+    traces = jnp.tensordot(jnp.trace(written, axis1=2, axis2=3), jnp.trace(read, axis1=2, axis2=3), 0)
+    return jnp.sqrt(jnp.maximum(squares, 0) / traces)
 
 
 def _T(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes n m"]:  # noqa: N802

@@ -1,4 +1,4 @@
-"""Why a training cannot go on: what is not finite, and where."""
+"""Why a training cannot continue: which arrays are not finite."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a training step costs: its matrix products, the machine's peak at them, and memory."""
+"""The cost of a training step: its matrix products, the machine's peak rate, and memory."""
 
 import resource
 import sys

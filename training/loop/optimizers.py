@@ -119,7 +119,7 @@ def _muon(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation
 
 
 def _kinds(params: Any) -> Any:
-    """Which update muon makes of each array."""
+    """The kind of update that Muon uses for each array."""
 
     def of_leaf(path, _):
         name = path[-1].name

@@ -1,4 +1,4 @@
-"""What the training loop knows besides the arrays, and the rates that it measures."""
+"""The training loop's state besides the arrays, and its measured rates."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass
 class Progress:
-    """Where a training stands; it is saved with the arrays.
+    """The progress of a training; saved with the arrays.
 
     Attributes:
         step: updates that are done.

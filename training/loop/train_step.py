@@ -109,7 +109,7 @@ def make_step(
     """Return the update (state, batch, step, key) → (state, metrics), to be compiled.
 
     Args:
-        objective: what is minimized.
+        objective: the loss to minimize.
         optimizer: what makes updates of gradients.
         schedule: the learning rate, for the metrics.
         settings: of the run.

@@ -44,14 +44,14 @@ from training.tasks.models import init_model
 from training.tasks.objectives import make_totals
 
 IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
-FORWARDS = 4  # an update takes as long as so many evaluations of a batch, about
+FORWARDS = 4  # an update takes about as long as this many evaluations of a batch
 RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
-"""By platform: what a program that runs once is compiled with. LLVM's highest level would take twice as long for it."""
+"""Compiler options, by platform, of programs that run once. LLVM's highest level would take twice as long for it."""
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
 class Facts(NamedTuple):
-    """What is known of a training before its first update.
+    """Facts about a training before its first update.
 
     Attributes:
         step: updates that are done already.
@@ -71,19 +71,19 @@ class Facts(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who is told how a training goes."""
+    """Receives training progress."""
 
     def began(self, facts: Facts) -> None:
         """The training begins or resumes."""
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
-        """An update is done; `line` has what it reports."""
+        """An update is done; `line` has its metrics."""
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """An evaluation is done, of this model; None where no process has all of it."""
 
     def warned(self, message: str) -> None:
-        """Something is not as it should be; the training goes on."""
+        """A non-fatal problem."""
 
 
 class Trainer:
@@ -108,7 +108,7 @@ class Trainer:
             data: its batches.
             files: where everything is written.
             interrupts: the signals that end the training.
-            observer: who is told how it goes.
+            observer: receives the progress.
             clock: seconds, for the rates in the metrics.
             initial: the parameters to start with; None: random ones.
             processes: those that train together; None: this one alone.
@@ -136,7 +136,7 @@ class Trainer:
         """Train from the last checkpoint, or from the start, to the end.
 
         Returns:
-            what the trained parameters make of all held-out data.
+            the figures of the trained parameters on all held-out data.
 
         Raises:
             Interrupted: a signal came; a checkpoint is saved.
@@ -147,7 +147,7 @@ class Trainer:
             with contextlib.ExitStack() as opened:
                 return self._train(opened)
         except BrokenPipeError:
-            raise  # nobody reads what the observer prints
+            raise  # the reader of the observer's output closed the pipe
         except OSError as error:
             raise TrainingError(
                 f"cannot write to {self._files.path}: {reason(error)}; make room, and rerun the command to "
@@ -341,7 +341,7 @@ class Trainer:
         return step % self._settings.eval_every == 0 or step == self._settings.steps
 
     def _settle(self, *, most: int) -> None:
-        """Read the results of updates, until at most so many are in flight."""
+        """Read the results of updates, until at most this many are in flight."""
         while len(self._in_flight) > most:
             step, metrics = self._in_flight.popleft()
             loss, tokens, norm, rate = (float(value) for value in metrics[:4])
@@ -425,7 +425,7 @@ class Trainer:
         return not_finite(step, loss, rate, self._placement.gathered(gradients), self._last_checkpoint())
 
     def _finish(self) -> dict[str, float]:
-        """Write what is left when the last update is done: parameters, results and the picture."""
+        """Write the parameters, the results and the picture after the last update."""
         results = self._progress.results
         if self._best:
             self._best.wait()
@@ -443,6 +443,6 @@ class Trainer:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-    """What a checkpoint holds; the parameters can be read without the rest."""
+    """The items of a checkpoint; the parameters can be read without the rest."""
     items: dict[str, Any] = {"params": state.params, "state": (state.opt_state, state.healthy)}
     return items if state.ema is None else {**items, "ema": state.ema}

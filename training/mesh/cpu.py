@@ -1,4 +1,4 @@
-"""What a CPU must be told before JAX starts: as how many devices it counts, and to keep the memory that it frees.
+"""Settings of a CPU, made before JAX starts: how many devices it counts as, and that freed memory is kept.
 
 The C library gives what XLA frees after a step back to the system, which clears it anew for the next one.
 """

@@ -1,4 +1,4 @@
-"""Columns of embeddings that are no tokens, so that the mesh axis `model` divides the vocabulary.
+"""Columns of embeddings that are not tokens, so that the mesh axis `model` divides the vocabulary.
 
 They are 0 and stay 0: no token reads them, and their logits are −∞. Tokens keep their numbers, the special ones too.
 """
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 OF_VOCABULARY = {"W_e": -1, "W_u": -2, "b_u": -1}
-"""Which axis of which parameters has an entry for each token."""
+"""The parameters with an entry for each token, and its axis."""
 
 
 def padded_size(N_V: int, multiple: int) -> int:
@@ -24,7 +24,7 @@ def padded_size(N_V: int, multiple: int) -> int:
 
 
 def padded(theta: Any, N_V: int, multiple: int) -> Any:
-    """Return parameters with zeros behind those of the last token; those of a context's own tokens stay."""
+    """Return parameters with zeros after those of the last token; those of a context's own tokens stay."""
     more = padded_size(N_V, multiple) - N_V
 
     def of_leaf(array, axis):
@@ -35,7 +35,7 @@ def padded(theta: Any, N_V: int, multiple: int) -> Any:
 
 
 def unpadded(theta: Any, N_V: int, multiple: int) -> Any:
-    """Return parameters without what `padded` put behind them."""
+    """Return parameters without the columns that `padded` added."""
     size = padded_size(N_V, multiple)
 
     def of_leaf(array, axis):

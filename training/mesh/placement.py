@@ -71,7 +71,7 @@ class Placement:
         """Return shapes of parameters, or of optimizer state, with where each of the arrays lies.
 
         Args:
-            tree: of whatever has shape and dtype; the last name on the path to a leaf is its symbol.
+            tree: of anything with shape and dtype; the last name on the path to a leaf is its symbol.
         """
 
         def of_leaf(path, leaf):

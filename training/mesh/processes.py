@@ -1,7 +1,7 @@
 """The processes that train together, each with devices of its own; JAX's runtime connects them.
 
-Each tells the coordinator, process 0, every few seconds that it is alive. Who finds another one silent, or gone, ends:
-what it would wait for never comes.
+Each tells the coordinator, process 0, every few seconds that it is alive. A process that finds another one
+silent, or gone, ends: it would wait forever.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from training.mesh.store import Store
 
 BEAT = 2.0  # seconds between two signs of life
 SILENCE = 30.0  # seconds without one after which a process counts as gone
-TO_AGREE = 1800.0  # seconds: who has tokenized its data waits for the others
+TO_AGREE = 1800.0  # seconds: a process that has tokenized its data waits for the others
 AUTOMATIC = "auto"
 
 
@@ -54,7 +54,7 @@ class Processes:
             on_loss: called in another thread with a sentence when another process is gone; ends this one.
 
         Raises:
-            ProcessesError: these are no numbers of processes, or nothing says what they are.
+            ProcessesError: the numbers are invalid, or are missing.
             StoreError: this version of JAX is not known to keep a store for them.
         """
         address = None if coordinator == AUTOMATIC else coordinator
@@ -80,7 +80,7 @@ class Processes:
 
         Args:
             what: a name for them.
-            facts: by name, of whatever JSON holds.
+            facts: by name, as JSON values.
 
         Raises:
             ProcessesError: names the first difference; in every process.

@@ -1,4 +1,4 @@
-"""The shape of a mesh: `replica=2,data=4,model=2`, and what it must divide."""
+"""The shape of a mesh: `replica=2,data=4,model=2`, and the sizes that it must divide."""
 
 import math
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def n_places(text: str) -> int:
 
 
 def written(sizes: dict[str, int]) -> str:
-    """Return a mesh as it is written on the command line."""
+    """Return a mesh in the form of the command line."""
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
@@ -69,7 +69,7 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
     """Check that a mesh has as many places as there are devices.
 
     Raises:
-        MeshError: it has not.
+        MeshError: it has not that many.
     """
     places = math.prod(sizes.values())
     if not sizes or places == n:
@@ -84,14 +84,14 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:
-    """Check that the mesh of a run divides what it is to divide.
+    """Check that the mesh of a run divides all sizes that it splits.
 
     Args:
         settings: of the run.
         N_V: columns of the embedding, where they are known already.
 
     Raises:
-        MeshError: it does not, or is no mesh.
+        MeshError: it does not, or is not a mesh.
     """
     sizes, parts = parse(settings.mesh), settings.accumulation_steps
     split = {axis: n for axis, n in sizes.items() if axis in OF_BATCH}

@@ -49,7 +49,7 @@ class Store:
         self._client.key_value_set(name, text, allow_overwrite=True)
 
     def wait_for(self, name: str, seconds: float) -> str:
-        """Return the text of a name, as soon as somebody has put it there."""
+        """Return the text of a name, as soon as it is there."""
         return self._client.blocking_key_value_get(name, int(1000 * seconds))
 
     def under(self, prefix: str) -> dict[str, str]:

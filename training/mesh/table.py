@@ -1,7 +1,7 @@
 """Which mesh axes divide which parameters: the table, by the paper's symbols, from the axes that annotations name.
 
 A row has the mesh axes of an array's last axes; in front are those of the layers, which nothing divides. ``model``
-divides what the devices compute with: heads, hidden units, the vocabulary. ``data`` divides what they only keep, the
+divides computation: heads, hidden units, the vocabulary. ``data`` divides storage, the
 parameters and with them everything that an optimizer keeps of each parameter; they are gathered where they are used. An
 axis that does not divide a size evenly leaves it whole, and so are copies along ``replica`` and ``context``.
 """

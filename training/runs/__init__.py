@@ -1,1 +1,1 @@
-"""What a run leaves on the disk: its directory, checkpoints and metrics."""
+"""A run on the disk: its directory, checkpoints and metrics."""

@@ -60,11 +60,11 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     Args:
         directory: of the checkpoints.
         step: which.
-        templates: pytrees of what has shape and dtype, by name: the items to read. They are read to where the shapes
-            say that they lie, as arrays of JAX, and as arrays of NumPy where these do not say.
+        templates: pytrees of anything with shape and dtype, by name: the items to read. They are read as JAX
+            arrays with the shapes' shardings, or as NumPy arrays where these have none.
 
     Raises:
-        CheckpointError: it cannot be read, or is not what was saved.
+        CheckpointError: it cannot be read, or differs from what was saved.
     """
     import orbax.checkpoint as ocp
 
@@ -122,7 +122,7 @@ class Checkpoints:
 
         Args:
             step: updates that are done.
-            trees: pytrees of arrays by name; each can be read by itself.
+            trees: pytrees of arrays by name; each can be read separately.
             meta: anything that JSON can hold.
 
         Raises:
@@ -158,8 +158,8 @@ class Checkpoints:
         """Read the newest checkpoint that is sound; those that are not are set aside.
 
         Args:
-            templates: pytrees of what has shape and dtype, by name: the items to read.
-            warn: told of every checkpoint that is set aside.
+            templates: pytrees of anything with shape and dtype, by name: the items to read.
+            warn: called for every checkpoint that is set aside.
 
         Returns:
             the checkpoint, or None if there has never been one.

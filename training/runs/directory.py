@@ -195,7 +195,7 @@ class RunDirectory:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
     def resume(self, description: Description) -> None:
-        """Check that the run which began here may go on as described, and note what has changed.
+        """Check that the run which began here may continue as described, and note the changes.
 
         Raises:
             RunError: names what differs and must not; or config.json cannot be written.
@@ -205,7 +205,7 @@ class RunDirectory:
             self.note(description)
 
     def note(self, description: Description) -> None:
-        """Write what the run has become to config.json.
+        """Update config.json.
 
         Raises:
             RunError: it cannot be written.

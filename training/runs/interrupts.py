@@ -63,7 +63,7 @@ class Interrupts:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call a function in another thread and return what it returns, or raise what it raises.
+        """Call a function in another thread and return its result, or raise its error.
 
         Raises:
             Interrupted: a signal came; the function continues, and its result is lost.

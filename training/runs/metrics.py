@@ -21,7 +21,7 @@ class Writer(Protocol):
         """Write a number."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining lines."""
 
 
 class NoLog:
@@ -116,7 +116,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:
     """Return a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
-    with _without("torch"):  # tensorboardX loads it, in seconds, to read tensors, of which there are none here
+    with _without("torch"):  # tensorboardX loads it, in seconds, to read tensors; there are none here
         from tensorboardX import SummaryWriter
     return SummaryWriter(str(directory), purge_step=step)
 

@@ -2,7 +2,7 @@
 
 * `training.data.loading.DATASETS`: its batches,
 * `training.generation.text.ANSWERERS`: how a trained run answers a text,
-* `training.evaluation.report.EVALUATIONS`: what its figures are, and what they are compared with.
+* `training.evaluation.report.EVALUATIONS`: its figures, and what they are compared with.
 """
 
 from collections.abc import Mapping

@@ -60,7 +60,7 @@ def class_probabilities(
 
 
 def pooled(X: Float[Array, "d_e *batch 1"], encoder: ETransformerParams) -> Float[Array, "d_e *batch 1"]:
-    """Return what a classifier reads: the first token's encoding, through the encoder's pooler if it has one."""
+    """Return a classifier's input: the first token's encoding, through the encoder's pooler if it has one."""
     if encoder.W_pool is None:
         return X
     return jnp.tanh(linear(encoder.W_pool, X, encoder.b_pool, "auto"))

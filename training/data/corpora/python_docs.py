@@ -48,7 +48,7 @@ def docstrings(node: Documented, name: str) -> Iterator[Document]:
 
 def _parsed(path: Path) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the library's own source is warned of is not the user's affair
+        warnings.simplefilter("ignore")  # warnings about the library's own source do not concern the user
         return ast.parse(path.read_bytes())
 
 

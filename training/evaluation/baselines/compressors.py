@@ -15,7 +15,7 @@ def compressed_bits_per_byte(data: bytes) -> dict[str, float]:
         compressed bits for each byte of `data`, by the command's name.
 
     Raises:
-        ValueError: there are no bytes.
+        ValueError: the text is empty.
 
     Example:
         >>> compressed_bits_per_byte(bytes(1000))["gzip -9"] < 0.5

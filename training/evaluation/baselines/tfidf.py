@@ -17,7 +17,7 @@ def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]
         texts: what to classify.
 
     Raises:
-        DataError: there are no words in the texts to train on.
+        DataError: the training texts have no words.
     """
     model = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     try:
