@@ -85,7 +85,7 @@ def _of_one_head(
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
     if by_distance:
         (U, P), (l_z, l_x) = by_distance, S.shape
-        t_z, t_x = jnp.arange(l_z)[:, None], jnp.arange(l_x)
+        t_z, t_x = jnp.arange(l_z)[:, None], jnp.arange(l_x)[None]
         S = S + jnp.matmul(P.T, U, preferred_element_type=S.dtype)[t_z - t_x + l_x - 1, t_x]  # S in the paper
     S = capped(S, cap, Q.shape[0])  # S in the paper
     S = jnp.where(Mask, S, -jnp.inf)  # line 5

@@ -47,7 +47,7 @@ class ByDistance(Line):
         """U; ``scale`` is what the queries are multiplied with, so that 1/√d_attn makes the model's own scale of it."""
         return jnp.full_like(Q, Q.shape[1] ** 0.5, accumulation_dtype(Q.dtype), shape=(len(Q), 1, *Q.shape[2:]))
 
-    def keys(self, distances: Integer[Array, "n"], W: Any, table: Table, like: Array) -> Float[Array, "H d_r n"]:
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Float[Array, "H d_r n"]:
         """P of the distances t_z − t_x; ``like`` has the heads and the dtype of the queries."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Distances(ByDistance):
         if self.farthest <= self.buckets // 2:
             self.refuse("farthest", f"a distance > {self.buckets // 2}, half of the buckets")
 
-    def keys(self, distances: Array, W: Any, table: Table, like: Array) -> Array:
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
         """The number of each distance's bucket."""
         numbers = table.numbers
         if numbers.shape[-1] != self.buckets:
@@ -92,14 +92,14 @@ class Distances(ByDistance):
         dtype = accumulation_dtype(numbers.dtype)
         return jnp.matmul(numbers.astype(dtype), one_hot.astype(dtype))[:, None]
 
-    def bucket(self, distances: Integer[Array, "n"], both_ways: bool) -> Integer[Array, "n"]:
+    def bucket(self, distances: Any, both_ways: bool) -> Integer[Array, "n"]:
         """The bucket of each distance; whole numbers decide, so nothing is rounded."""
         n = self.buckets // 2 if both_ways else self.buckets
         exact = n // 2
         # The first distances of the buckets behind the exact ones: exact (farthest/exact)^{k/(n − exact)}.
         firsts = [self._first(k, exact, n - exact) for k in range(1, n - exact)]
         away = jnp.abs(distances) if both_ways else jnp.maximum(-distances, 0)
-        farther = (away[:, None] >= jnp.asarray(firsts)).sum(axis=1)
+        farther = (away[:, None] >= jnp.asarray(firsts)[None]).sum(axis=1)
         bucket = jnp.where(away < exact, away, exact + farther)
         return jnp.where(distances > 0, bucket + n, bucket) if both_ways else bucket
 
@@ -120,13 +120,13 @@ class ALiBi(ByDistance):
     Source: Press et al. 2022, section 3.
     """
 
-    def keys(self, distances: Array, W: Any, table: Table, like: Array) -> Array:
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
         """−m_h |t_z − t_x|."""
         H, dtype = len(like), accumulation_dtype(like.dtype)
         power = 2 ** (H.bit_length() - 1)
         slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
         slopes += [2 ** (-4 * h / power) for h in range(1, 2 * (H - power), 2)]
-        return -jnp.asarray(slopes, dtype)[:, None, None] * jnp.abs(distances).astype(dtype)
+        return -jnp.asarray(slopes, dtype)[:, None, None] * jnp.abs(distances).astype(dtype)[None, None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class TransformerXL(ByDistance):
         """Q + v 1ᵀ."""
         return (Q + W.v.reshape(*W.v.shape, *(1,) * (Q.ndim - 2))) * scale
 
-    def keys(self, distances: Array, W: Any, table: Table, like: Array) -> Array:
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
         """``W_r r_{−δ}`` of each distance δ."""
         d_r, dtype = W.W_r.shape[-1], W.W_r.dtype
         r = sinusoid(-distances, d_r, base=self.base, form="sinusoidal_halves", dtype=accumulation_dtype(dtype))

@@ -31,7 +31,7 @@ from tests import family_cases as cases
 from tests.cases import assert_close
 from training.generation import generate
 
-QUICK = ("LLAMA", "GEMMA2", "GEMMA3", "NEOX", "QWEN2", "QWEN3", "GPT_NEO", "row0", "row1", "row2")
+QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN2", "QWEN3", "GPT_NEO", "row0", "row1", "row2")
 every_row = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in cases.EVERY]
 )

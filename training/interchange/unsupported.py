@@ -75,7 +75,6 @@ NEEDS = {
     "stablelm": f"{ROTARY} of a part of each head, and {GATED}",
     "starcoder2": f"{ROTARY}, and {SHARED}",
     "switch_transformers": f"RMSnorm, {RELATIVE}, and {EXPERTS}",
-    "t5": f"RMSnorm, {RELATIVE}, and scores that are not divided by √d_attn",
     "transfo-xl": f"{RELATIVE}, and a memory of earlier segments",
     "umt5": f"{GATED}, RMSnorm, {RELATIVE}, and scores that are not divided by √d_attn",
     "vit": IMAGES,

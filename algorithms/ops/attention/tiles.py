@@ -15,9 +15,9 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import are_numbers
 from algorithms.masks import Mask, sequence_axes
 
-Tiles = tuple[Float[Array, "_ _ B _"], ...]
-ByDistance = tuple[()] | tuple[Float[Array, "H d_r B l_x"], Float[Array, "H d_r n"]]
-"""U and P of ``scores_by_distance``; nothing where no scores depend on distances."""
+Tiles = tuple[Float[Array, "_ _ #B _"], ...]
+ByDistance = tuple[Array, ...]
+"""U ``[H, d_r, B, l_x]`` and P ``[H, d_r, n]`` of ``scores_by_distance``, or nothing."""
 
 SMALL = 128 * 128
 """Scores of the largest tile that is small."""
