@@ -87,7 +87,7 @@ def d_hidden_state(
 
 def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
     """The lines of a variant, with what is Algorithm 10's own filled in."""
-    return lines_of(variant, implementation, "gelu", ("norm_first", "side_by_side", "no_norm"), **options)
+    return lines_of(variant, implementation, "gelu", ("norm_first", "norm_last", "side_by_side", "no_norm"), **options)
 
 
 @numbered
@@ -102,10 +102,12 @@ def hidden_state(
 
     def layer(X, theta_l, f):
         W, norm1, mlp, norm2 = theta_l
-        X_tilde = f.layer_norm(X, norm1)  # line 5
+        X_tilde = f.before(X, norm1)  # line 5
         X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6
-        X_tilde = f.layer_norm(X, norm2)  # line 7
+        X = f.after(X, norm1)
+        X_tilde = f.before(X, norm2)  # line 7
         X = X + f.mlp(X_tilde, mlp)  # line 8
+        X = f.after(X, norm2)
         return X
 
     layer = side_by_side(mask, t) if f.order == "side_by_side" else layer

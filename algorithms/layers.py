@@ -89,7 +89,7 @@ class Lines(NamedTuple):
         return self.layer_norm(X, norm) if self.order == "norm_first" else X
 
     def after(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The norm of what a line was added to, unless the variant's layers normalize first."""
+        """The norm of what a line was added to, as in Algorithms 8 and 9, unless the layers normalize first."""
         return X if self.order == "norm_first" else self.layer_norm(X, norm)
 
     def mh_attention(

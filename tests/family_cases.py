@@ -51,7 +51,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "norm": (LayerNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3, offset=1.0)),
     "embedding": ("learned", "sinusoidal_halves", None),
     "positions": (None, *POSITIONS),
-    "order": (None, "side_by_side", "no_norm"),
+    "order": (None, "norm_last", "side_by_side", "no_norm"),
     "windows": ((None,), (5,), (None, 3)),
     "scale": (None, 0.7),
     "cap": (None, 0.5),

@@ -61,7 +61,7 @@ def theta_of(kind, of=DTransformerConfig, init=init_d_transformer, **sizes):
 def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
     U, P, E = cases.normal(3, l_x), cases.normal(3, l_z + l_x), cases.normal(l_z, l_x)
     expected = [[P[:, t_z - t_x + l_x - 1] @ U[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)]
-    S, pullback = jax.vjp(functools.partial(scores_by_distance, dtype=jnp.float64), U, P)
+    S, pullback = jax.vjp(functools.partial(scores_by_distance, dtype=jnp.dtype("float64")), U, P)
     np.testing.assert_allclose(S, np.array(expected), atol=1e-12)
     for found, by_jax in zip(scores_by_distance_backward(U, P, E), pullback(E), strict=True):
         np.testing.assert_allclose(found, by_jax, atol=1e-12)
@@ -137,17 +137,10 @@ def test_blockwise_never_forms_all_scores(kind):
             return d_hidden_state(x, theta, variant=config.variant, implementation=implementation).sum()
 
         jaxpr = jax.make_jaxpr(jax.grad(loss))(shapes, jax.ShapeDtypeStruct((l,), jnp.int32)).jaxpr
-        return max(v.aval.size for eqn in every_equation(jaxpr) for v in eqn.outvars if hasattr(v.aval, "size"))
+        return max(v.aval.size for eqn in cases.every_equation(jaxpr) for v in eqn.outvars if hasattr(v.aval, "size"))
 
     assert largest("blockwise") < l * l / 8
     assert largest("paper") >= l * l
-
-
-def every_equation(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jax.core.jaxprs_in_params(eqn.params):
-            yield from every_equation(inner)
 
 
 def test_alibi_in_bfloat16_keeps_its_distances():
