@@ -27,10 +27,12 @@ from algorithms.model.variant import Variant
 from algorithms.model.variants import (
     BART,
     BERT,
+    BLOOM,
     FSMT,
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GOPHER,
     GPT2,
     GPT3,
     GPT_NEO,
@@ -43,6 +45,7 @@ from algorithms.model.variants import (
     QWEN2,
     QWEN3,
     ROBERTA,
+    T5,
     VARIANTS,
     VASWANI,
 )
@@ -71,8 +74,8 @@ __all__ = [
     "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state",
     "e_encoding", "d_hidden_state", "log_loss", "token_losses",
     # Masks, parameters, variants and the legend
-    "BART", "BERT", "BIDIRECTIONAL", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GPT2", "GPT3", "GPT_NEO", "IMPLEMENTATIONS",
-    "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY", "ROBERTA", "UNIDIRECTIONAL",
+    "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3", "GPT_NEO", "IMPLEMENTATIONS",
+    "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY", "ROBERTA", "T5", "UNIDIRECTIONAL",
     "VARIANTS", "VASWANI", "lines",
     "AttentionParams", "DTransformerConfig", "DTransformerParams", "EDDecoderLayerParams", "EDTransformerConfig",
     "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",

@@ -14,6 +14,7 @@ from algorithms.machinery.registry import algorithm
 from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
 from algorithms.ops.attention.dispatch import attend
+from algorithms.ops.attention.tiles import ByDistance
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import capped, softmax
 from algorithms.parameters import AttentionParams, MHAttentionParams
@@ -26,11 +27,13 @@ class Hooks(NamedTuple):
         queries: what becomes of Q: a rotation by the tokens' positions, say.
         keys: what becomes of K.
         cap: c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None for none.
+        by_distance: of the queries and l_z, U and P of ``scores_by_distance``, which are added to S = KᵀQ; or nothing.
     """
 
     queries: Callable[[Array], Array] = lambda Q: Q
     keys: Callable[[Array], Array] = lambda K: K
     cap: float | None = None
+    by_distance: Callable[[Array, int], ByDistance] = lambda Q, l_z: ()
 
 
 PRINTED = Hooks()
@@ -76,9 +79,14 @@ def _of_one_head(
     Mask: Bool[Array, "l_z l_x"],
     drop: Callable[[Array], Array] = lambda A: A,
     cap: float | None = None,
+    by_distance: ByDistance = (),
 ) -> Float[Array, "d_mid l_x"]:
     """Lines 4 to the end of Algorithm 4 as printed, of one head; every other implementation computes the same."""
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
+    if by_distance:
+        (U, P), (l_z, l_x) = by_distance, S.shape
+        t_z, t_x = jnp.arange(l_z)[:, None], jnp.arange(l_x)[None]
+        S = S + jnp.matmul(P.T, U, preferred_element_type=S.dtype)[t_z - t_x + l_x - 1, t_x]  # S in the paper
     S = capped(S, cap, Q.shape[0])  # S in the paper
     S = jnp.where(Mask, S, -jnp.inf)  # line 5
     A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
@@ -119,6 +127,7 @@ def attention(
     Q = linear(W_q, X, b_q, implementation)  # line 1
     K = linear(W_k, Z, b_k, implementation)  # line 2
     V = linear(W_v, Z, b_v, implementation)  # line 3
+    options["by_distance"] = hooks.by_distance(Q, Z.shape[-1])
     Q, K = hooks.queries(Q), hooks.keys(K)  # Q and K in the paper
     V_tilde = attend(_of_one_head, Q, K, V, mask, heads=W_q.ndim == 3, **options)  # lines 4-5, return
     return V_tilde

@@ -11,6 +11,7 @@ from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
+from algorithms.model.distances import Table
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import ContextLength, Implementation, OptionalKey, Remat
@@ -109,7 +110,8 @@ def ed_encoding(
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    table = Table(theta.encoder_distances, both_ways=True)
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, table=table)
     t = positions_in(z)  # line 1
     Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
     mask = padded(z_mask, z_length)
@@ -148,9 +150,10 @@ def ed_decoding(
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    if any(line.positions is not None for line in variant.attentions):
+    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
         raise ValueError(
-            "variant.attention: expected positions=None, since line 16 has keys of other positions than its queries"
+            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
+            "positions than its queries"
         )
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
     return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
@@ -161,6 +164,7 @@ def decoder_hidden_state(
     Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
 ) -> Float[Array, "d_e *columns"]:
     """Lines 10-20 of Algorithm 8 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    f = f._replace(table=Table(theta.decoder_distances))
     X = f.embedding(x, t, theta)  # lines 10-12
 
     def layer(X, theta_l, f):

@@ -10,6 +10,7 @@ from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
+from algorithms.model.distances import ByDistance, Table
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import Implementation, Length, OptionalKey, Remat
@@ -71,13 +72,22 @@ def d_hidden_state(
     For packed documents, ``segments`` has the number of the document of each token, which attends to its own document
     only, and ``positions`` the position of each token in its document.
     """
+    if (
+        positions is not None
+        and segments is None
+        and any(isinstance(line.positions, ByDistance) for line in variant.attentions)
+    ):
+        raise ValueError(
+            "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
+            "got an array; give segments, too"
+        )
     mask = mask if segments is None else mask & documents(segments)
     return hidden_state(x, positions, theta, mask, length, decoder_lines(variant, implementation, key=key, remat=remat))
 
 
 def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
     """The lines of a variant, with Algorithm 10's own defaults filled in."""
-    return lines_of(variant, implementation, "gelu", ("norm_first", "side_by_side", "no_norm"), **options)
+    return lines_of(variant, implementation, "gelu", ("norm_first", "norm_last", "side_by_side", "no_norm"), **options)
 
 
 @numbered
@@ -86,15 +96,18 @@ def hidden_state(
 ) -> Float[Array, "d_e *columns"]:
     """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
     t = positions_in(x) if t is None else t  # line 1
+    f = f._replace(table=Table(theta.distances))
     X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
     mask = padded(mask, length)
 
     def layer(X, theta_l, f):
         W, norm1, mlp, norm2 = theta_l
-        X_tilde = f.layer_norm(X, norm1)  # line 5
+        X_tilde = f.before(X, norm1)  # line 5
         X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6
-        X_tilde = f.layer_norm(X, norm2)  # line 7
+        X = f.after(X, norm1)
+        X_tilde = f.before(X, norm2)  # line 7
         X = X + f.mlp(X_tilde, mlp)  # line 8
+        X = f.after(X, norm2)
         return X
 
     layer = side_by_side(mask, t) if f.order == "side_by_side" else layer

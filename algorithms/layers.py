@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import token_embedding
-from algorithms.machinery.arrays import are_numbers
+from algorithms.machinery.arrays import indices
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.attention import Attention
+from algorithms.model.distances import NO_TABLE, Table
 from algorithms.model.mlp import Activation
 from algorithms.model.variant import Variant
 from algorithms.notation import Implementation, OptionalKey, Remat
@@ -48,6 +48,7 @@ class Lines(NamedTuple):
         l: the layer.
         keys: the keys of the layer, in the order in which its lines use them.
         of_layer: gets what the attentions of this layer keep.
+        table: what the attentions of all layers share.
     """
 
     variant: Variant
@@ -61,6 +62,7 @@ class Lines(NamedTuple):
     l: Any = 0
     keys: Iterator[OptionalKey] = iter(())
     of_layer: list[Any] | None = None
+    table: Table = NO_TABLE
 
     def embedding(
         self, x: Integer[Array, "*columns"], t: Any, theta: Any, types: Integer[Array, "*columns"] | None = None
@@ -101,6 +103,7 @@ class Lines(NamedTuple):
 
         def by(line):
             options = {"t_x": t_x, "t_z": t_z, "implementation": self.implementation, "rate": self.variant.dropout}
+            options["table"] = self.table
             return lambda X, Z, W, key: self.attend(line, X, X if is_self else Z, W, mask, key=key, **options)
 
         lines = self.variant.attentions
@@ -158,7 +161,7 @@ class Lines(NamedTuple):
             return X, of_layer
 
         L = jax.tree.leaves(stacked)[0].shape[0]
-        X = match_varying_axes((X, stacked, reads, self.key))[0]
+        X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
         X, kept = jax.lax.scan(_recomputed(turn, self.remat), X, (stacked, jnp.arange(L)))
         if self.kept is not None:
             self.kept.extend(kept)
@@ -231,6 +234,4 @@ def zero_padding(
 
 def positions_in(x: Integer[Array, "*batch l"]) -> Any:
     """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
-    l = x.shape[-1]
-    t = np.arange(l) if are_numbers(l) else jnp.arange(l)
-    return t.reshape(*(1,) * (x.ndim - 1), l)
+    return indices(x.shape[-1]).reshape(*(1,) * (x.ndim - 1), x.shape[-1])

@@ -1,10 +1,25 @@
 """The lines of Algorithms 8 to 10 that published models change: a variant is put together from these."""
 
 from algorithms.model.attention import Attention
+from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Linear, Llama3, Rotary, Yarn
 from algorithms.model.unembedding import Unembedding
 
-__all__ = ["MLP", "Attention", "Embedding", "LayerNorm", "Linear", "Llama3", "RMSNorm", "Rotary", "Unembedding", "Yarn"]
+__all__ = [
+    "MLP",
+    "ALiBi",
+    "Attention",
+    "Distances",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Llama3",
+    "RMSNorm",
+    "Rotary",
+    "TransformerXL",
+    "Unembedding",
+    "Yarn",
+]

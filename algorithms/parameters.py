@@ -36,7 +36,8 @@ class LayerNormParams(NamedTuple):
 class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
 
-    Not in the paper, and None there: γ of the norms of queries and keys, and the norm of the output.
+    Not in the paper, and None there: γ of the norms of queries and keys, the norm of the output, and W_r, u and v of
+    Transformer-XL's scores.
     """
 
     heads: Annotated[AttentionParams, "H"]
@@ -45,6 +46,9 @@ class MHAttentionParams(NamedTuple):
     gamma_q: Float[Array, "*stack d_attn"] | None = None
     gamma_k: Float[Array, "*stack d_attn"] | None = None
     norm_out: Annotated[LayerNormParams, "d_normalized=d_out"] | None = None
+    W_r: Float[Array, "*stack H d_attn d_x"] | None = None
+    u: Float[Array, "*stack H d_attn"] | None = None
+    v: Float[Array, "*stack H d_attn"] | None = None
 
 
 class MLPParams(NamedTuple):
@@ -102,7 +106,7 @@ class EDTransformerParams(NamedTuple):
     """θ of Algorithm 8. From ``context`` on all are None in the paper: other models add them.
 
     ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ. The norms follow the embeddings,
-    the encoder's last layer, and the decoder's.
+    the encoder's last layer, and the decoder's. The distances are T5's, which all layers share.
     """
 
     W_e: Float[Array, "d_e N_V"]
@@ -115,6 +119,8 @@ class EDTransformerParams(NamedTuple):
     encoder_norm: ResidualNorm | None = None
     decoder_norm: ResidualNorm | None = None
     b_u: Float[Array, "N_V"] | None = None
+    encoder_distances: Float[Array, "H N_buckets"] | None = None
+    decoder_distances: Float[Array, "H N_buckets"] | None = None
 
 
 class ETransformerParams(NamedTuple):
@@ -137,12 +143,14 @@ class ETransformerParams(NamedTuple):
     W_t: Float[Array, "d_e N_types"] | None = None
     W_pool: Annotated[Any, Float[Array, "d_e d_e"], None] = None
     b_pool: Annotated[Any, Float[Array, "d_e"], None] = None
+    distances: Float[Array, "H N_buckets"] | None = None
 
 
 class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ.
 
-    ``b_u``, an output bias, and ``embedding_norm``, which follows the embeddings, are None in the paper.
+    ``b_u``, an output bias, ``embedding_norm``, which follows the embeddings, and ``distances``, what T5's add to the
+    scores of all layers, are None in the paper.
     """
 
     W_e: Float[Array, "d_e N_V"]
@@ -152,3 +160,4 @@ class DTransformerParams(NamedTuple):
     W_u: Float[Array, "N_V d_e"] | None
     b_u: Float[Array, "N_V"] | None = None
     embedding_norm: ResidualNorm | None = None
+    distances: Float[Array, "H N_buckets"] | None = None

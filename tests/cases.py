@@ -95,3 +95,20 @@ def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> 
     largest = max(float(np.max(np.abs(np.asarray(b, np.float64)), initial=0.0)) for _, b in expected_leaves)
     for (path, a), (_, b) in zip(actual_leaves, expected_leaves, strict=True):
         assert_close(a, b, tolerance, jax.tree_util.keystr(path), largest)
+
+
+def every_equation(jaxpr):
+    """The equations of a jaxpr, and of all that are inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from every_equation(inner)
+
+
+def inner_jaxprs(eqn):
+    """The jaxprs of an equation that is a loop, a branch or a call."""
+    for value in jax.tree.leaves(eqn.params, is_leaf=lambda value: hasattr(value, "jaxpr")):
+        if hasattr(value, "jaxpr"):
+            yield value.jaxpr
+        elif hasattr(value, "eqns"):
+            yield value

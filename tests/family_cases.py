@@ -14,7 +14,21 @@ import numpy as np
 
 import algorithms
 from algorithms import PAPER, DTransformerConfig, Variant, init_d_transformer
-from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Unembedding, Yarn
+from algorithms.lines import (
+    MLP,
+    ALiBi,
+    Attention,
+    Distances,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Llama3,
+    RMSNorm,
+    Rotary,
+    TransformerXL,
+    Unembedding,
+    Yarn,
+)
 from tests import cases
 from tests.oracle import family
 from tests.oracle.parameters import unstack_family
@@ -22,19 +36,22 @@ from tests.oracle.parameters import unstack_family
 SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
 X = np.random.default_rng(0).integers(0, 19, (2, 13))
 
-ROTARY = {
+POSITIONS = {
     "halves": Rotary(base=20.0),
     "neighbors": Rotary(base=20.0, share=0.5, pairs="neighbors"),
     "linear": Rotary(base=20.0, scaling=Linear(factor=3.0)),
     "llama3": Rotary(base=20.0, scaling=Llama3(factor=4.0, low=0.5, high=2.0, l_original=7)),
     "yarn": Rotary(base=20.0, scaling=Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)),
+    "distances": Distances(buckets=6, farthest=7),
+    "alibi": ALiBi(),
+    "transformer_xl": TransformerXL(base=20.0),
 }
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "norm": (LayerNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3, offset=1.0)),
     "embedding": ("learned", "sinusoidal_halves", None),
-    "positions": (None, *ROTARY),
-    "order": (None, "side_by_side", "no_norm"),
+    "positions": (None, *POSITIONS),
+    "order": (None, "norm_last", "side_by_side", "no_norm"),
     "windows": ((None,), (5,), (None, 3)),
     "scale": (None, 0.7),
     "cap": (None, 0.5),
@@ -75,7 +92,7 @@ def variant_of(row: Mapping[str, Any]) -> tuple[Variant, int, bool]:
     norm = row["norm"]
     of_heads = RMSNorm(epsilon=norm.epsilon, offset=getattr(norm, "offset", 0.0))
     line = Attention(
-        positions=None if row["positions"] is None else ROTARY[row["positions"]],
+        positions=None if row["positions"] is None else POSITIONS[row["positions"]],
         scale=row["scale"],
         cap=row["cap"],
         biases=row["biases"],
@@ -106,10 +123,11 @@ def small(variant: Variant) -> Variant:
     """A named variant with windows, caps and bases that matter at the tests' sizes."""
 
     def line(a: Attention) -> Attention:
-        positions = None if a.positions is None else a.positions.but(base=20.0 if a.window is None else 7.0)
-        share = {} if positions is None or positions.share == 1 else {"share": 0.5}
+        changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
+        fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
+        changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
         return a.but(
-            positions=None if positions is None else positions.but(**share),
+            positions=None if a.positions is None else a.positions.but(**changes),
             window=None if a.window is None else 5,
             cap=None if a.cap is None else 0.5,
             scale=None if a.scale is None else 0.7,
@@ -119,7 +137,8 @@ def small(variant: Variant) -> Variant:
     return variant.but(attention=tuple(map(line, variant.attentions)), unembedding=variant.unembedding.but(cap=cap))
 
 
-DECODERS = ("GPT3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT")
+DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX")
+DECODERS += ("GPT_NEO", "OPT")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
 EVERY = NAMED | COVERING
@@ -141,6 +160,10 @@ def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndar
     """The logits of Algorithm 10 by the oracle's loops, of one sequence."""
     unstacked = unstack_family(theta)
     for layer in unstacked.layers:
+        for h, head in enumerate(layer.attention.heads):
+            for name in ("W_r", "u", "v"):
+                values = getattr(layer.attention, name)
+                setattr(head, name, None if values is None else values[h])
         layer.norm1_out = getattr(layer.attention, "norm_out", None)
         layer.norm2_out = getattr(layer.mlp, "norm_out", None) if layer.mlp is not None else None
     return family.d_logits([int(token) for token in x], unstacked, options_of(variant), **where)
@@ -167,10 +190,19 @@ def options_of(variant: Variant) -> dict[str, Any]:
 
 
 def _line(a: Attention) -> dict[str, Any]:
-    rotary = None if a.positions is None else {"kind": "rotary", **dataclasses.asdict(a.positions)}
-    if rotary is not None and a.positions.scaling is not None:
-        rotary["scaling"] = _scaling(a.positions.scaling)
-    return {"positions": rotary, "window": a.window, "scale": a.scale, "cap": a.cap}
+    return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
+
+
+def _positions(positions: Any) -> dict[str, Any] | None:
+    if positions is None:
+        return None
+    if isinstance(positions, Distances):
+        return {"kind": "distances", "num_buckets": positions.buckets, "max_distance": positions.farthest}
+    if isinstance(positions, ALiBi | TransformerXL):
+        kind = "alibi" if isinstance(positions, ALiBi) else "transformer_xl"
+        return {"kind": kind, **dataclasses.asdict(positions)}
+    rotary = {"kind": "rotary", **dataclasses.asdict(positions)}
+    return rotary if positions.scaling is None else rotary | {"scaling": _scaling(positions.scaling)}
 
 
 def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:

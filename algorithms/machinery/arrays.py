@@ -29,3 +29,8 @@ def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
 def are_numbers(*sizes: Any) -> bool:
     """Whether the sizes of axes are known: in ``jax.export`` one may be a symbol."""
     return all(isinstance(size, int) for size in sizes)
+
+
+def indices(n: Any) -> Any:
+    """0 … n − 1; of NumPy, unless n is a symbol, in ``jax.export``."""
+    return np.arange(n) if are_numbers(n) else jnp.arange(n)

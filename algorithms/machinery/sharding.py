@@ -66,15 +66,21 @@ def tokens_are_split(Q: Array) -> bool:
 
 
 def split_attention(
-    kernel: Callable[..., Array], tiles: tuple[Array, ...], mask: Any, of_mask: Any, seeds: Array | None
+    kernel: Callable[..., Array],
+    tiles: tuple[Array, ...],
+    by_distance: tuple[Array, ...],
+    mask: Any,
+    of_mask: Any,
+    seeds: Array | None,
 ) -> Array:
-    """``kernel(*tiles, mask, seeds, first)``, by each device of the mesh in use for its own heads and queries.
+    """``kernel(*tiles, by_distance, mask, seeds, first)``, by each device of the mesh for its own heads and queries.
 
     XLA cannot split a library's kernel, and splits loops over tiles by sending all of them to all devices.
 
     Args:
         kernel: returns one array like the queries; ``first`` is the position of the first of them, or None for 0.
         tiles: queries, keys and values, ``[H, d, B, l]``.
+        by_distance: nothing, or U ``[H, d_r, B, l]``, of the queries, and P ``[H, d_r, n]``.
         mask: a pytree, whose arrays belong to all heads.
         of_mask: for each of these arrays, which of its axes is that of the sequences, and which that of the queries;
             None where it has no such axis.
@@ -83,7 +89,7 @@ def split_attention(
     Q = tiles[0]
     sizes = _sizes(Q)
     if not sizes:
-        return kernel(*tiles, mask, seeds, None)
+        return kernel(*tiles, by_distance, mask, seeds, None)
     _, _, B, l_x = Q.shape
     heads, sequences = _dividing(sizes, (MODEL,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
     tokens = _dividing(sizes, (CONTEXT,), l_x)
@@ -98,9 +104,10 @@ def split_attention(
         return kernel(Q, *others, first)
 
     of_seeds = None if seeds is None else P(heads, sequences)
-    in_specs = queries, context, context, jax.tree.map(spec, mask, of_mask), of_seeds
+    of_U_P = (queries, P(heads))[: len(by_distance)]
+    in_specs = queries, context, context, of_U_P, jax.tree.map(spec, mask, of_mask), of_seeds
     options = {"mesh": _mesh(Q), "axis_names": set(sizes), "check_vma": False}
-    return jax.shard_map(of_device, in_specs=in_specs, out_specs=queries, **options)(*tiles, mask, seeds)
+    return jax.shard_map(of_device, in_specs=in_specs, out_specs=queries, **options)(*tiles, by_distance, mask, seeds)
 
 
 @dataclasses.dataclass(frozen=True)

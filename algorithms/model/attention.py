@@ -7,7 +7,9 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from algorithms.alg03_attention import Hooks, mh_attention
+from algorithms.machinery.arrays import indices
 from algorithms.masks import Mask, banded
+from algorithms.model.distances import NO_TABLE, ALiBi, ByDistance, Distances, Table, TransformerXL
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
@@ -21,7 +23,8 @@ class Attention(Line):
     The base mask is the algorithm's or the caller's; the line holds a window's width.
 
     Attributes:
-        positions: how queries and keys depend on the positions of their tokens; None for not at all.
+        positions: how queries and keys depend on the positions of their tokens, or what the distances of tokens add to
+            the scores; None for not at all.
         scale: of the scores, in place of 1/√d_attn; None for that.
         cap: c, for scores ``c tanh(S/c)``; None for none.
         window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.
@@ -30,7 +33,7 @@ class Attention(Line):
         normalize_output: the norm of the result, before it is added to the residual stream.
     """
 
-    positions: Rotary | None = None
+    positions: Rotary | Distances | ALiBi | TransformerXL | None = None
     scale: float | None = None
     cap: float | None = None
     window: int | None = None
@@ -44,6 +47,7 @@ class Attention(Line):
         "gamma_q": "normalize_heads",
         "gamma_k": "normalize_heads",
         "norm_out": "normalize_output",
+        **dict.fromkeys(("W_r", "u", "v"), "never"),
     }
 
     def __post_init__(self) -> None:
@@ -59,6 +63,7 @@ class Attention(Line):
     def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
         """What becomes of the queries of tokens at the positions t, between lines 1 and 4 of Algorithm 4."""
         Q = self._placed(Q, W.gamma_q, t, implementation)
+        Q = self.positions.contents(Q, W) if isinstance(self.positions, ByDistance) else Q
         return Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
 
     def keys(self, K: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
@@ -68,7 +73,12 @@ class Attention(Line):
     def _placed(self, Q, gamma, t, implementation):
         if self.normalize_heads is not None:
             Q = self.normalize_heads.of_heads(Q, gamma, implementation)
-        return Q if self.positions is None else self.positions(Q, t, implementation)
+        return self.positions(Q, t, implementation) if isinstance(self.positions, Rotary) else Q
+
+    def distant(self, Q: Float[Array, "H d_attn *columns"], W: Any, implementation: Any) -> Array:
+        """U: what of the queries meets the distances of their tokens, where ``positions`` are scores by distance."""
+        Q = self._placed(Q, W.gamma_q, None, implementation)
+        return self.positions.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
 
     def windowed(self, mask: Mask) -> Mask:
         """The mask, within the window."""
@@ -90,15 +100,24 @@ class Attention(Line):
         implementation: Any,
         rate: float = 0.0,
         key: Key[Array, "*batch"] | None = None,
+        table: Table = NO_TABLE,
     ) -> Float[Array, "d_e *batch l_x"]:
         """The line, for tokens at the positions t_x and t_z, with dropout of the attention weights by ``key``.
 
-        Only ``positions`` reads these: without, they may be None.
+        Only ``positions`` reads these: without, they may be None, as t_z is where Z is another sequence than X.
         """
+
+        def by_distance(Q, l_z):
+            if not isinstance(self.positions, ByDistance) or t_z is None:
+                return ()
+            distances = indices(l_z + Q.shape[-1]) - (Q.shape[-1] - 1)
+            return self.distant(Q, W, implementation), self.positions.keys(distances, W, table, Q)
+
         hooks = Hooks(
             queries=lambda Q: self.queries(Q, W, t_x, implementation),
             keys=lambda K: self.keys(K, W, t_z, implementation),
             cap=self.cap,
+            by_distance=by_distance,
         )
         options: dict[str, Any] = {"implementation": implementation, "dropout": rate, "key": key, "hooks": hooks}
         return self.output(mh_attention(X, Z, W, self.windowed(mask), **options), W, implementation)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +104,8 @@ class Rotary(Line):
 
     Source: Su et al. 2021, equation (34).
     """
+
+    in_context: ClassVar[bool] = False
 
     base: float = 10_000.0
     share: float = 1.0

@@ -88,11 +88,16 @@ def _output_norm(line: Any, d: str) -> Any:
     return _norm(line.normalize_output, d) if given else Parameter(given=False, since=since)
 
 
+def _positions(line: Any) -> tuple[Line, ...]:
+    return () if line.positions is None else (line.positions,)
+
+
 def attention_shapes(line: Any) -> Any:
     """The parameters of an attention of the residual stream."""
     residual = {"d_x": "d_e", "d_z": "d_e", "d_out": "d_e"}
     heads = _made(AttentionParams, line, stack=("H",), axes=residual)
-    shapes = _made(MHAttentionParams, line, axes=residual, heads=heads, norm_out=_output_norm(line, "d_e"))
+    lines = *_positions(line), line
+    shapes = _made(MHAttentionParams, *lines, axes=residual, heads=heads, norm_out=_output_norm(line, "d_e"))
     start = 1.0 - (line.normalize_heads.offset if line.normalize_heads else 0.0)
     starting = {name: dataclasses.replace(getattr(shapes, name), start=start) for name in ("gamma_q", "gamma_k")}
     return shapes._replace(**starting)
@@ -138,7 +143,7 @@ def shapes_of(kind: type, variant: Any, config: Any = None) -> Any:
         config: decides what the lines leave open: a W_u of its own, token types and other sizes of the context; None
             leaves it open.
     """
-    lines = variant.unembedding, variant.embedding, variant
+    lines = variant.unembedding, variant.embedding, *_positions(variant.attentions[0]), variant
     embedding_norm = _norm_if(variant.embedding.has("embedding_norm"), variant)
     shapes = _OF[kind](variant, lines, embedding_norm)
     return _opened(shapes) if config is None else _decided(shapes, variant, config)

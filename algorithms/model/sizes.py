@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from algorithms.model.distances import Distances
+from algorithms.model.positions import Rotary
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 
@@ -74,13 +76,16 @@ class TransformerConfig:
                 f"{type(self).__name__}.H_kv: expected a divisor of H = {self.H}, got {self.H_kv}; change one of them"
             )
         for line in self.variant.attentions:
-            if line.positions is not None:
+            if isinstance(line.positions, Rotary):
                 line.positions.rows(self.d_attn)
 
     def sizes(self) -> dict[str, int]:
         """The size of every axis, by its name."""
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
+        positions = self.variant.attentions[0].positions
+        if isinstance(positions, Distances):
+            sizes["N_buckets"] = positions.buckets
         return {**sizes, "l_max": self.l_max + self.variant.embedding.first_position}
 
     def _require_positive(self, field: str) -> None:

@@ -75,6 +75,7 @@ class Variant(Line):
     optional: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("W_f", "b_f", "norm"), "head"),
         **dict.fromkeys(("W_pool", "b_pool"), "pooler"),
+        **dict.fromkeys(("distances", "encoder_distances", "decoder_distances"), "never"),
     }
 
     embedding: Embedding = Embedding()

@@ -1,6 +1,7 @@
 """Published models as the lines that they change. Everything else is the pseudocode."""
 
 from algorithms.model.attention import Attention
+from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
@@ -36,6 +37,16 @@ GPT2 = PAPER.but(
 
 GPT3 = GPT2.but(attention=(Attention(), Attention(window=256)))
 """Brown et al. 2020: GPT2 whose layers attend to all and to a window in turn (the width is not published)."""
+
+GOPHER = GPT2.but(
+    embedding=Embedding(positions=None),
+    norm=RMSNorm(epsilon=1e-5),
+    attention=Attention(positions=TransformerXL()),
+)
+"""Rae et al. 2021: GPT2 with RMSnorm, and relative positions in Transformer-XL's form."""
+
+BLOOM = GPT2.but(embedding=Embedding(positions=None, normalized=True), attention=Attention(positions=ALiBi()))
+"""BigScience 2022: GPT2 with normalized embeddings, and scores that fall with the distance."""
 
 LLAMA = PAPER.but(
     embedding=Embedding(positions=None),
@@ -117,6 +128,17 @@ BART = PAPER.but(
     unembedding=Unembedding(tied=True, bias=True),
 )
 """Lewis et al. 2019: learned positions of encoder and decoder, from 2 on, normalized embeddings, an output bias."""
+
+T5 = PAPER.but(
+    embedding=Embedding(positions=None),
+    norm=RMSNorm(epsilon=1e-6),
+    attention=Attention(positions=Distances(), scale=1.0, biases=False),
+    mlp=MLP(activation="relu", biases=False),
+    order="norm_first",
+    final_norm=True,
+    unembedding=Unembedding(tied=True, scaled=True),
+)
+"""Raffel et al. 2020: RMSnorm first, a number for each distance in the scores, which are not divided; no biases."""
 
 MARIAN = PAPER.but(
     embedding=Embedding(positions="sinusoidal_halves", scaled=True),

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from algorithms import UNIDIRECTIONAL, scaled_dot_product_attention
+from algorithms import UNIDIRECTIONAL, banded, scaled_dot_product_attention
+from algorithms.masks import StructuralMask
 from algorithms.notation import Implementation
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
-__all__ = ["memory", "run"]
+__all__ = ["memory", "run", "windows"]
 
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
 SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))
@@ -72,11 +73,29 @@ def memory() -> str:
     return "Temporary memory of one head, d = 64, float32, forward and backward.\n\n" + table(header, rows)
 
 
-def _compiled(implementation: Implementation, passes: str) -> Callable:
+def windows(rounds: int) -> str:
+    """GPT-3's locally banded attention beside dense attention, as a Markdown table."""
+    width, passes = 256, "forward and backward"
+    header = ["l", "dense ms", "window ms", "dense / window", "window MB"]
+    rows = []
+    for l in (2048, 4096, 8192):
+        candidates = {
+            "dense": _ours("dense", 1, l, 64, jnp.float32, passes),
+            "window": _ours("blockwise", 1, l, 64, jnp.float32, passes, banded(width)),
+        }
+        timing = alternate(candidates, rounds)
+        ratio = timing["dense"].median / timing["window"].median
+        memory = _temporary_bytes("blockwise", l, banded(width))
+        rows.append([str(l), *(str(t) for t in timing.values()), f"{ratio:.1f}", f"{memory / 1e6:.1f}"])
+    title = f"A window of {width} tokens beside dense causal attention, {passes}, one head, d = 64, float32."
+    return f"{title}\n\n{table(header, rows)}"
+
+
+def _compiled(implementation: Implementation, passes: str, mask: StructuralMask = UNIDIRECTIONAL) -> Callable:
     attend = functools.partial(scaled_dot_product_attention, implementation=implementation)
 
     def forward(Q, K, V, E):
-        return attend(Q, K, V, UNIDIRECTIONAL)
+        return attend(Q, K, V, mask)
 
     def objective(Q, K, V, E):
         return (forward(Q, K, V, E) * E).astype(jnp.float32).sum()
@@ -85,16 +104,22 @@ def _compiled(implementation: Implementation, passes: str) -> Callable:
 
 
 def _ours(
-    implementation: Implementation, heads: int, l: int, d: int, dtype: jnp.dtype, passes: str
+    implementation: Implementation,
+    heads: int,
+    l: int,
+    d: int,
+    dtype: jnp.dtype,
+    passes: str,
+    mask: StructuralMask = UNIDIRECTIONAL,
 ) -> Callable[[], object]:
     inputs = [jax.random.normal(jax.random.key(i), (d, heads, l), dtype) for i in range(4)]
-    compiled = _compiled(implementation, passes)
+    compiled = _compiled(implementation, passes, mask)
     return lambda: jax.block_until_ready(compiled(*inputs))
 
 
-def _temporary_bytes(implementation: Implementation, l: int) -> int:
+def _temporary_bytes(implementation: Implementation, l: int, mask: StructuralMask = UNIDIRECTIONAL) -> int:
     inputs = [jax.ShapeDtypeStruct((64, 1, l), jnp.float32)] * 4
-    return temporary_bytes(_compiled(implementation, "forward and backward"), *inputs)
+    return temporary_bytes(_compiled(implementation, "forward and backward", mask), *inputs)
 
 
 def _pytorch(heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Callable[[], object] | None:

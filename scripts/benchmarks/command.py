@@ -15,6 +15,7 @@ from training.commands.arguments import Parser, at_least
 
 PARTS = {
     "attention": attention.run,
+    "windows": attention.windows,
     "memory": lambda _: attention.memory() + "\n\n" + training_step.loss_memory(),
     "training": training_step.run,
     "generation": decode.run,

@@ -2,11 +2,12 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, padding
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, padding, scaled_dot_product_attention
 from algorithms.ops.attention import blockwise
 
 BLOCK = 4
@@ -70,3 +71,27 @@ def test_a_blocks_mask_is_the_masks_block(width):
         whole[j * blocks.b_z :, i * blocks.b_x :][: blocks.b_z, : blocks.b_x] = blocks.permitted(jnp.asarray(j), i)
     np.testing.assert_array_equal(whole[:13, :11], mask.dense(13, 11))
     assert not whole[13:].any()
+
+
+def test_the_blocks_outside_a_band_are_never_computed(monkeypatch):
+    """GPT-3's window of 256 in 8,192 tokens: 31 of 256 blocks of 512, and the loop runs 3 times, not 16."""
+    monkeypatch.setattr(blockwise, "BLOCK", 512)
+    blocks = blockwise._Blocks(8192, 8192, banded(256), None, 0.0)
+    assert sum(len(visited(blocks, i)) for i in range(blocks.n_x)) == 31
+    assert blocks._most_visited() == 3
+    dense = blockwise._Blocks(8192, 8192, UNIDIRECTIONAL, None, 0.0)
+    assert sum(len(visited(dense, i)) for i in range(dense.n_x)) == 16 * 17 // 2
+
+
+def test_what_stands_in_blocks_outside_a_band_is_not_read():
+    """NaN there reaches neither the value nor the gradients of tokens whose windows end before."""
+    Q, K, V = (jnp.asarray(np.random.default_rng(i).standard_normal((3, 24))) for i in range(3))
+    V = V.at[:, : 2 * BLOCK].set(jnp.nan)
+
+    def of_late(Q, K, mask):
+        out = scaled_dot_product_attention(Q, K, V, mask, implementation="blockwise")
+        return out[:, 3 * BLOCK + 1 : 4 * BLOCK].sum()
+
+    in_band, in_all = (jax.value_and_grad(of_late, argnums=(0, 1))(Q, K, mask) for mask in (banded(2), UNIDIRECTIONAL))
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves((in_band[0], in_band[1][0][:, 3 * BLOCK + 1 :])))
+    assert np.isnan(in_all[0])

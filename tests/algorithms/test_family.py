@@ -18,10 +18,13 @@ from algorithms import (
     LLAMA,
     PAPER,
     DTransformerConfig,
+    ETransformerConfig,
     d_hidden_state,
     d_inference,
     d_transformer,
+    e_transformer,
     init_d_transformer,
+    init_e_transformer,
     log_loss,
 )
 from algorithms.lines import MLP, Attention, Embedding, RMSNorm, Rotary
@@ -31,7 +34,7 @@ from tests import family_cases as cases
 from tests.cases import assert_close
 from training.generation import generate
 
-QUICK = ("LLAMA", "GEMMA2", "GEMMA3", "NEOX", "QWEN2", "QWEN3", "GPT_NEO", "row0", "row1", "row2")
+QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN2", "QWEN3", "GPT_NEO", "row0", "row1", "row2")
 every_row = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in cases.EVERY]
 )
@@ -182,10 +185,12 @@ REFUSED = [
         "theta.W_p: expected an array",
     ),
     (
-        lambda: d_transformer(
-            X, cases.theta_of(cases.config_of("OPT")), variant=cases.config_of("OPT").variant.but(order="norm_last")
+        lambda: e_transformer(
+            X,
+            init_e_transformer(jax.random.key(0), ETransformerConfig(**cases.SIZES)),
+            variant=PAPER.but(order="side_by_side"),
         ),
-        "variant.order: expected None or one of 'norm_first', 'side_by_side', 'no_norm' here, got 'norm_last'",
+        "variant.order: expected None or one of 'norm_last', 'norm_first', 'no_norm' here, got 'side_by_side'",
     ),
     (
         lambda: d_transformer(

@@ -10,6 +10,13 @@ GEMMA2 = (f"{T}::test_the_lines_are_the_oracles[GEMMA2]",)
 GPT_NEO = (f"{T}::test_the_lines_are_the_oracles[GPT_NEO]",)
 BACKWARD = (f"{T}::test_every_implementation_is_as_printed[dense-LLAMA]",)
 CACHE = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[LLAMA]",)
+GOPHER = (f"{T}::test_the_lines_are_the_oracles[GOPHER]",)
+BLOOM = (f"{T}::test_the_lines_are_the_oracles[BLOOM]",)
+GOPHER_CACHE = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[GOPHER]",)
+DISTANCES_T = "tests/algorithms/test_distances.py"
+SHIFT = (f"{DISTANCES_T}::test_the_shift_by_a_reshape_is_the_printed_index[7-5]",)
+PACKED = (f"{DISTANCES_T}::test_packed_documents_are_the_documents_alone[blockwise-transformer_xl]",)
+BOTH_WAYS = (f"{DISTANCES_T}::test_an_encoder_has_buckets_for_both_directions[dense]",)
 CACHE_IN_TURN = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[GEMMA2]",)
 
 POSITIONS = "algorithms/model/positions.py"
@@ -18,7 +25,62 @@ ATTENTION = "algorithms/model/attention.py"
 DECODING = "training/generation/decoding.py"
 CACHED = "training/generation/cache.py"
 
+DISTANCES = "algorithms/model/distances.py"
+BY_DISTANCE = "algorithms/ops/attention/distances.py"
+
 OF_FAMILY: dict[str, Mutation] = {
+    "distances reversed": Mutation(
+        DISTANCES, "TransformerXL.keys", "r", "sinusoid(-distances,", "sinusoid(distances,", 10, None, GOPHER
+    ),
+    "u in place of v": Mutation(
+        DISTANCES, "TransformerXL.queries", "return", "W.v.reshape", "W.u.reshape", 10, None, GOPHER
+    ),
+    "u left out": Mutation(ATTENTION, "Attention.queries", "Q", "self.positions.contents(Q, W)", "Q", 10, None, GOPHER),
+    "scores that grow with the distance": Mutation(
+        DISTANCES, "ALiBi.keys", "return", "-jnp.asarray(slopes", "jnp.asarray(slopes", 10, None, BLOOM
+    ),
+    "slopes of twice as many heads begin with the second": Mutation(
+        DISTANCES,
+        "ALiBi.keys",
+        "slopes",
+        "range(1, 2 * (H - power), 2)",
+        "range(2, 2 * (H - power) + 1, 2)",
+        10,
+        None,
+        BLOOM,
+    ),
+    "an encoder with the buckets of a decoder": Mutation(
+        "algorithms/alg09_e_transformer.py",
+        "e_encoding",
+        "table",
+        "both_ways=True",
+        "both_ways=False",
+        9,
+        None,
+        BOTH_WAYS,
+    ),
+    "a bucket begins one distance later": Mutation(
+        DISTANCES, "Distances.bucket", "farther", ">= jnp", "> jnp", 9, None, BOTH_WAYS
+    ),
+    "shift off by one": Mutation(
+        BY_DISTANCE, "scores_by_distance", "sheared", "[l_x - 1 : l_x * n - 1]", "[l_x : l_x * n]", 4, None, SHIFT
+    ),
+    "gradient by the distances not shifted back": Mutation(
+        BY_DISTANCE, "scores_by_distance_backward", "dB", "(l_x - 1, 1)", "(1, l_x - 1)", 4, None, SHIFT
+    ),
+    "distances of another block": Mutation(
+        "algorithms/ops/attention/blockwise.py",
+        "_Blocks.first_distance",
+        "return",
+        "(self.n_x - 1 - i)",
+        "(self.n_x - i)",
+        4,
+        None,
+        PACKED,
+    ),
+    "distances counted in slots": Mutation(
+        DECODING, "_scores", "distances", "t_of_slots - t[:, None]", "s - state.slot", 14, None, GOPHER_CACHE
+    ),
     "frequencies of the next pair": Mutation(
         POSITIONS, "Rotary.__call__", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 10, None, LLAMA
     ),
@@ -101,7 +163,7 @@ OF_FAMILY: dict[str, Mutation] = {
         DECODING,
         "_scores.attend",
         "within",
-        "t[:, None] - line.window < t_of_slots",
+        "-line.window < distances",
         "state.slot - line.window < s",
         14,
         None,

@@ -20,6 +20,7 @@ from algorithms import MHAttentionParams
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
+from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.linear import linear, product
 from algorithms.ops.softmax import capped, softmax
 
@@ -133,7 +134,11 @@ def keys_and_values(
 
 
 def attend_cached(
-    Q: Float[Array, "H d_attn B"], cache: KeyValues, permitted: Bool[Array, "B C"], cap: float | None = None
+    Q: Float[Array, "H d_attn B"],
+    cache: KeyValues,
+    permitted: Bool[Array, "B C"],
+    cap: float | None = None,
+    of_distances: Float[Array, "H B C"] | None = None,
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
@@ -142,6 +147,7 @@ def attend_cached(
         cache: keys and values to attend to; if it has fewer heads, each of them serves several consecutive ones.
         permitted: the slots that the query of a sequence may attend to; a query with none of them outputs 0.
         cap: of the scores, or None.
+        of_distances: what the distance of each slot's token adds to the scores, or None.
     """
     _, d_attn, B = Q.shape
     H_kv = cache.K.shape[0] // B
@@ -150,6 +156,8 @@ def attend_cached(
     equal = EQUAL_ROWS if platform_of(Q) == "tpu" and g == 1 else g
     queries = jnp.broadcast_to(queries, (H_kv * B, equal, d_attn))
     S = jnp.einsum("rcd,rqd->rqc", cache.K, queries, preferred_element_type=accumulation_dtype(Q.dtype))
+    if of_distances is not None:
+        S = S + of_distances.reshape(H_kv, g, B, -1).swapaxes(1, 2).reshape(H_kv * B, g, -1)
     S = capped(S, cap, d_attn)
     S = jnp.where(permitted[None, :, None], S.reshape(H_kv, B, equal, -1), -jnp.inf).reshape(S.shape)
     A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
@@ -159,7 +167,7 @@ def attend_cached(
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out"),
+    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v", "P"),
     meta_fields=("heads",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +182,10 @@ class Projections:
         gamma_q: as in `MHAttentionParams`, like the next two.
         gamma_k: of the norm of keys.
         norm_out: of the output.
+        W_r: of Transformer-XL's scores, as u and v.
+        u: what is added to the queries for the keys.
+        v: what is added to them for the distances.
+        P: what meets each distance from 1 − C to 0, where there are scores by distance; see `with_distances`.
         heads: the number of heads and of rows of each of the matrices in W.
     """
 
@@ -184,6 +196,10 @@ class Projections:
     gamma_q: Any
     gamma_k: Any
     norm_out: Any
+    W_r: Any
+    u: Any
+    v: Any
+    P: Any
     heads: tuple[tuple[int, int], ...]
 
     @staticmethod
@@ -195,8 +211,16 @@ class Projections:
             jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]),
             b,
             *params[1:],
+            P=None,
             heads=tuple((a.shape[0], a.shape[1]) for a in W),
         )
+
+    def with_distances(self, line: Attention, table: Any, C: int) -> "Projections":
+        """Return the weights with P for C slots, once for all tokens; the same where no scores depend on distances."""
+        if not isinstance(line.positions, ByDistance):
+            return self
+        like = jax.ShapeDtypeStruct(self.heads[0], self.W.dtype)
+        return dataclasses.replace(self, P=line.positions.keys(np.arange(1 - C, 1), self, Table(table), like))
 
     def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
         """Return the queries, and where the tokens attend to each other, the keys and the values."""
@@ -213,6 +237,7 @@ def mh_attention_cached(
     permitted: Bool[Array, "B C"],
     t: Int[Array, "B"],
     slot: Int[Array, ""] | None,
+    distances: Int[Array, "B C"] | None = None,
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
     """Algorithm 5 for one more token of each sequence, by an attention line.
 
@@ -224,6 +249,7 @@ def mh_attention_cached(
         permitted: the slots that may be attended to.
         t: the positions of the new tokens.
         slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
+        distances: from the new tokens to those of the slots; None for a context.
 
     Returns:
         the output of the attention, and the cache.
@@ -232,6 +258,14 @@ def mh_attention_cached(
     if slot is not None:
         K, V = own
         cache = cache.stored(line.keys(K, W, t, "paper"), V, slot)
+    S = None if W.P is None else _of_distances(line.distant(Q, W, "paper"), W.P, distances)
     Q = line.queries(Q, W, t, "paper")
-    Y = linear(W.W_o, attend_cached(Q, cache, permitted, line.cap), W.b_o, "paper")
+    Y = linear(W.W_o, attend_cached(Q, cache, permitted, line.cap, S), W.b_o, "paper")
     return line.output(Y, W, "paper"), cache
+
+
+def _of_distances(U: Float[Array, "H d_r B"], P: Float[Array, "H d_r C"], distances: Any) -> Float[Array, "H B C"]:
+    """What the distances from the new tokens to the slots' add to the scores: of slots ahead, anything."""
+    S = jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))
+    C = P.shape[-1]
+    return jnp.take_along_axis(S, jnp.clip(distances + C - 1, 0, C - 1)[None], axis=2)

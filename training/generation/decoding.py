@@ -261,8 +261,23 @@ def step(
     Returns:
         the distribution of each next token, and the caches with the token that was read.
     """
+    weights = _with_distances(weights, variant, state.tokens.shape[1])
     scores, caches = _scores(weights, context, state, variant)
     return softmax(scores), caches
+
+
+def _with_distances(weights: Weights, variant: Variant, C: int) -> Weights:
+    """Return the weights whose attentions know what each distance of C slots adds to their scores."""
+    is_d = isinstance(weights, DTransformerParams)
+    name, attention = ("layers", "attention") if is_d else ("decoder", "self_attention")
+    table = weights.distances if is_d else weights.decoder_distances
+    lines = variant.attentions
+
+    def of_layer(l, layer):
+        found = getattr(layer, attention).with_distances(lines[l % len(lines)], table, C)
+        return layer._replace(**{attention: found})
+
+    return weights._replace(**{name: tuple(of_layer(*numbered) for numbered in enumerate(getattr(weights, name)))})
 
 
 def _scores(weights: Weights, context: Context | None, state: State, variant: Variant):
@@ -272,13 +287,14 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
     s = jnp.arange(state.tokens.shape[1])[None]
     permitted = (s < state.lengths[:, None] - 1) | ((state.first[:, None] <= s) & (s <= state.slot))
     t_of_slots = jnp.where(s < state.first[:, None], s, s - state.first[:, None] + state.lengths[:, None] - 1)
+    distances = t_of_slots - t[:, None]
     caches, of_context = [], iter(() if context is None else context.caches)
 
     def attend(line, X, Z, W, mask, **_):
         if Z is context and context is not None:
             return mh_attention_cached(line, X, W, next(of_context), context.permitted, t, None)[0], None
-        within = permitted if line.window is None else permitted & (t[:, None] - line.window < t_of_slots)
-        Y, cache = mh_attention_cached(line, X, W, state.caches[len(caches)], within, t, state.slot)
+        within = permitted if line.window is None else permitted & (-line.window < distances)
+        Y, cache = mh_attention_cached(line, X, W, state.caches[len(caches)], within, t, state.slot, distances)
         caches.append(cache)
         return Y, None
 
@@ -316,6 +332,7 @@ def decode(
         variant: the lines of the model.
         begins: the tokens that each sequence may begin with, or None for all.
     """
+    weights = _with_distances(weights, variant, state.tokens.shape[1])
 
     def unfinished(state):
         return (state.slot < stop) & ~jnp.all(state.ended)

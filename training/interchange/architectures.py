@@ -1,6 +1,6 @@
 """The kinds of models that can be read and written, by their `model_type`."""
 
-from training.interchange import bert, decoders, gpt2, torch_transformer
+from training.interchange import bert, decoders, encoders, gpt2, t5, torch_transformer
 from training.interchange.description import Architecture
 from training.interchange.encoder_decoder import VARIANTS, architecture
 
@@ -8,14 +8,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": gpt2.ARCHITECTURE,
     **{kind: decoders.architecture(kind) for kind in decoders.FAMILIES},
     "bert": bert.ARCHITECTURE,
+    **{kind: encoders.architecture(kind) for kind in encoders.KINDS},
     **{kind: architecture(kind) for kind in VARIANTS},
+    "t5": t5.ARCHITECTURE,
     torch_transformer.NAME: torch_transformer.ARCHITECTURE,
 }
 
 WRITTEN_AS = {
     "d": ("gpt2", *decoders.FAMILIES),
-    "e": ("bert",),
+    "e": ("bert", *encoders.KINDS),
     "classify": ("bert",),
-    "ed": (*VARIANTS, torch_transformer.NAME),
+    "ed": (*VARIANTS, "t5", torch_transformer.NAME),
 }
 """The kinds as which the parameters of a task may be written, the likeliest first."""

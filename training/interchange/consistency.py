@@ -7,7 +7,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import Fields, Model
 from training.interchange.errors import InterchangeError
 
-LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|layer|layers)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|block|layer|layers)\.(\d+)\.")
 SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
 HEAD = "classifier.weight"
 SIGNS = (
@@ -16,6 +16,7 @@ SIGNS = (
     ("bert", re.compile(r"(^|\.)embeddings\.word_embeddings\.weight$")),
     ("bart", re.compile(r"(^|\.)decoder\.layernorm_embedding\.weight$")),
     ("fsmt", re.compile(r"(^|\.)decoder\.output_projection\.weight$")),
+    ("t5", re.compile(r"(^|\.)SelfAttention\.relative_attention_bias\.weight$")),
     ("marian", re.compile(r"^final_logits_bias$")),
     ("torch.nn.Transformer", re.compile(r"(^|\.)decoder\.layers\.0\.multihead_attn\.in_proj_weight$")),
 )

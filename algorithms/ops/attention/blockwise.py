@@ -18,7 +18,14 @@ from jaxtyping import Bool, Float, Integer, UInt32
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.ops.attention.tiles import for_each_tile, sum_over_groups
+from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.tiles import (
+    ByDistance,
+    for_each_tile,
+    shared_by_sequences,
+    sum_over_groups,
+    sum_over_sequences,
+)
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
 
@@ -35,20 +42,22 @@ class _Residuals(NamedTuple):
     log_sum_exp: Float[Array, "H 1 B l_x"]
     mask: Mask
     seeds: UInt32[Array, "H B 2"] | None
+    by_distance: ByDistance
 
 
-def _forward(Q, K, V, mask, seeds, dropout, cap):
+def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance=()):
     of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
-    V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V), mask, seeds)
+    V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V, *shared_by_sequences(by_distance)), mask, seeds)
     V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
-    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds)
+    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance)
 
 
 def _backward(dropout, cap, residuals: _Residuals, E):
-    Q, K, V, V_tilde, log_sum_exp, mask, seeds = residuals
+    Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance = residuals
     of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
-    dQ, dK, dV = for_each_tile(of_tile, (Q, K, V, V_tilde, E, log_sum_exp), mask, seeds)
-    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None
+    matrices = Q, K, V, V_tilde, E, log_sum_exp, *shared_by_sequences(by_distance)
+    dQ, dK, dV, *by_U_P = for_each_tile(of_tile, matrices, mask, seeds)
+    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
 
 
 def _blockwise_attention(
@@ -59,12 +68,13 @@ def _blockwise_attention(
     seeds: UInt32[Array, "H B 2"] | None,
     dropout: float,
     cap: float | None,
+    by_distance: ByDistance = (),
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
 
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
-    return _forward(Q, K, V, mask, seeds, dropout, cap)[0]
+    return _forward(Q, K, V, mask, seeds, dropout, cap, by_distance)[0]
 
 
 blockwise_attention = hand_derived(_blockwise_attention, _forward, _backward, static=(5, 6))
@@ -87,6 +97,19 @@ class _Blocks:
         """``array`` with whole blocks of columns, of primary or of context tokens."""
         columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
         return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
+
+    def distances(self, P: Array) -> Array:
+        """P, as ``[distances, d_r]``, with whole blocks of both sequences."""
+        return jnp.pad(P.T, ((self.n_x * self.b_x - self.l_x, self.n_z * self.b_z - self.l_z), (0, 0)))
+
+    def without_padding(self, dP: Array) -> Array:
+        """The gradient by P from that by ``distances``."""
+        first = self.n_x * self.b_x - self.l_x
+        return dP[first : first + self.l_z + self.l_x].T
+
+    def first_distance(self, j: int | Array, i: int | Array) -> int | Array:
+        """The row of ``distances`` from which the ``b_z + b_x`` of the block (j, i) stand."""
+        return j * self.b_z + (self.n_x - 1 - i) * self.b_x
 
     def over_context(self, i: int | Array, step: Callable[[Array, bool | Array, T], T], state: T) -> T:
         """``state`` after ``step(j, visited, state)`` for the context blocks j that the primary block i may attend to.
@@ -170,9 +193,10 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
     and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column that may attend to nothing, whose Ṽ is 0).
     """
-    Q, K, V = matrices
+    Q, K, V, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
     blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
+    U, P = _of_distances(blocks, by_distance, Q.shape[0] ** -0.5)
     Q = blocks.padded(Q * jnp.asarray(Q.shape[0] ** -0.5, Q.dtype), primary=True)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
@@ -184,6 +208,8 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
             S = jnp.matmul(K_j.T, Q_i, preferred_element_type=dtype)
+            if by_distance:
+                S = S + scores_by_distance(*_of_block(blocks, U, P, j, i), dtype)
             S = jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf)
             larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
             finite = jnp.where(jnp.isneginf(larger), 0, larger)
@@ -218,6 +244,20 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
+def _of_distances(blocks, by_distance, scale):
+    """U, scaled as Q is, and P, each with whole blocks and in a tuple, which is empty where there is none."""
+    if not by_distance:
+        return (), ()
+    U, P = by_distance
+    return (blocks.padded(U * scale, primary=True),), (blocks.distances(P),)
+
+
+def _of_block(blocks, U, P, j, i):
+    """U and P of the block (j, i)."""
+    U_i = dynamic_slice_in_dim(*U, i * blocks.b_x, blocks.b_x, 1)
+    return U_i, dynamic_slice_in_dim(*P, blocks.first_distance(j, i), blocks.b_z + blocks.b_x, 0).T
+
+
 def _backward_of_tile(matrices, mask, seed, dropout, cap):
     """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), block by block::
 
@@ -228,11 +268,12 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
     where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
-    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c².
+    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are a part of S, and have
+    the rule of ``scores_by_distance_backward``.
 
     Source: incml 2023, whose a ⊙ g − (aᵀg) a this is; Radu 2026, §12.4.6.
     """
-    Q, K, V, V_tilde, E, log_sum_exp = matrices
+    Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
     dtype = log_sum_exp.dtype
     scale = jnp.asarray(Q.shape[0] ** -0.5, Q.dtype)
     blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
@@ -241,6 +282,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     Q, E = blocks.padded(Q * scale, primary=True), blocks.padded(E, primary=True)
     log_sum_exp = blocks.padded(log_sum_exp, primary=True, value=jnp.inf)
     delta = blocks.padded(delta, primary=True)
+    U, P = _of_distances(blocks, by_distance, len(K) ** -0.5)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
     def of_primary(i, sums):
@@ -251,30 +293,44 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         def of_context(j):
             K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
             S = product(K_j.T, Q_i)
+            U_P = _of_block(blocks, U, P, j, i) if by_distance else ()
+            S = S + scores_by_distance(*U_P, dtype) if by_distance else S
             A = jnp.exp(jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf) - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
             dS = A * (product(V_j.T, E_i) * D - delta_i)
             dS = dS if cap is None else dS * capped_derivative(S, cap)
-            return product(K_j, dS.astype(K.dtype)), product(dS.astype(Q.dtype), Q_i.T), dV_j
+            of_x, of_z = (product(K_j, dS.astype(K.dtype)),), (product(dS.astype(Q.dtype), Q_i.T), dV_j)
+            if not by_distance:
+                return of_x, of_z
+            dU_ij, dP_ji = scores_by_distance_backward(*U_P, dS)
+            return (*of_x, dU_ij), (*of_z, dP_ji.T)
 
         def add_context(j, visited, sums):
-            dQ_i, dK, dV = sums
-            nothing = jnp.zeros_like(dQ_i), *(jnp.zeros_like(a, shape=(blocks.b_z, a.shape[1])) for a in (dK, dV))
-            dQ_ij, dK_j, dV_j = _where(visited, lambda: of_context(j), nothing)
+            of_x, of_z = sums
             at = j * blocks.b_z
-            dK, dV = (
-                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, blocks.b_z, 0) + a_j, at, 0)
-                for a, a_j in ((dK, dK_j), (dV, dV_j))
+            firsts, sizes = (at, at, blocks.first_distance(j, i)), (blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x)
+            nothing = (
+                tuple(map(jnp.zeros_like, of_x)),
+                tuple(jnp.zeros_like(a, shape=(n, a.shape[1])) for a, n in zip(of_z, sizes, strict=False)),
             )
-            return dQ_i + dQ_ij, dK, dV
+            of_x_j, of_z_j = _where(visited, lambda: of_context(j), nothing)
+            added = (
+                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, n, 0) + a_j, at, 0)
+                for a, a_j, at, n in zip(of_z, of_z_j, firsts, sizes, strict=False)
+            )
+            return tuple(a + a_j for a, a_j in zip(of_x, of_x_j, strict=True)), tuple(added)
 
-        dQ, dK, dV = sums
-        dQ_i = jnp.zeros_like(Q_i, dtype)
-        dQ_i, dK, dV = blocks.over_context(i, add_context, (dQ_i, dK, dV))
-        return dynamic_update_slice_in_dim(dQ, dQ_i, i * blocks.b_x, 1), dK, dV
+        of_x, of_z = sums
+        of_x_i = tuple(jnp.zeros_like(a, dtype, shape=(len(a), blocks.b_x)) for a in of_x)
+        of_x_i, of_z = blocks.over_context(i, add_context, (of_x_i, of_z))
+        put = (dynamic_update_slice_in_dim(a, a_i, i * blocks.b_x, 1) for a, a_i in zip(of_x, of_x_i, strict=True))
+        return tuple(put), of_z
 
-    sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K.T, V.T))
-    dQ, dK, dV = _loop(blocks.n_x, of_primary, sums)
+    sums = tuple(tuple(jnp.zeros_like(a, dtype) for a in arrays) for arrays in ((Q, *U), (K.T, V.T, *P)))
+    (dQ, *dU), (dK, dV, *dP) = _loop(blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
-    return dQ.astype(Q.dtype), dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
+    dU = ((a * len(K) ** -0.5)[:, : blocks.l_x].astype(by_distance[0].dtype) for a in dU)
+    dP = (blocks.without_padding(a).astype(by_distance[1].dtype) for a in dP)
+    of_z = dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
+    return dQ.astype(Q.dtype), *of_z, *dU, *dP

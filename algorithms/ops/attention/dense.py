@@ -10,7 +10,14 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
-from algorithms.ops.attention.tiles import for_each_tile, sum_over_groups
+from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.tiles import (
+    ByDistance,
+    for_each_tile,
+    shared_by_sequences,
+    sum_over_groups,
+    sum_over_sequences,
+)
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative, softmax, softmax_backward
 
@@ -22,23 +29,30 @@ class _Residuals(NamedTuple):
     A: Float[Array, "H l_z B l_x"]
     mask: Mask
     seeds: UInt32[Array, "H B 2"] | None
+    by_distance: ByDistance
 
 
-def _forward(Q, K, V, mask, seeds, dropout, cap):
+def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance=()):
     of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
-    V_tilde, A = for_each_tile(of_tile, (Q, K, V), mask, seeds)
-    return V_tilde, _Residuals(Q, K, V, A, mask, seeds)
+    V_tilde, A = for_each_tile(of_tile, (Q, K, V, *shared_by_sequences(by_distance)), mask, seeds)
+    return V_tilde, _Residuals(Q, K, V, A, mask, seeds, by_distance)
 
 
 def _forward_of_tile(matrices, mask, seed, dropout, cap):
-    Q, K, V = matrices
+    Q, K, V, *by_distance = matrices
     Mask = mask.dense(K.shape[1], Q.shape[1]) if isinstance(mask, StructuralMask) else mask
     scale = Q.shape[0] ** -0.5
-    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype)) * scale
+    S = _scores(Q, K, by_distance) * scale
     A = softmax(jnp.where(Mask, capped(S, cap), -jnp.inf))
     D = _kept(seed, dropout, A)
     V_tilde = jnp.matmul(V, (A * D).astype(V.dtype), preferred_element_type=A.dtype)
     return V_tilde.astype(V.dtype), A.astype(V.dtype)
+
+
+def _scores(Q, K, by_distance):
+    """KᵀQ, and what the tokens' distances add to it."""
+    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
+    return S + scores_by_distance(*by_distance, S.dtype) if by_distance else S
 
 
 def _kept(seed, dropout, A):
@@ -49,10 +63,11 @@ def _kept(seed, dropout, A):
 
 
 def _backward(dropout, cap, residuals: _Residuals, E):
-    Q, K, V, A, mask, seeds = residuals
+    Q, K, V, A, mask, seeds, by_distance = residuals
     of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
-    dQ, dK, dV = for_each_tile(of_tile, (Q, K, V, A, E), mask, seeds)
-    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None
+    matrices = Q, K, V, A, E, *shared_by_sequences(by_distance)
+    dQ, dK, dV, *by_U_P = for_each_tile(of_tile, matrices, mask, seeds)
+    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
 
 
 def _backward_of_tile(matrices, mask, seed, dropout, cap):
@@ -64,14 +79,15 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    With a cap c, S/√d_attn is C = c tanh(S/(c √d_attn)), and ∂F/∂S = (1 − C²/c²) ⊙ ∂F/∂C /√d_attn.
+    With a cap c, S/√d_attn is C = c tanh(S/(c √d_attn)), and ∂F/∂S = (1 − C²/c²) ⊙ ∂F/∂C /√d_attn. Scores by distance
+    are a part of S, and have the rule of ``scores_by_distance_backward``.
 
     With dropout, D is 0 or 1/(1 − rate): A is A ⊙ D in the first line, and ∂F/∂A is D ⊙ (Vᵀ E). The mask needs no line,
     for A is 0 where it is False.
 
     Source: incml 2023, whose Q and K are the K and Q of the paper; Radu 2026, §12.4.6.
     """
-    Q, K, V, A, E = matrices
+    Q, K, V, A, E, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
     A = A.astype(dtype)
     D = _kept(seed, dropout, A)
@@ -81,10 +97,14 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     scale = Q.shape[0] ** -0.5
     dS = softmax_backward(A, g) * scale
     if cap is not None:
-        dS = dS * capped_derivative(product(K.T, Q) * scale, cap)
+        dS = dS * capped_derivative(_scores(Q, K, by_distance) * scale, cap)
     dQ = product(K, dS.astype(K.dtype))
     dK = product(Q, dS.T.astype(Q.dtype))
-    return dQ.astype(Q.dtype), dK.astype(K.dtype), dV.astype(V.dtype)
+    by_matrices = dQ.astype(Q.dtype), dK.astype(K.dtype), dV.astype(V.dtype)
+    if not by_distance:
+        return by_matrices
+    dU, dP = scores_by_distance_backward(*by_distance, dS)
+    return *by_matrices, dU.astype(by_distance[0].dtype), dP.astype(by_distance[1].dtype)
 
 
 def _dense_attention(
@@ -95,12 +115,13 @@ def _dense_attention(
     seeds: UInt32[Array, "H B 2"] | None,
     dropout: float,
     cap: float | None,
+    by_distance: ByDistance = (),
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
 
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
-    return _forward(Q, K, V, mask, seeds, dropout, cap)[0]
+    return _forward(Q, K, V, mask, seeds, dropout, cap, by_distance)[0]
 
 
 dense_attention = hand_derived(_dense_attention, _forward, _backward, static=(5, 6))

@@ -18,6 +18,7 @@ from algorithms.machinery.sharding import split_attention
 from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
+from algorithms.ops.attention.tiles import ByDistance
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
     cudnn_refuses,
@@ -46,6 +47,7 @@ def attend(
     dropout: float,
     key: Key[Array, "*batch"] | None,
     cap: float | None = None,
+    by_distance: ByDistance = (),
 ) -> Float[Array, "... l_x"]:
     """Lines 4 to the end of Algorithm 4, of every head and every sequence.
 
@@ -61,32 +63,40 @@ def attend(
         dropout: probability to drop an attention weight.
         key: one for each sequence; a head h draws with ``fold_in(key, h)``, a single one with ``key`` itself.
         cap: c, for scores ``c tanh(S/c)``, or None.
+        by_distance: what the distances of tokens add to S: U like Q, with its own number of rows, and P
+            ``[H, d_r, l_z + l_x]`` of ``scores_by_distance``; nothing where they add nothing.
     """
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
     printed = functools.partial(
-        _of_each, functools.partial(as_printed, cap=cap), Q, K, V, mask, seeds, heads=heads, dropout=dropout
+        _of_each,
+        functools.partial(as_printed, cap=cap),
+        *(Q, K, V, mask, seeds, by_distance),
+        heads=heads,
+        dropout=dropout,
     )
     if implementation == "paper" or shows("printed"):
         return printed()
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
+    by_distance = (_flat(by_distance[0], heads, batch), by_distance[1]) if by_distance else ()
     mask = _flat_mask(mask)
     name = implementation
     if implementation == "auto":
-        name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap)
-    _refuse(name, Q, K, V, mask, dropout, cap)
+        name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap, by_distance)
+    _refuse(name, Q, K, V, mask, dropout, cap, by_distance)
 
-    def of_tiles(Q, K, V, mask, seeds, first):
+    def of_tiles(Q, K, V, by_distance, mask, seeds, first):
         if name in LIBRARY_KERNELS:
             return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, seeds, cap)
         rule = blockwise_attention if name == "blockwise" else dense_attention
-        return rule(Q, K, V, *_counted_from(first, mask, seeds), dropout, cap)
+        by_distance = _distances_from(first, by_distance, K.shape[-1])
+        return rule(Q, K, V, *_counted_from(first, mask, seeds), dropout, cap, by_distance)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
-    V_tilde = split_attention(of_tiles, (Q, K, V), mask, divisible_axes(mask), seeds)
+    V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # S and A, for an observer
 
@@ -99,6 +109,7 @@ def automatic(
     dropout: float,
     platform: str,
     cap: float | None = None,
+    by_distance: ByDistance = (),
 ) -> str:
     """What ``"auto"`` stands for: the first row of this table that holds. ``docs/performance.md`` has the measurements.
 
@@ -115,28 +126,31 @@ def automatic(
     if not are_numbers(*Q.shape, *K.shape):
         return "dense"
     for name, (_, refuses) in LIBRARY_KERNELS.items():
-        if refuses(Q, K, V, mask, dropout, platform, cap) is None:
+        if not by_distance and refuses(Q, K, V, mask, dropout, platform, cap) is None:
             return name
     return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
 
 
-def _refuse(name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None) -> None:
+def _refuse(
+    name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None, by_distance: ByDistance
+) -> None:
     """Raise ValueError where an implementation that was asked for by name cannot serve."""
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
+        reason = "it has no scores by distance" if by_distance else reason
     elif name == "blockwise" and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs numbers for sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
 
 
-def _of_each(as_printed, Q, K, V, mask, seeds, *, heads: bool, dropout: float):
+def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, dropout: float):
     """The lines as printed of every head and sequence, by ``jax.vmap``."""
     if heads and len(K) < len(Q):
         K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
 
-    def of_one(Q, K, V, mask, seed):
+    def of_one(Q, K, V, mask, seed, by_distance):
         l_z, l_x = K.shape[1], Q.shape[1]
 
         def drop(A):
@@ -144,15 +158,16 @@ def _of_each(as_printed, Q, K, V, mask, seeds, *, heads: bool, dropout: float):
                 return A
             return jnp.where(keep_mask(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
 
-        return as_printed(Q, K, V, mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask, drop)
+        Mask = mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask
+        return as_printed(Q, K, V, Mask, drop, by_distance=by_distance)
 
-    for_seeds = None if seeds is None else 0
+    for_seeds, of_U_P = None if seeds is None else 0, (1, None)[: len(by_distance)]
     for _ in range(Q.ndim - 2 - heads):
-        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds), out_axes=1)
+        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds, of_U_P), out_axes=1)
     with for_each(Q.ndim - 2):
         if heads:
-            return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds))(Q, K, V, mask, seeds)
-        return of_one(Q, K, V, mask, None if seeds is None else seeds[0])
+            return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds, 0))(Q, K, V, mask, seeds, by_distance)
+        return of_one(Q, K, V, mask, None if seeds is None else seeds[0], by_distance)
 
 
 def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:
@@ -175,6 +190,15 @@ def _counted_from(first: Array | None, mask: Mask, seeds: Array | None) -> tuple
     if isinstance(mask, StructuralMask) and depends_on_position(mask):
         mask = dataclasses.replace(mask, first=first)
     return mask, seeds if seeds is None else seeds.at[..., 1].add(first.astype(seeds.dtype))
+
+
+def _distances_from(first: Array | None, by_distance: ByDistance, l_z: int) -> ByDistance:
+    """U and P for queries of which the first one is not the sequence's: of P, the columns of their distances."""
+    if first is None or not by_distance:
+        return by_distance
+    U, P = by_distance
+    l_x, n = U.shape[-1], P.shape[-1]
+    return U, jax.lax.dynamic_slice_in_dim(P, n - l_z - l_x - first, l_z + l_x, 2)
 
 
 def _flat_mask(mask: Mask) -> Any:

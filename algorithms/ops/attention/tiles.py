@@ -15,7 +15,9 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import are_numbers
 from algorithms.masks import Mask, sequence_axes
 
-Tiles = tuple[Float[Array, "_ _ B _"], ...]
+Tiles = tuple[Float[Array, "_ _ #B _"], ...]
+ByDistance = tuple[Array, ...]
+"""U ``[H, d_r, B, l_x]`` and P ``[H, d_r, n]`` of ``scores_by_distance``, or nothing."""
 
 SMALL = 128 * 128
 """Scores of the largest tile that is small."""
@@ -31,7 +33,8 @@ def for_each_tile(
 
     Args:
         of_tile: takes matrices ``[rows, columns]``, a mask and the seed of its dropout, or None; returns matrices.
-        matrices: ``[H, rows, B, columns]``; where one has fewer heads than the first, each serves several.
+        matrices: ``[H, rows, B, columns]``; where one has fewer heads than the first, each serves several, and where
+            one has a single sequence, that serves all.
         mask: its arrays have B in front where the sequences differ in it.
         seeds: of the dropout of each tile, or None.
     """
@@ -49,8 +52,10 @@ def for_each_tile(
 
 def _side_by_side(of_tile, matrices, mask, seeds):
     for_seeds = None if seeds is None else 0
-    of_head = jax.vmap(of_tile, (1, sequence_axes(mask), for_seeds), 1)
-    H, H_kv = len(matrices[0]), min(map(len, matrices))
+    H, H_kv, B = len(matrices[0]), min(map(len, matrices)), matrices[0].shape[2]
+    of_sequences = tuple(1 if a.shape[2] == B else None for a in matrices)
+    matrices = tuple(a[:, :, 0] if axis is None else a for a, axis in zip(matrices, of_sequences, strict=True))
+    of_head = jax.vmap(of_tile, (of_sequences, sequence_axes(mask), for_seeds), 1)
     if H_kv == H:
         return jax.vmap(of_head, (0, None, for_seeds))(matrices, mask, seeds)
     by_group = tuple(a if len(a) == H_kv else _grouped(a, H_kv) for a in matrices)
@@ -71,11 +76,22 @@ def sum_over_groups(dK: Float[Array, "H *axes"], H_kv: int) -> Float[Array, "H_k
     return dK if len(dK) == H_kv else _grouped(dK, H_kv).sum(axis=1)
 
 
+def shared_by_sequences(by_distance: ByDistance) -> Tiles:
+    """U and P as matrices of tiles, of which P serves all sequences."""
+    return (by_distance[0], by_distance[1][:, :, None]) if by_distance else ()
+
+
+def sum_over_sequences(by_U_P: list[Array]) -> ByDistance:
+    """The gradients by U and P: that by P is the sum over the sequences that share it."""
+    return (by_U_P[0], by_U_P[1].sum(axis=2)) if by_U_P else ()
+
+
 def _one_after_another(of_tile, matrices, mask, seeds):
     H, _, B, _ = matrices[0].shape
 
     def tile(array, h, b):
         h = h if len(array) == H else h // (H // len(array))
+        b = b if array.shape[2] == B else 0
         return jax.lax.dynamic_slice(array, (h, 0, b, 0), (1, array.shape[1], 1, array.shape[3]))[0, :, 0]
 
     def one(i):

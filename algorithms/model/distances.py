@@ -1,0 +1,166 @@
+"""Positions in the scores: what the distance of two tokens adds to S in line 4 of Algorithm 4.
+
+Each kind gives U and P of ``algorithms.ops.attention.distances``. A distance is t_z − t_x, of columns: in packed
+documents, whose tokens attend to their own document alone, that is the distance in the document.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Integer
+
+from algorithms.alg01_embedding import sinusoid
+from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.model.line import Line
+
+
+class Table(NamedTuple):
+    """What the attentions of all layers share.
+
+    Attributes:
+        numbers: θ's distances, ``[H, buckets]``, where the kind has such.
+        both_ways: whether tokens attend to later ones, too.
+    """
+
+    numbers: Any = None
+    both_ways: bool = False
+
+
+NO_TABLE = Table()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByDistance(Line):
+    """What the kinds have in common. Cross-attention, whose sequences have positions of their own, is left as it is."""
+
+    in_context: ClassVar[bool] = True
+    """Whether the attention of Algorithm 8 to its context can do without."""
+
+    def contents(self, Q: Float[Array, "H d_attn *columns"], W: Any) -> Float[Array, "H d_attn *columns"]:
+        """The queries that the keys are compared with."""
+        return Q
+
+    def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, scale: float) -> Float[Array, "H d_r *columns"]:
+        """U; ``scale`` is what the queries are multiplied with, so that 1/√d_attn makes the model's own scale of it."""
+        return jnp.full_like(Q, Q.shape[1] ** 0.5, accumulation_dtype(Q.dtype), shape=(len(Q), 1, *Q.shape[2:]))
+
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Float[Array, "H d_r n"]:
+        """P of the distances t_z − t_x; ``like`` has the heads and the dtype of the queries."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distances(ByDistance):
+    """A number for each head and each bucket of distances, the same in all layers, is added to the scaled scores.
+
+    The first half of a direction's buckets has one distance each, the others grow in powers up to ``farthest``. Where
+    tokens attend both ways, half of the buckets is for t_z > t_x; elsewhere all are for t_z <= t_x.
+
+    Attributes:
+        buckets: how many there are.
+        farthest: the distance from which on all are in the last bucket.
+
+    Source: Raffel et al. 2020, section 2.1.
+    """
+
+    buckets: int = 32
+    farthest: int = 128
+    optional: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("distances", "encoder_distances", "decoder_distances"), "buckets"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.buckets < 4 or self.buckets % 2:
+            self.refuse("buckets", "an even number >= 4")
+        if self.farthest <= self.buckets // 2:
+            self.refuse("farthest", f"a distance > {self.buckets // 2}, half of the buckets")
+
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
+        """The number of each distance's bucket."""
+        numbers = table.numbers
+        if numbers.shape[-1] != self.buckets:
+            raise ValueError(
+                f"theta.distances: expected [H, {self.buckets}], since Distances has buckets = {self.buckets}, "
+                f"got {list(numbers.shape)}; use the variant that these parameters were made for"
+            )
+        one_hot = self.bucket(distances, table.both_ways)[None] == jnp.arange(self.buckets)[:, None]
+        dtype = accumulation_dtype(numbers.dtype)
+        return jnp.matmul(numbers.astype(dtype), one_hot.astype(dtype))[:, None]
+
+    def bucket(self, distances: Any, both_ways: bool) -> Integer[Array, "n"]:
+        """The bucket of each distance; whole numbers decide, so nothing is rounded."""
+        n = self.buckets // 2 if both_ways else self.buckets
+        exact = n // 2
+        # The first distances of the buckets behind the exact ones: exact (farthest/exact)^{k/(n − exact)}.
+        firsts = [self._first(k, exact, n - exact) for k in range(1, n - exact)]
+        away = jnp.abs(distances) if both_ways else jnp.maximum(-distances, 0)
+        farther = (away[:, None] >= jnp.asarray(firsts)[None]).sum(axis=1)
+        bucket = jnp.where(away < exact, away, exact + farther)
+        return jnp.where(distances > 0, bucket + n, bucket) if both_ways else bucket
+
+    def _first(self, k: int, exact: int, steps: int) -> int:
+        """The least distance of at least ``exact (farthest/exact)^{k/steps}``."""
+        first = math.floor(exact * (self.farthest / exact) ** (k / steps))
+        bound = self.farthest**k * exact ** (steps - k)
+        return next(away for away in range(max(first - 1, 0), first + 3) if away**steps >= bound)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ALiBi(ByDistance):
+    """``−m_h |t_z − t_x|`` is added to the scaled scores of head h.
+
+    With H = 2^i heads ``m_h = 2^{−8h/H}``, h from 1; with another number, the others have every second one of the
+    slopes of twice as many heads.
+
+    Source: Press et al. 2022, section 3.
+    """
+
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
+        """−m_h |t_z − t_x|."""
+        H, dtype = len(like), accumulation_dtype(like.dtype)
+        power = 2 ** (H.bit_length() - 1)
+        slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+        slopes += [2 ** (-4 * h / power) for h in range(1, 2 * (H - power), 2)]
+        return -jnp.asarray(slopes, dtype)[:, None, None] * jnp.abs(distances).astype(dtype)[None, None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerXL(ByDistance):
+    """``S[t_z, t_x] = K[:, t_z]ᵀ(Q[:, t_x] + u) + (W_r r_{t_x − t_z})ᵀ(Q[:, t_x] + v)``, all of it scaled.
+
+    r is the sinusoid of the distance, all sines before all cosines.
+
+    Attributes:
+        base: of the wavelengths.
+
+    Source: Dai et al. 2019, section 3.3, which the paper names for Gopher.
+    """
+
+    base: float = 10_000.0
+    in_context: ClassVar[bool] = False
+    optional: ClassVar[dict[str, str]] = dict.fromkeys(("W_r", "u", "v"), "base")
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if not self.base > 1:
+            self.refuse("base", "a number > 1")
+
+    def contents(self, Q: Array, W: Any) -> Array:
+        """Q + u 1ᵀ."""
+        return Q + W.u.reshape(*W.u.shape, *(1,) * (Q.ndim - 2))
+
+    def queries(self, Q: Array, W: Any, scale: float) -> Array:
+        """Q + v 1ᵀ."""
+        return (Q + W.v.reshape(*W.v.shape, *(1,) * (Q.ndim - 2))) * scale
+
+    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
+        """``W_r r_{−δ}`` of each distance δ."""
+        d_r, dtype = W.W_r.shape[-1], W.W_r.dtype
+        r = sinusoid(-distances, d_r, base=self.base, form="sinusoidal_halves", dtype=accumulation_dtype(dtype))
+        return jnp.matmul(W.W_r, jnp.asarray(r, dtype))

@@ -1,0 +1,36 @@
+"""Scores that depend on the distance of two tokens, added to those of their contents.
+
+``S[t_z, t_x] += P[:, k]ᵀ U[:, t_x]`` with ``k = t_z − t_x + l_x − 1``: P ``[d_r, l_z + l_x]`` has a column for each
+distance (and a spare one at the end), U ``[d_r, l_x]`` one for each query. A product, and a shift of its rows by a
+reshape: nothing is gathered, and a block of the scores needs a slice of P alone.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+
+def scores_by_distance(
+    U: Float[Array, "d_r l_x"], P: Float[Array, "d_r n"], dtype: jnp.dtype
+) -> Float[Array, "l_z l_x"]:
+    """``B = UᵀP``, and ``S[t_z, t_x] = B[t_x, t_z − t_x + l_x − 1]``: each row of B begins one column earlier."""
+    l_x, n = U.shape[1], P.shape[1]
+    B = jnp.matmul(U.T, P, preferred_element_type=dtype)
+    sheared = B.reshape(-1)[l_x - 1 : l_x * n - 1].reshape(l_x, n - 1)
+    return sheared[:, : n - l_x].T
+
+
+def scores_by_distance_backward(
+    U: Float[Array, "d_r l_x"], P: Float[Array, "d_r n"], dS: Float[Array, "l_z l_x"]
+) -> tuple[Float[Array, "d_r l_x"], Float[Array, "d_r n"]]:
+    """With ``∂F/∂B[t_x, t_z − t_x + l_x − 1] = ∂F/∂S[t_z, t_x]``, and 0 elsewhere::
+
+    ∂F/∂U = P (∂F/∂B)ᵀ
+    ∂F/∂P = U ∂F/∂B
+    """
+    l_x, n = U.shape[1], P.shape[1]
+    sheared = jnp.pad(dS.T, ((0, 0), (0, l_x - 1)))
+    dB = jnp.pad(sheared.reshape(-1), (l_x - 1, 1)).reshape(l_x, n)
+    dU = jnp.matmul(P, dB.T.astype(P.dtype), preferred_element_type=dS.dtype)
+    dP = jnp.matmul(U, dB.astype(U.dtype), preferred_element_type=dS.dtype)
+    return dU, dP

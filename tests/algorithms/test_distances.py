@@ -1,0 +1,210 @@
+"""Scores by distance: T5's, ALiBi's and Transformer-XL's, in every implementation, with all that attention has.
+
+Values of whole models, and cached decoding, are in ``test_family``, T5 beside transformers' in ``test_t5``.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import (
+    GOPHER,
+    LLAMA,
+    PAPER,
+    T5,
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    Variant,
+    d_hidden_state,
+    d_transformer,
+    e_transformer,
+    ed_transformer,
+    init_d_transformer,
+    init_e_transformer,
+    init_ed_transformer,
+)
+from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
+from algorithms.ops.attention import blockwise
+from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from tests import cases, family_cases
+from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
+from tests.oracle import family
+from tests.oracle.parameters import unstack_family
+
+KINDS = {
+    "distances": Distances(buckets=6, farthest=7),
+    "alibi": ALiBi(),
+    "transformer_xl": TransformerXL(base=20.0),
+}
+SIZES = {"N_V": 19, "l_max": 17, "L": 2, "H": 6, "H_kv": 2, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
+X = jnp.asarray(family_cases.X)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def variant_of(kind, **attention) -> Variant:
+    line = Attention(positions=KINDS[kind], **attention)
+    return PAPER.but(embedding=Embedding(positions=None), norm=LayerNorm(epsilon=1e-3), attention=line)
+
+
+def theta_of(kind, of=DTransformerConfig, init=init_d_transformer, **sizes):
+    config = of(**{**SIZES, **sizes}, variant=variant_of(kind))
+    shapes = jax.eval_shape(lambda: init(jax.random.key(0), config))
+    return cases.random_like(shapes, dtype=jnp.dtype("float64"), scale=0.4)
+
+
+@pytest.mark.parametrize(("l_z", "l_x"), [(7, 5), (3, 11), (1, 1), (5, 1), (1, 4)])
+def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
+    U, P, E = cases.normal(3, l_x), cases.normal(3, l_z + l_x), cases.normal(l_z, l_x)
+    expected = [[P[:, t_z - t_x + l_x - 1] @ U[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)]
+    S, pullback = jax.vjp(functools.partial(scores_by_distance, dtype=jnp.dtype("float64")), U, P)
+    np.testing.assert_allclose(S, np.array(expected), atol=1e-12)
+    for found, by_jax in zip(scores_by_distance_backward(U, P, E), pullback(E), strict=True):
+        np.testing.assert_allclose(found, by_jax, atol=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_packed_documents_are_the_documents_alone(kind, implementation, monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", 5)
+    theta, options = theta_of(kind), {"variant": variant_of(kind), "implementation": implementation}
+    segments, positions = jnp.array([0] * 4 + [1] * 9), jnp.array([*range(4), *range(9)])
+    packed = d_hidden_state(X[0], theta, segments=segments, positions=positions, **options)
+    for part in (slice(4), slice(4, 13)):
+        np.testing.assert_allclose(packed[:, part], d_hidden_state(X[0, part], theta, **options), atol=1e-10)
+
+
+@every_kind
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_padding_reaches_nothing(kind, implementation, monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", 5)
+    theta, options = theta_of(kind), {"variant": variant_of(kind), "implementation": implementation}
+    padded = d_transformer(X, theta, length=jnp.array([13, 6]), **options)
+    np.testing.assert_allclose(padded[:, 1, :6], d_transformer(X[1, :6], theta, **options), atol=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_dropout_has_the_printed_lines_gradients(kind, implementation, monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", 5)
+    theta, variant, keys = theta_of(kind), variant_of(kind).but(dropout=0.4), jax.random.split(jax.random.key(3), 2)
+
+    def gradient(how):
+        def objective(theta):
+            return jnp.sin(d_hidden_state(X, theta, variant=variant, key=keys, implementation=how)).sum()
+
+        return jax.jit(jax.grad(objective))(theta)
+
+    cases.assert_trees_close(gradient(implementation), gradient("paper"), 1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
+def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", 5)
+    theta = theta_of("distances", ETransformerConfig, init_e_transformer, H_kv=6)
+    variant = variant_of("distances")
+    P = e_transformer(X, theta, variant=variant, implementation=implementation)
+    for b, x in enumerate(family_cases.X):
+        expected = family.e_transformer(list(map(int, x)), unstack_family(theta), family_cases.options_of(variant))
+        np.testing.assert_allclose(P[:, b], expected, atol=1e-10)
+
+
+@every_kind
+def test_a_mesh_changes_nothing(kind, monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", 5)
+    theta, x = theta_of(kind, H=4), cases.random_tokens(4, 12, n=19)
+
+    def loss(theta):
+        hidden = d_hidden_state(x, theta, variant=variant_of(kind), implementation="blockwise")
+        return jnp.sin(hidden).sum()
+
+    assert_mesh_changes_nothing(loss, theta, sizes=EIGHT)
+
+
+@every_kind
+def test_blockwise_never_forms_all_scores(kind):
+    """No array of forward and backward has as many entries as there are scores; the lines as printed have one."""
+    l = 2048
+    config = DTransformerConfig(**{**SIZES, "l_max": l, "L": 1, "H": 2}, variant=variant_of(kind))
+    shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
+
+    def largest(implementation):
+        def loss(theta, x):
+            return d_hidden_state(x, theta, variant=config.variant, implementation=implementation).sum()
+
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(shapes, jax.ShapeDtypeStruct((l,), jnp.int32)).jaxpr
+        return max(v.aval.size for eqn in cases.every_equation(jaxpr) for v in eqn.outvars if hasattr(v.aval, "size"))
+
+    assert largest("blockwise") < l * l / 8
+    assert largest("paper") >= l * l
+
+
+def test_alibi_in_bfloat16_keeps_its_distances():
+    """A slope times a distance is formed in float32: bfloat16 has no odd distances above 256."""
+    P = ALiBi().keys(np.array([-257, -256]), None, None, jnp.zeros((8, 4, 1), jnp.bfloat16))
+    assert P.dtype == jnp.float32
+    np.testing.assert_array_equal(P[0, 0], [-128.5, -128.0])
+
+
+def ed(kind):
+    sizes = {name: size for name, size in SIZES.items() if name != "L"}
+    config = EDTransformerConfig(**sizes, L_enc=1, L_dec=1, variant=variant_of(kind))
+    return cases.random_like(jax.eval_shape(lambda: init_ed_transformer(jax.random.key(0), config)))
+
+
+REFUSED = [
+    (lambda: Distances(buckets=7), "Distances.buckets: expected an even number >= 4, got 7"),
+    (lambda: Distances(farthest=16), "Distances.farthest: expected a distance > 16, half of the buckets, got 16"),
+    (lambda: TransformerXL(base=1.0), "TransformerXL.base: expected a number > 1, got 1.0"),
+    (lambda: Attention(positions="alibi"), "Attention.positions: expected Rotary or Distances or ALiBi or "),
+    (
+        lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("alibi"), implementation="cudnn"),
+        'implementation="cudnn" cannot serve: it has no scores by distance; give implementation="auto"',
+    ),
+    (
+        lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("transformer_xl")),
+        (
+            "theta.layers.attention.W_r: expected an array [L, H, d_attn, d_e], since TransformerXL has base = 20.0, "
+            "got None; use the variant"
+        ),
+    ),
+    (
+        lambda: d_transformer(X, theta_of("transformer_xl"), variant=variant_of("alibi")),
+        "theta.layers.attention.W_r: expected None, since Attention has no W_r, got parameters; use the variant",
+    ),
+    (
+        lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("distances")),
+        "theta.distances: expected an array [H, N_buckets], since Distances has buckets = 6, got None; use",
+    ),
+    (
+        lambda: d_transformer(
+            X, theta_of("distances"), variant=variant_of("distances").but(attention=Attention(positions=Distances()))
+        ),
+        "theta.distances: expected [H, 32], since Distances has buckets = 32, got [6, 6]; use the variant",
+    ),
+    (
+        lambda: d_hidden_state(X, theta_of("alibi"), variant=variant_of("alibi"), positions=jnp.arange(13)),
+        "positions: expected None without segments, since the variant's scores depend on the distance of columns",
+    ),
+    (
+        lambda: ed_transformer(X, X, ed("transformer_xl"), variant=variant_of("transformer_xl")),
+        "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other positions",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_contradicts_is_refused(call, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        call()
+
+
+def test_the_named_variants_are_their_changed_lines():
+    """Gopher: RMSnorm and relative positions, all else GPT-2's. T5: as its paper says."""
+    assert GOPHER.attentions[0].positions == TransformerXL()
+    assert type(GOPHER.norm) is type(LLAMA.norm)
+    assert T5.attentions[0] == Attention(positions=Distances(buckets=32, farthest=128), scale=1.0, biases=False)

@@ -1,0 +1,138 @@
+"""RoBERTa and DistilBERT of transformers, at random: outputs, gradients by name, and both directions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import BERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
+from algorithms.lines import MLP
+from tests import interchange_cases as cases
+from tests.cases import random_theta
+from training.interchange import InterchangeError, load_pretrained, save_pretrained
+
+torch, transformers = cases.libraries()
+
+ROBERTA_SIZES = {
+    "vocab_size": 29,
+    "max_position_embeddings": 15,
+    "hidden_size": 15,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 7,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 0.1,
+    "pad_token_id": 1,
+}
+DISTILBERT_SIZES = {
+    "vocab_size": 29,
+    "max_position_embeddings": 13,
+    "dim": 15,
+    "n_layers": 3,
+    "n_heads": 5,
+    "hidden_dim": 7,
+    "activation": "relu",
+}
+MODELS = {
+    "RobertaForMaskedLM": ROBERTA_SIZES,
+    "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},
+    "DistilBertForMaskedLM": DISTILBERT_SIZES,
+    "DistilBertModel": DISTILBERT_SIZES,
+}
+LENGTHS = np.array([11, 6])
+
+
+def make(name):
+    kind = getattr(transformers, f"{name.partition('For')[0].removesuffix('Model')}Config")
+    return cases.randomized(torch, getattr(transformers, name)(kind(**MODELS[name], attn_implementation="eager")))
+
+
+def theirs(model, x):
+    attended = torch.tensor(np.arange(11) < LENGTHS[:, None]).long()
+    out = model(torch.tensor(x), attention_mask=attended)
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
+
+
+def ours(x, theta, config):
+    options = {"variant": config.variant, "length": jnp.asarray(LENGTHS)}
+    if theta.W_f is None:
+        return jnp.moveaxis(e_encoding(jnp.asarray(x), theta, **options), 0, -1)
+    return cases.column_logits(e_hidden_state(jnp.asarray(x), theta, **options), theta)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if "For" in n else pytest.mark.slow) for n in MODELS])
+def test_outputs_and_gradients_are_those_of_transformers(tmp_path, name):
+    model = make(name).double()
+    path = cases.saved(model, tmp_path)
+    theta, config, _ = load_pretrained(path)
+    x = np.random.default_rng(1).integers(3, 29, (2, 11))
+    expected = theirs(model, x)
+    weights = np.random.default_rng(2).standard_normal(expected.shape) * (np.arange(11) < LENGTHS[:, None])[..., None]
+
+    def score(theta):
+        Y = ours(x, theta, config)
+        return (Y * weights).sum(), Y
+
+    (_, Y), gradients = jax.jit(jax.value_and_grad(score, has_aux=True))(theta)
+    (expected * torch.tensor(weights)).sum().backward()
+    read = np.arange(11) < LENGTHS[:, None]
+    cases.assert_same(np.asarray(Y)[read], expected.detach().numpy()[read], "float64", "outputs")
+    unread = {n for n, p in model.named_parameters() if p.grad is None}
+    assert all("pooler" in n for n in unread)
+    compared = cases.assert_gradients(model, path, gradients, "float64")
+    assert compared == {n for n, _ in model.named_parameters()} - unread
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
+    path = cases.saved(make(name), tmp_path / "theirs", dtype)
+    theta, config, _ = load_pretrained(path)
+    to = "roberta" if name.startswith("Roberta") else "distilbert"
+    save_pretrained(tmp_path / "ours", theta, config, to=to)
+    cases.assert_bits(cases.tensors_of(tmp_path / "ours"), cases.tensors_of(path))
+    assert load_pretrained(tmp_path / "ours")[1] == config
+    opened, expected = (getattr(transformers, name).from_pretrained(p).double() for p in (tmp_path / "ours", path))
+    x = np.random.default_rng(1).integers(3, 29, (2, 11))
+    cases.assert_same_model(torch, opened, expected, lambda m: theirs(m, x))
+
+
+@pytest.mark.parametrize(("kind", "variant"), [("roberta", ROBERTA), ("distilbert", BERT)])
+def test_our_own_models_open_in_transformers(tmp_path, kind, variant):
+    config = ETransformerConfig(N_V=17, l_max=12, L=2, H=3, d_e=12, d_mlp=7, variant=variant)
+    theta = random_theta(config)
+    save_pretrained(tmp_path / "out", theta, config, to=kind)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    x = np.random.default_rng(1).integers(3, 17, (2, 11))
+    read = np.arange(11) < LENGTHS[:, None]
+    found, expected = np.asarray(ours(x, theta, config)), theirs(model, x).detach().numpy()
+    cases.assert_same(found[read], expected[read], "float32", "logits")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("RobertaForMaskedLM", {"hidden_act": "relu"}, "another activation in the layers than in the head"),
+        ("RobertaForMaskedLM", {"architectures": ["RobertaForSequenceClassification"]}, "the head of RobertaForSeq"),
+        ("RobertaForMaskedLM", {"max_position_embeddings": 2}, "max_position_embeddings: expected an integer of at"),
+        ("DistilBertModel", {"sinusoidal_pos_embds": True}, "positions of another kind"),
+        ("DistilBertModel", {"n_layers": 4}, r"number of layers \(L\): expected 3"),
+    ],
+)
+def test_what_is_lacking_or_contradicts_is_said(name, fields, message, tmp_path):
+    path = cases.saved(make(name), tmp_path)
+    cases.change_config(path, **fields)
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(path)
+
+
+def test_what_a_kind_cannot_say_is_refused(tmp_path):
+    config = ETransformerConfig(
+        N_V=17, l_max=12, L=1, H=3, d_e=12, d_mlp=7, N_types=2, variant=BERT.but(mlp=MLP(activation="silu"))
+    )
+    for to, message in (
+        ("distilbert", "no token types"),
+        ("roberta", "no head with the activation"),
+    ):
+        with pytest.raises(InterchangeError, match=message):
+            save_pretrained(tmp_path / "out", random_theta(config), config, to=to)

@@ -1,0 +1,186 @@
+"""Encoders that differ from BERT in where their tensors stand: RoBERTa and DistilBERT, bare or for masked tokens."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from algorithms import BERT, ROBERTA, ETransformerConfig, Variant
+from algorithms.lines import MLP, LayerNorm, Unembedding
+from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs, unlike
+from training.interchange.mapping import Entry, linear, norm, table
+
+
+class Kind(NamedTuple):
+    """What is its own of a kind of encoder.
+
+    Attributes:
+        name: of the class that predicts masked tokens; and of the bare one.
+        variant: the lines that its config.json does not decide.
+        fields: our size or number → its name in config.json, and its default.
+        layer: the prefix of the tensors of a layer, but for its number.
+        parts: of a layer: W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2.
+        head: the names of W_f, of the norm behind it, of W_u, and of b_u.
+    """
+
+    name: tuple[str, str]
+    variant: Variant
+    fields: Mapping[str, tuple[str, Any]]
+    layer: str
+    parts: tuple[str, ...]
+    head: tuple[str, str, str, str]
+
+
+KINDS: dict[str, Kind] = {
+    "roberta": Kind(
+        ("RobertaForMaskedLM", "RobertaModel"),
+        ROBERTA,
+        {
+            "N_V": ("vocab_size", 50265),
+            "L": ("num_hidden_layers", 12),
+            "H": ("num_attention_heads", 12),
+            "d_e": ("hidden_size", 768),
+            "d_mlp": ("intermediate_size", 3072),
+            "activation": ("hidden_act", "gelu"),
+            "dropout": ("attention_probs_dropout_prob", 0.0),
+        },
+        "encoder.layer",
+        (
+            *(f"attention.self.{name}" for name in ("query", "key", "value")),
+            "attention.output.dense",
+            "attention.output.LayerNorm",
+            "intermediate.dense",
+            "output.dense",
+            "output.LayerNorm",
+        ),
+        ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.weight", "lm_head.bias"),
+    ),
+    "distilbert": Kind(
+        ("DistilBertForMaskedLM", "DistilBertModel"),
+        BERT,
+        {
+            "N_V": ("vocab_size", 30522),
+            "L": ("n_layers", 6),
+            "H": ("n_heads", 12),
+            "d_e": ("dim", 768),
+            "d_mlp": ("hidden_dim", 3072),
+            "activation": ("activation", "gelu"),
+            "dropout": ("attention_dropout", 0.0),
+        },
+        "transformer.layer",
+        (
+            *(f"attention.{name}_lin" for name in ("q", "k", "v", "out")),
+            "sa_layer_norm",
+            "ffn.lin1",
+            "ffn.lin2",
+            "output_layer_norm",
+        ),
+        ("vocab_transform", "vocab_layer_norm", "vocab_projector.weight", "vocab_projector.bias"),
+    ),
+}
+"""By their model_type."""
+
+
+def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
+    own = KINDS[kind]
+    named = fields.first("architectures") or own.name[0 if any(n.startswith(own.head[0]) for n in names) else 1]
+    if named not in own.name:
+        fields.needs.append(f"the head of {named}")
+    fields.require("sinusoidal_pos_embds", False, "positions of another kind")
+    fields.require("position_embedding_type", "absolute", "relative positions")
+    fields.require("is_decoder", False, "unidirectional attention")
+    masked = named == own.name[0]
+    if kind == "roberta" and masked:  # whose head has GELU, whatever its layers have
+        fields.require("hidden_act", "gelu", "another activation in the layers than in the head")
+    first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "roberta" else 0
+    epsilon = fields.number("layer_norm_eps", 1e-12) if kind == "roberta" else 1e-12
+    variant = own.variant.but(
+        embedding=own.variant.embedding.but(first_position=first),
+        norm=LayerNorm(epsilon=epsilon),
+        mlp=MLP(activation=fields.activation(*own.fields["activation"])),
+        unembedding=Unembedding(tied=fields.flag("tie_word_embeddings", True) or not masked, bias=masked),
+        head=masked,
+        pooler=any(name.endswith("pooler.dense.weight") for name in names),
+    )
+    sizes = {name: fields.integer(*own.fields[name]) for name in ("N_V", "L", "H", "d_e", "d_mlp")}
+    l_max = fields.integer("max_position_embeddings", 512, least=first + 1) - first
+    N_types = fields.integer("type_vocab_size", 2) if kind == "roberta" else 0
+    return Model("e", ETransformerConfig(**sizes, l_max=l_max, N_types=N_types, variant=variant))
+
+
+def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
+    own, c, v = KINDS[kind], model.config, model.config.variant
+    epsilon = v.norm.epsilon if kind == "roberta" else 1e-12
+    mlp = MLP(activation=v.mlp.activation) if v.mlp else MLP()
+    said = own.variant.but(
+        embedding=own.variant.embedding.but(first_position=v.embedding.first_position if kind == "roberta" else 0),
+        norm=LayerNorm(epsilon=epsilon),
+        mlp=mlp,
+        unembedding=Unembedding(tied=v.unembedding.tied, bias=v.head),
+        head=v.head,
+        pooler=v.pooler and kind == "roberta",
+        dropout=v.dropout,
+    )
+    lacks = differences(v, said) + plain_heads(c)
+    lacks += unlike(c.d_f, c.d_e, "final projection of another size than d_e")
+    if kind == "roberta" and v.head:
+        lacks += unlike(mlp.activation or "gelu", "gelu", f"head with the activation {mlp.activation!r}")
+    lacks += ["padding token before the first position"] if kind == "roberta" and not v.embedding.first_position else []
+    state = {name: getattr(c, size) for size, (name, _) in own.fields.items() if hasattr(c, size)}
+    state |= {own.fields["activation"][0]: theirs(mlp.activation or "gelu"), own.fields["dropout"][0]: v.dropout}
+    state |= {
+        "model_type": kind,
+        "architectures": [own.name[0 if v.head else 1]],
+        "max_position_embeddings": c.l_max + v.embedding.first_position,
+        "tie_word_embeddings": c.tied,
+    }
+    if kind == "roberta":
+        state |= {"layer_norm_eps": epsilon, "type_vocab_size": c.N_types or 1, "hidden_dropout_prob": 0.0}
+        state |= {"pad_token_id": v.embedding.first_position - 1}
+    else:
+        lacks += unlike(c.N_types, 0, "token types")
+        state |= {"dropout": 0.0, "sinusoidal_pos_embds": False}
+    return state, lacks
+
+
+def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
+    own, c, v = KINDS[kind], model.config, model.config.variant
+    prefix = f"{kind}." if v.head else ""
+    W_f, after, W_u, b_u = own.head
+    found = [
+        table(f"{prefix}embeddings.word_embeddings.weight", "W_e", [W_u] if v.head and c.tied else []),
+        table(f"{prefix}embeddings.position_embeddings.weight", "W_p"),
+        *norm(f"{prefix}embeddings.LayerNorm", "embedding_norm"),
+    ]
+    if kind == "roberta":
+        types = f"{prefix}embeddings.token_type_embeddings.weight"
+        found.append(table(types, "W_t") if c.N_types else Entry(types, (), lead=(1, c.d_e)))
+    for l in range(c.L):
+        q, k, value, o, norm1, mlp1, mlp2, norm2 = (f"{prefix}{own.layer}.{l}.{part}" for part in own.parts)
+        for a, name in (("q", q), ("k", k), ("v", value)):
+            found += linear(name, f"layers.attention.heads.W_{a}", f"layers.attention.heads.b_{a}", l)
+        found += linear(o, "layers.attention.W_o", "layers.attention.b_o", l)
+        found += norm(norm1, "layers.norm1", l) + norm(norm2, "layers.norm2", l)
+        found += linear(mlp1, "layers.mlp.W_mlp1", "layers.mlp.b_mlp1", l)
+        found += linear(mlp2, "layers.mlp.W_mlp2", "layers.mlp.b_mlp2", l)
+    if v.pooler:
+        found += linear(f"{prefix}pooler.dense", "W_pool", "b_pool")
+    if not v.head:
+        return found
+    bias = Entry(b_u, ("b_u",), aliases=("lm_head.decoder.bias",) if kind == "roberta" else ())
+    found += [*linear(W_f, "W_f", "b_f"), *norm(after, "norm"), bias]
+    return found if c.tied else [*found, Entry(W_u, ("W_u",))]
+
+
+def architecture(kind: str) -> Architecture:
+    """Return how encoders of a kind are described and stored.
+
+    Args:
+        kind: one of `KINDS`.
+    """
+    return Architecture(
+        functools.partial(_read_config, kind),
+        functools.partial(_write_config, kind),
+        functools.partial(_entries, kind),
+        prefix=f"{kind}.",
+        ignored=("*embeddings.position_ids",),
+    )
