@@ -100,14 +100,15 @@ def changed_lines(variant: Any, algorithm: int, sharing: int = 1) -> dict[tuple[
 
 def _edited(formula: str, edits: Edits, value: str, change: Change, n: int, number: str) -> str:
     for pattern, replacement in edits:
-        replacement = replacement.replace("VALUE", value.replace("\\", r"\\"))
-        formula, count = re.subn(pattern, replacement, formula)
+        formula, count = re.subn(pattern, replacement.replace("VALUE", value.replace("\\", r"\\")), formula)
         if not count:
             raise ValueError(f"{change.field}: {pattern} is not in line {number} of Algorithm {n}, {formula}")
     return formula
 
 
-def _if(condition: Callable[[Any], Any], value: Callable[[Any], Any] = lambda v: "") -> Callable[[Any, int], str | None]:
+def _if(
+    condition: Callable[[Any], Any], value: Callable[[Any], Any] = lambda v: ""
+) -> Callable[[Any, int], str | None]:
     """A row's value where a condition holds of the record."""
     return lambda variant, _: str(value(variant)) if condition(variant) else None
 
@@ -157,7 +158,9 @@ CONTEXT: Lines = {8: "2"}
 NORMS: Lines = {8: "6 8 15 17 19", 9: "6 8 11", 10: "5 7 10"}
 NORMS_OF_LAYERS: Lines = {8: "6 8 15 17 19", 9: "6 8", 10: "5 7"}
 ATTENTION: Lines = {8: "5 14 16", 9: "5", 10: "6"}
-OF_ITSELF: Lines = {8: "5 14", 9: "5", 10: "6"}
+CAUSAL: Lines = {8: "14", 10: "6"}
+TO_ALL: Lines = {8: "5", 9: "5"}
+NORMALIZED_FIRST: Lines = {8: "5 14 16", 9: "5"}
 MLP: Lines = {8: "7 18", 9: "7", 10: "8"}
 ACTIVATED: Lines = {8: "7 18", 9: "7 10", 10: "8"}
 RETURN: Lines = {8: "return", 9: "return", 10: "return"}
@@ -224,9 +227,10 @@ CHANGES: tuple[Change, ...] = (
            (("$", ", else S[t_z,t_x] ← c√d_attn tanh(S[t_z,t_x]/(c√d_attn))"),),
            (("$", r" \\text{, else } S[t_z, t_x] \\leftarrow c\\sqrt{d_\\text{attn}} \\tanh\\frac{S[t_z, t_x]}{c\\sqrt{d_\\text{attn}}}"),),
            "c = VALUE"),
-    Change("attention.window", _if(_any("window"), _each("window")), OF_ITSELF,
-           ((r"⟦t ≤ t'⟧|≡ 1", "⟦t' − w < t ≤ t'⟧"),),
-           ((r"\\llbracket t \\le t' \\rrbracket|\\equiv 1", r"\\llbracket t' - w < t \\le t' \\rrbracket"),),
+    Change("attention.window", _if(_any("window"), _each("window")), CAUSAL,
+           (("t ≤ t'", "t' − w < t ≤ t'"),), ((r"t \\le t'", r"t' - w < t \\le t'"),), "w = VALUE"),
+    Change("attention.window", _if(_any("window"), _each("window")), TO_ALL,
+           ((" ≡ 1", "[t,t'] = ⟦t' − w < t⟧"),), ((r" \\equiv 1", r"[t, t'] = \\llbracket t' - w < t \\rrbracket"),),
            "w = VALUE"),
     Change("attention.normalize_output", _if(_any("normalize_output"), lambda v: _norm_name(v.norm)), ATTENTION,
            ((r"\+ (MHAttention.*)$", r"+ VALUE(\1 | γ_l^out)"),),
@@ -235,8 +239,7 @@ CHANGES: tuple[Change, ...] = (
            ((r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)",
              r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"),),
            ((r"\\text\{(\w+)\}\((W_\{\\text\{mlp\d\}\}\^l) (\S+) \+ (b_\S+) 1\^\\intercal\)",
-             r"(\\text{\1}(W_{\\text{gate}}^l \3 + b_{\\text{gate}}^l 1^\\intercal) \\odot "
-             r"(\2 \3 + \4 1^\\intercal))"),)),
+             r"(\\text{\1}(W_{\\text{gate}}^l \3 + b_{\\text{gate}}^l 1^\\intercal) \\odot (\2 \3 + \4 1^\\intercal))"),)),
     Change("mlp.biases", _if(lambda v: v.mlp and not v.mlp.biases), MLP,
            ((r" \+ b_\w+\^l 1ᵀ", ""),), ((r" \+ b_\{\\text\{\w+\}\}\^l 1\^\\intercal", ""),)),
     Change("mlp.activation", _if(_activation, lambda v: ACTIVATIONS[v.mlp.activation]), ACTIVATED,
@@ -252,9 +255,21 @@ CHANGES: tuple[Change, ...] = (
     Change("order", _if(lambda v: v.order == "side_by_side"), {10: "8"},
            (("X ← X", "X ← X + Y"),), ((r"X \\leftarrow X", r"X \\leftarrow X + Y"),)),
     Change("order", _if(lambda v: v.order == "no_norm"), NORMS_OF_LAYERS, DROP_NORM, DROP_NORM_LATEX),
+    Change("order", _if(lambda v: v.order == "norm_first"), {8: "6 8 15 17 19", 9: "6 8"}, DROP_NORM, DROP_NORM_LATEX),
+    Change("order", _if(lambda v: v.order == "norm_first"), NORMALIZED_FIRST,
+           ((r"MHAttention\((\w)", r"MHAttention(norm(\1)"),),
+           ((r"MHAttention\}\((\w)", r"MHAttention}(\\text{norm}(\1)"),), "norm: that of the next line, of what is read"),
+    Change("order", _if(lambda v: v.order == "norm_first"), {8: "7 18", 9: "7"},
+           ((r"(W_(?:mlp\d|gate)\^l) ([XZ])(?= \+|\))", r"\1 norm(\2)"),),
+           ((r"(W_\{\\text\{(?:mlp\d|gate)\}\}\^l) ([XZ])(?= \+|\))", r"\1 \\text{norm}(\2)"),),
+           "norm: that of the next line, of what is read"),
+    Change("final_norm", _if(lambda v: v.final_norm is True), {8: "16"}, ((", Z", ", norm(Z)"),),
+           ((", Z", r", \\text{norm}(Z)"),), "norm: with γ and β of the encoder's own"),
     Change("final_norm", _if(lambda v: v.final_norm is False), {10: "10"}, DROP_NORM, DROP_NORM_LATEX),
     Change("unembedding.bias", _if(lambda v: v.unembedding.bias), RETURN,
            (("W_u X", "W_u X + b_u 1ᵀ"),), (("W_u X", r"W_u X + b_u 1^\\intercal"),)),
+    Change("final_norm", _if(lambda v: v.final_norm is True), {8: "return"}, (("W_u X", "W_u norm(X)"),),
+           (("W_u X", r"W_u \\text{norm}(X)"),), "norm: with γ and β of the decoder's own"),
     Change("unembedding.bias", _if(lambda v: v.unembedding.bias), {7: "1"}, (("W_u e", "W_u e + b_u"),),
            (("W_u e", "W_u e + b_u"),)),
     Change("unembedding.cap", _if(lambda v: v.unembedding.cap, lambda v: f"{v.unembedding.cap:g}"), UNEMBEDDING,

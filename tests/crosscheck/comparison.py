@@ -94,6 +94,11 @@ class LineResult:
     elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
     @property
+    def printed(self) -> Line:
+        """The line as the paper has it."""
+        return PSEUDOCODE[self.algorithm].line(self.line.number)
+
+    @property
     def every_cell(self) -> list[Cell]:
         """The comparisons in all runs."""
         return [*self.cells.values(), *(cell for cells in self.elsewhere.values() for cell in cells)]
@@ -143,6 +148,11 @@ class Results:
     settings: dict[str, Any]
     first: tuple[int, str, str] | None = None
     observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
+
+    @property
+    def variant(self) -> str:
+        """The name of the variant that was run; "" for the paper's lines."""
+        return self.settings.get("variant", "")
 
     @property
     def failures(self) -> list[LineResult]:

@@ -113,7 +113,8 @@ class _Walk:
             S = self.see(4, "4", lambda _, K=K, Q=Q: K.T @ Q)
             S = self.see(4, "5", lambda masked, S=S: np.where(masked == -np.inf, -np.inf, S))
             weights = [softmax(column / np.sqrt(len(Q))) for column in S.T]
-            V_tilde = self.see(4, "return", lambda _, V=V, A=np.stack(weights, axis=1): V @ A)
+            A = np.stack(weights, axis=1)
+            V_tilde = self.see(4, "return", lambda _, V=V, A=A: V @ A)
             shared = None if len(groups) < len(W.heads) else V_tilde
             heads.append(self.see(5, "2", lambda _, Y=shared: _given(Y)))
         Y = self.see(5, "3", lambda _: np.concatenate(heads))

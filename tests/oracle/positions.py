@@ -20,8 +20,8 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
 
     "neighbors": e[2i] = sin(t / base^(2i/d_e)), e[2i + 1] = cos(same), as in Vaswani et al. 2017, section 3.5, and
     document 003, section 12.3.1; "halves": the same sines first, then the cosines, as in tensor2tensor, Transformer-XL
-    (Dai et al. 2019) and Marian; "fairseq": likewise, the last wavelength being that of the base itself, base^(2i/(d_e -
-    2)), as in tensor2tensor's code and in fairseq's (Ng et al. 2019).
+    (Dai et al. 2019) and Marian; "fairseq": likewise with base^(2i/(d_e - 2)), as in the
+    code of tensor2tensor and fairseq (Ng et al. 2019).
 
     Args:
         t: position or distance, from 0, and negative where a distance is.
