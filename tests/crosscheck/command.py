@@ -12,10 +12,10 @@ from types import ModuleType
 import jax
 from rich.console import Console
 
+from docs.book import write_book
 from training.commands.arguments import Parser
 
 from .algorithms import PSEUDOCODE
-from .book import write_book
 from .comparison import Results, compare
 from .mutations import LOCATED, check_mutations
 from .report import as_json, print_results
@@ -106,4 +106,4 @@ def _write(every: list[Results], options: argparse.Namespace, console: Console) 
             as_data = {"ok": all(r.ok for r in every), "runs": [as_json(results) for results in every]}
         options.json.write_text(json.dumps(as_data, indent=1, ensure_ascii=False) + "\n", "utf-8")
     if options.html is not None:
-        console.print(f"book: {write_book(every[0], options.html, ROOT)}", markup=False)
+        console.print(f"book: {write_book(every, options.html, ROOT)}", markup=False)
