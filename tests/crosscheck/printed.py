@@ -12,8 +12,7 @@ import numpy as np
 
 from tests import oracle
 from tests.oracle.components import softmax
-from tests.oracle.family import before
-from tests.oracle.lines import mh_attention, normalize, part
+from tests.oracle.lines import before, mh_attention, normalize, part
 from tests.oracle.transformers import causal_mask, ones_mask
 
 from .records import OracleRecord

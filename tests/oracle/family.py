@@ -43,7 +43,19 @@ from .components import (
     softmax,
     token_embedding,
 )
-from .lines import ACTIVATIONS, cap, document_positions, join_masks, linear, mh_attention, mlp, normalize, part
+from .lines import (
+    ACTIVATIONS,
+    after,
+    before,
+    cap,
+    document_positions,
+    join_masks,
+    linear,
+    mh_attention,
+    mlp,
+    normalize,
+    part,
+)
 from .positions import Positions, sinusoid
 from .transformers import causal_mask, ones_mask
 
@@ -112,41 +124,6 @@ def embed(
         P = np.stack([theta.W_p[:, positions[t]] for t in range(l)], axis=1)
         return list(X.T), P
     return list(X.T), None
-
-
-def before(X: Array, norm: Any, order: str, model: Model) -> Array:
-    """Return what a residual sublayer reads: norm(X) where norms come first, else X; a norm that is None is left out.
-
-    norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
-    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6).
-
-    Args:
-        X: [d_e, l].
-        norm: before the sublayer, or after the sum.
-        order: "norm_first" or "norm_last".
-        model: options.
-
-    Returns:
-        [d_e, l].
-    """
-    if order not in ("norm_first", "norm_last"):
-        raise ValueError(f"order must be norm_first or norm_last, but is {order}")
-    return normalize(X, norm, model) if order == "norm_first" else X
-
-
-def after(X: Array, norm: Any, order: str, model: Model) -> Array:
-    """Return what becomes of the sum of X and a residual sublayer: see `before`.
-
-    Args:
-        X: [d_e, l].
-        norm: before the sublayer, or after the sum.
-        order: "norm_first" or "norm_last".
-        model: options.
-
-    Returns:
-        [d_e, l].
-    """
-    return normalize(X, norm, model) if order == "norm_last" else X
 
 
 def through_layers(

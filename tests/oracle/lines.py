@@ -134,6 +134,41 @@ def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
     return np.stack(columns, axis=1)
 
 
+def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
+    """Return what a residual sublayer reads: norm(X) where norms come first, else X; a norm that is None is left out.
+
+    norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
+    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6).
+
+    Args:
+        X: [d_e, l].
+        norm: before the sublayer, or after the sum.
+        order: "norm_first" or "norm_last".
+        model: options.
+
+    Returns:
+        [d_e, l].
+    """
+    if order not in ("norm_first", "norm_last"):
+        raise ValueError(f"order must be norm_first or norm_last, but is {order}")
+    return normalize(X, norm, model) if order == "norm_first" else X
+
+
+def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
+    """Return what becomes of the sum of X and a residual sublayer: see `before`.
+
+    Args:
+        X: [d_e, l].
+        norm: before the sublayer, or after the sum.
+        order: "norm_first" or "norm_last".
+        model: options.
+
+    Returns:
+        [d_e, l].
+    """
+    return normalize(X, norm, model) if order == "norm_last" else X
+
+
 def mlp(X: Array, W: Any, f: Any) -> Array:
     """Return W_mlp2 f(W_mlp1 X), or with a gate W_mlp2 (f(W_gate X) * W_mlp1 X) (Shazeer 2020; Llama; T5 1.1).
 
