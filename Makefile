@@ -43,8 +43,8 @@ compilers: ## compile small steps for TPUs and H100s, each in an environment of 
 	$(MAKE) test VENV=$(VENV)-tpu EXTRAS=test,tpu WORKERS=0 PYTEST_FLAGS="-m compilers"
 	$(MAKE) test VENV=$(VENV)-cuda EXTRAS=test,cuda WORKERS=0 PYTEST_FLAGS="-m compilers"
 
-book: $(call INSTALLED,book) ## write the paper beside the code, executed, to build/book
-	$(BIN)/python scripts/crosscheck.py --html build/book
+book: $(call INSTALLED,book) ## write the paper and published models beside the code, executed, to build/book
+	$(BIN)/python scripts/crosscheck.py --variant all --html build/book
 
 mutations: $(call INSTALLED,test) ## make wrong edits in scratch copies, and say which test catches each
 	$(BIN)/python -m tests.mutations

@@ -158,22 +158,35 @@ def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
 
 def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndarray:
     """The logits of Algorithm 10 by the oracle's loops, of one sequence."""
+    return family.d_logits([int(token) for token in x], family_parameters(theta), options_of(variant), **where)
+
+
+def family_parameters(theta: Any) -> Any:
+    """Parameters as the oracle has them: in lists, and the norms of what a layer adds beside those of what it reads."""
     unstacked = unstack_family(theta)
-    for layer in unstacked.layers:
-        for h, head in enumerate(layer.attention.heads):
-            for name in ("W_r", "u", "v"):
-                values = getattr(layer.attention, name)
-                setattr(head, name, None if values is None else values[h])
-        layer.norm1_out = getattr(layer.attention, "norm_out", None)
-        layer.norm2_out = getattr(layer.mlp, "norm_out", None) if layer.mlp is not None else None
-    return family.d_logits([int(token) for token in x], unstacked, options_of(variant), **where)
+    for layer in (*getattr(unstacked, "layers", ()), *getattr(unstacked, "encoder", ())):
+        _of_heads(layer.attention)
+        layer.norm1_out, layer.norm2_out = (getattr(part, "norm_out", None) for part in (layer.attention, layer.mlp))
+    for layer in getattr(unstacked, "decoder", ()):
+        _of_heads(layer.self_attention)
+        parts = layer.self_attention, layer.cross_attention, layer.mlp
+        layer.norm3_out, layer.norm4_out, layer.norm5_out = (getattr(part, "norm_out", None) for part in parts)
+    return unstacked
+
+
+def _of_heads(attention: Any) -> None:
+    """Give each head its own relative positions, which the parameters have for all heads together."""
+    for h, head in enumerate(attention.heads):
+        for name in ("W_r", "u", "v"):
+            values = getattr(attention, name, None)
+            setattr(head, name, None if values is None else values[h])
 
 
 def options_of(variant: Variant) -> dict[str, Any]:
     """A variant as the oracle has it."""
     e, norm, u = variant.embedding, variant.norm, variant.unembedding
-    rows = "neighbors" if e.positions == "sinusoidal" else "halves"
-    sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows}
+    rows = {"sinusoidal": "neighbors", "sinusoidal_fairseq": "fairseq"}.get(str(e.positions), "halves")
+    sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows, "first": e.first_position}
     learned = {"kind": "learned", "first": e.first_position}
     return {
         **family.PAPER,

@@ -7,18 +7,20 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import jax
 from rich.console import Console
 
+from docs.book import write_book
 from training.commands.arguments import Parser
 
 from .algorithms import PSEUDOCODE
-from .book import write_book
 from .comparison import Results, compare
 from .mutations import LOCATED, check_mutations
 from .report import as_json, print_results
 from .scenarios import Scenarios
+from .variants import NAMES, VariantScenarios, compare_variant
 
 __all__ = ["main"]
 
@@ -40,6 +42,9 @@ def parser() -> Parser:
     )
     parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
                         help="only this algorithm; may be given several times")  # fmt: skip
+    parser.add_argument("--variant", action="append", default=[], choices=(*NAMES, "all"), metavar="NAME",
+                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked; may "
+                        "be given several times; a book has the paper's algorithms, too")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
                         help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
@@ -74,19 +79,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.mutations is not None:
             return check_mutations(options.mutations or list(LOCATED), ROOT, options.seed, console)
-        scenarios = Scenarios(
-            package, seed=options.seed, sizes=dict(options.sizes), implementation=options.implementation
-        )
-        results = compare(scenarios, ROOT, options.algorithm or sorted(PSEUDOCODE))
-        print_results(results, console)
-        _write(results, options, console)
+        every = _compared(options, package, console)
+        _write(every, options, console)
     except ValueError as error:
         parser().error(str(error))
-    return 0 if results.ok else 1
+    return 0 if all(results.ok for results in every) else 1
 
 
-def _write(results: Results, options: argparse.Namespace, console: Console) -> None:
+def _compared(options: argparse.Namespace, package: ModuleType, console: Console) -> list[Results]:
+    """The paper's algorithms, unless only variants were asked for, and the variants."""
+    settings = {"seed": options.seed, "sizes": dict(options.sizes), "implementation": options.implementation}
+    every = []
+    if options.algorithm or options.html is not None or not options.variant:
+        every.append(compare(Scenarios(package, **settings), ROOT, options.algorithm or sorted(PSEUDOCODE)))
+        print_results(every[-1], console)
+    for name in NAMES if "all" in options.variant else dict.fromkeys(options.variant):
+        every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT))
+        print_results(every[-1], console)
+    return every
+
+
+def _write(every: list[Results], options: argparse.Namespace, console: Console) -> None:
     if options.json is not None:
-        options.json.write_text(json.dumps(as_json(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        as_data = as_json(every[0])
+        if options.variant:
+            as_data = {"ok": all(r.ok for r in every), "runs": [as_json(results) for results in every]}
+        options.json.write_text(json.dumps(as_data, indent=1, ensure_ascii=False) + "\n", "utf-8")
     if options.html is not None:
-        console.print(f"book: {write_book(results, options.html, ROOT)}", markup=False)
+        console.print(f"book: {write_book(every, options.html, ROOT)}", markup=False)

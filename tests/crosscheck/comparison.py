@@ -12,6 +12,7 @@ import numpy as np
 from tests import oracle
 
 from .algorithms import PSEUDOCODE
+from .changes import ChangedLine
 from .eager import observable
 from .pseudocode import Line
 from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
@@ -20,13 +21,16 @@ from .tags import Statement, read
 from .tracing import traced
 from .values import difference, plain, prefix
 
-__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare"]
+__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "check_runs", "compare"]
 
 TOLERANCE = 1e-10
 """Largest difference of two float64 values that counts as none."""
 
 SETS = {"T_tilde"}
 """Variables that have no room for more, even where sequences are padded."""
+
+SHARED = {(4, "2", "K"), (4, "3", "V")}
+"""What several heads may read."""
 
 OracleCache = dict[tuple[int, int], OracleRecord]
 """What the oracle computed, by algorithm and run: it is the same whatever version of the code is checked."""
@@ -72,6 +76,8 @@ class LineResult:
         line: the line.
         places: the code that executes it.
         group: the lines that this code executes together.
+        change: how a variant has the line, where it changes it.
+        is_printed: whether the oracle's values are those of the printed formula.
         cells: the comparisons, by variable, in the runs of the line's own algorithm.
         within: whether the line can only be seen in what its group produces.
         elsewhere: the comparisons in the runs of other algorithms, by their number.
@@ -83,7 +89,14 @@ class LineResult:
     group: tuple[str, ...] = ()
     cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
     within: bool = False
+    change: ChangedLine | None = None
+    is_printed: bool = True
     elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def printed(self) -> Line:
+        """The line as the paper has it."""
+        return PSEUDOCODE[self.algorithm].line(self.line.number)
 
     @property
     def every_cell(self) -> list[Cell]:
@@ -106,7 +119,9 @@ class LineResult:
 
     @property
     def verdict(self) -> str:
-        """`"equal"`, `"within"` its group, `"different"`, or `"missing"` without a counterpart."""
+        """`"equal"`, `"within"` its group, `"different"`, `"missing"` without a counterpart, or `"left out"` by a variant."""
+        if self.change is not None and self.change.left_out:
+            return "different" if self.places else "left out"
         if not self.places:
             return "missing"
         if any(cell.problem or cell.worst > TOLERANCE for cell in self.every_cell):
@@ -135,9 +150,19 @@ class Results:
     observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
 
     @property
+    def variant(self) -> str:
+        """The name of the variant that was run; "" for the paper's lines."""
+        return self.settings.get("variant", "")
+
+    @property
     def failures(self) -> list[LineResult]:
         """The lines that differ or have no counterpart."""
         return [result for result in self.lines.values() if result.verdict in ("different", "missing")]
+
+    @property
+    def wrongly_marked(self) -> list[LineResult]:
+        """The lines that a variant's record marks as changed and that are as printed, or the other way around."""
+        return [result for result in self.lines.values() if (result.change is None) != result.is_printed]
 
     @property
     def worst(self) -> float:
@@ -146,8 +171,8 @@ class Results:
 
     @property
     def ok(self) -> bool:
-        """Whether every line has its counterpart, and none differs."""
-        return not self.failures and not self.errors
+        """Whether every line has its counterpart, none differs, and those that a variant changes are marked."""
+        return not self.failures and not self.errors and not self.wrongly_marked
 
 
 def compare(
@@ -173,14 +198,32 @@ def compare(
     settings = {"seed": scenarios.seed, "implementation": scenarios.implementation}
     results = Results(lines, {}, settings)
     for n in numbers:
-        differences: list[_Difference] = []
-        for i, run in enumerate(scenarios.runs(n)):
-            differences += _check_run(results, run, i, scenarios, root, cache)
-        if differences and results.first is None:
-            results.first = min(differences).name
-            if until_first:
-                break
+        check_runs(results, n, scenarios, root, cache, until_first=until_first)
+        if until_first and results.first is not None:
+            break
     return results
+
+
+def check_runs(
+    results: Results, n: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache, *, until_first: bool = False
+) -> None:
+    """Compare the runs of one algorithm, and note the first difference unless there is one already.
+
+    Args:
+        results: filled.
+        n: the algorithm.
+        scenarios: what to run.
+        root: the root of the repository that the code under check lies in.
+        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
+        until_first: whether to stop behind the first run that differs.
+    """
+    differences: list[_Difference] = []
+    for i, run in enumerate(scenarios.runs(n)):
+        differences += _check_run(results, run, i, scenarios, root, cache)
+        if differences and until_first:
+            break
+    if differences and results.first is None:
+        results.first = min(differences).name
 
 
 class _Difference(NamedTuple):
@@ -251,9 +294,9 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
         result = results.lines.get((n, number))
         line = PSEUDOCODE[n].line(number)
         site = _site(code, key, line)
-        if result is None or (site is None and n != run.algorithm):
+        own = n == run.algorithm or n in run.shows
+        if result is None or (site is None and not own):
             continue
-        own = n == run.algorithm
         if site is None or (not own and _is_untagged(site)):
             continue
         if own and variable == line.variable:
@@ -265,13 +308,22 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
             continue
         if not seen_in(line, site.group):
             continue
-        cell = result.cells.setdefault(variable, Cell(variable)) if own else Cell(variable)
-        first = _compare(cell, paper.visits.get(key, []), site.visits, run)
+        shown = result.line.variable if variable == line.variable else variable
+        cell = result.cells.setdefault(variable, Cell(shown)) if own else Cell(variable)
+        first = _compare(cell, paper.visits.get(key, []), _of_every_head(site.visits, key, run), run)
         if not own:
             result.elsewhere[run.algorithm].append(cell)
         if first is not None:
             found.append(_Difference(not own, index, first[0], n, number, first[1]))
     return found
+
+
+def _of_every_head(visits: list[Visit], key: Key, run: Run) -> list[Visit]:
+    """The keys and values of every head, where several heads read the same ones."""
+    if run.sharing == 1 or key not in SHARED:
+        return visits
+    heads = range(run.sharing)
+    return [dataclasses.replace(v, head=(v.head or 0) * run.sharing + h) for v in visits for h in heads]
 
 
 def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:

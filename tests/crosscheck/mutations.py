@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
@@ -15,11 +16,15 @@ from tests.mutations import MUTATIONS, Mutation, apply, edited
 from .algorithms import PSEUDOCODE
 from .comparison import OracleCache, Results, compare
 from .scenarios import Scenarios
+from .variants import VariantScenarios, compare_variant
 
-__all__ = ["LOCATED", "check_mutations", "locate"]
+__all__ = ["LOCATED", "Caches", "check_mutations", "locate"]
 
 LOCATED: dict[str, Mutation] = {name: mutation for name, mutation in MUTATIONS.items() if mutation.line is not None}
 """Those of the one list that change what a line computes."""
+
+Caches = defaultdict[str | None, OracleCache]
+"""What the oracle computed, by variant; None for the paper."""
 
 
 @contextlib.contextmanager
@@ -48,24 +53,27 @@ def locate(
     mutation: Mutation,
     root: pathlib.Path,
     seed: int,
-    cache: OracleCache,
+    caches: Caches,
     numbers: Sequence[int] = tuple(sorted(PSEUDOCODE)),
 ) -> Results:
-    """Make an edit in a copy, and cross-check the copy until the first algorithm that differs.
+    """Make an edit in a copy, and cross-check the copy: a variant, or the paper until the first algorithm that differs.
 
     Args:
         mutation: the edit.
         root: the root of the repository.
         seed: of the inputs.
-        cache: what the oracle computed for earlier mutations; filled.
+        caches: what the oracle computed for earlier mutations; filled.
         numbers: the algorithms to check, in order.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder).resolve()
         apply(mutation, root, copy)
         with imported(copy) as package:
-            scenarios = Scenarios(package, seed=seed, sizes={}, implementation="paper")
-            return compare(scenarios, copy, numbers, cache, until_first=True)
+            settings = {"seed": seed, "sizes": {}, "implementation": "paper"}
+            of_this = caches[mutation.variant]
+            if mutation.variant is not None:
+                return compare_variant(VariantScenarios(package, mutation.variant, **settings), copy, of_this)
+            return compare(Scenarios(package, **settings), copy, numbers, of_this, until_first=True)
 
 
 def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:
@@ -74,7 +82,7 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
     Raises:
         ValueError: for a name that is none.
     """
-    cache: OracleCache = {}
+    caches: Caches = defaultdict(dict)
     missed = count = 0
     unknown = sorted(set(names) - set(LOCATED))
     if unknown:
@@ -83,11 +91,12 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
         edited(LOCATED[name], root)
     for count, name in enumerate(names, 1):
         mutation = LOCATED[name]
-        first = locate(mutation, root, seed, cache).first
+        first = locate(mutation, root, seed, caches).first
         wanted = (mutation.algorithm, mutation.line)
         found = first is not None and first[:2] == wanted
         missed += not found
-        where = "nothing differs" if first is None else f"Algorithm {first[0]}, line {first[1]} ({first[2]})"
+        of = f"{mutation.variant}: " if mutation.variant else ""
+        where = "nothing differs" if first is None else f"{of}Algorithm {first[0]}, line {first[1]} ({first[2]})"
         verdict = "located" if found else f"EXPECTED Algorithm {wanted[0]}, line {wanted[1]}"
         console.print(f"{count:3} {name} [{mutation.file}]: {where}: {verdict}", markup=False, highlight=False)
     console.print(f"{count - missed} of {count} mutations located", highlight=False)

@@ -145,10 +145,12 @@ class OracleRecord:
         assert call.algorithm is not None
         key = (of_all_columns or call.algorithm, line.number, variable)
         array = _of_oracle(value)
+        where, head = _where(call)
+        if key[0] in OF_COLUMNS and head is not None:
+            return  # a norm of queries and keys, which is seen in their products
         if self._functions.setdefault(key, call.function.name) != call.function.name:
             return  # a line that two functions spell out, such as a length, is recorded once
-        visits, where, head = self.visits[key], *_where(call)
-        head = None if line.kind == "loop" else head
+        visits, head = self.visits[key], None if line.kind == "loop" else head
         self._order += 1
         if key[0] in OF_COLUMNS and not of_all_columns:
             array = array[..., None]
@@ -274,6 +276,8 @@ class CodeRecord:
             return
         site = self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))
         for sequence, head, array in values:
+            if key[0] in OF_COLUMNS and head is not None:
+                continue  # as in the oracle's record
             self._order += 1
             site.visits.append(Visit(array, sequence, head, self._order))
 

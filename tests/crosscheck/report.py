@@ -11,13 +11,20 @@ from .comparison import TOLERANCE, Cell, LineResult, Results
 
 __all__ = ["as_json", "print_results", "summary"]
 
-VERDICTS = {"equal": "equal", "within": "in its step", "different": "DIFFERENT", "missing": "MISSING"}
+VERDICTS = {
+    "equal": "equal",
+    "within": "in its step",
+    "left out": "left out",
+    "different": "DIFFERENT",
+    "missing": "MISSING",
+}
 
 
 def print_results(results: Results, console: Console) -> None:
     """Print a table for each algorithm, then the summary."""
     for n in sorted({algorithm for algorithm, _ in results.lines}):
-        console.print(_table(n, [result for (m, _), result in results.lines.items() if m == n]))
+        own = [result for (m, _), result in results.lines.items() if m == n]
+        console.print(_table(n, own, results.variant))
         if n in results.errors:
             line, message = results.errors[n]
             console.print(f"Algorithm {n}, line {line}: {message}", style="bold red", markup=False)
@@ -31,12 +38,25 @@ def summary(results: Results) -> str:
     seen = sum(result.verdict == "equal" for result in lines)
     within = sum(result.verdict == "within" for result in lines)
     values = sum(cell.visits for result in lines for cell in result.every_cell)
+    changed = sum(result.change is not None for result in lines)
+    left_out = sum(result.verdict == "left out" for result in lines)
     text = (
+        f"{f'{results.variant}: ' if results.variant else ''}"
         f"{len({r.algorithm for r in lines})} algorithms, {len(lines)} lines: {seen} equal"
-        f"{f', {within} in a step that is equal' if within else ''}; {values} values compared; worst difference "
+        f"{f', {within} in a step that is equal' if within else ''}{f', {left_out} left out' if left_out else ''}; "
+        f"{f'{changed} changed; ' if results.variant else ''}{values} values compared; worst difference "
         f"{results.worst:.1e} (at most {TOLERANCE:.0e} passes)"
     )
-    wrong = [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
+    wrong = [
+        f"Algorithm {r.algorithm}, line {r.line.number}: "
+        + (
+            "not marked, but not as printed"
+            if r.change is None
+            else f"marked ({', '.join(r.change.fields)}), but as printed"
+        )
+        for r in results.wrongly_marked
+    ]
+    wrong += [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
     wrong += [f"Algorithm {n}: raised in line {line}: {message}" for n, (line, message) in results.errors.items()]
     if results.first is not None:
         n, line, where = results.first
@@ -77,6 +97,13 @@ def _line_as_json(result: LineResult) -> dict[str, Any]:
         "name": PSEUDOCODE[result.algorithm].name,
         "line": result.line.number,
         "formula": result.line.text,
+        "changed": None
+        if result.change is None
+        else {
+            "printed": result.printed.text,
+            "by": result.change.fields,
+            "notes": result.change.notes,
+        },
         "code": [dataclasses.asdict(place) for place in result.places],
         "step": result.group,
         "variables": [
@@ -106,9 +133,10 @@ def _why(result: LineResult) -> str:
     return f" by {result.worst:.1e} ({result.where})" if result.verdict == "different" else ""
 
 
-def _table(n: int, results: list[LineResult]) -> Table:
+def _table(n: int, results: list[LineResult], variant: str) -> Table:
     algorithm = PSEUDOCODE[n]
-    table = Table(title=f"Algorithm {n}  {algorithm.text}", title_justify="left", title_style="bold", expand=True)
+    title = f"{f'{variant}: ' if variant else ''}Algorithm {n}  {algorithm.text}"
+    table = Table(title=title, title_justify="left", title_style="bold", expand=True)
     table.add_column("line", justify="right", no_wrap=True)
     table.add_column("formula", ratio=5)
     table.add_column("code", ratio=6)
@@ -122,31 +150,28 @@ def _table(n: int, results: list[LineResult]) -> Table:
     return table
 
 
+def _formula(result: LineResult) -> str:
+    """The line; where a variant changes it, marked, with the paper's below."""
+    indent = "  " * result.line.depth
+    if result.change is None:
+        return _escaped(indent + result.line.text)
+    notes = "".join(f"\n{indent}  [dim]{_escaped(note)}[/]" for note in result.change.notes)
+    return (
+        f"[bold]{_escaped(f'{indent}≠ {result.line.text}')}[/]{notes}\n"
+        f"{indent}  [dim]paper: {_escaped(result.printed.text)}[/]"
+    )
+
+
 def _row(result: LineResult) -> tuple[str, ...]:
     code = "\n".join(f"[dim]{p.file}:{p.line}[/]\n{_escaped(p.text)}" for p in result.places) or "—"
     cells = list(result.cells.values())
     variables = "\n".join(f"{cell.variable}, {shape_text(result, cell)}" for cell in cells)
     values = "\n".join(str(cell.visits) for cell in cells)
-    verdict = VERDICTS[result.verdict]
+    formula, verdict = _formula(result), VERDICTS[result.verdict]
     if result.verdict == "within":
-        return (
-            result.line.number,
-            _escaped("  " * result.line.depth + result.line.text),
-            code,
-            "",
-            "",
-            "",
-            (f"in step {result.group[0]}–{result.group[-1]}"),
-        )
-    return (
-        result.line.number,
-        _escaped("  " * result.line.depth + result.line.text),
-        code,
-        variables,
-        values,
-        f"{result.worst:.1e}" if cells else "",
-        verdict,
-    )
+        return result.line.number, formula, code, "", "", "", f"in step {result.group[0]}–{result.group[-1]}"
+    worst = f"{result.worst:.1e}" if cells else ""
+    return result.line.number, formula, code, variables, values, worst, verdict
 
 
 def _escaped(text: str) -> str:

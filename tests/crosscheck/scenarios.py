@@ -31,6 +31,8 @@ class Run:
         batched: whether the code is given a batch of sequences.
         padded: whether the code's arrays have room for more tokens than the paper's.
         greedy: whether the temperature is 0.
+        shows: further algorithms whose lines are compared here, and in no runs of their own.
+        sharing: how many heads share keys and values.
     """
 
     algorithm: int
@@ -40,6 +42,8 @@ class Run:
     batched: bool = False
     padded: bool = False
     greedy: bool = False
+    shows: frozenset[int] = frozenset()
+    sharing: int = 1
 
 
 class Scenarios:
@@ -60,8 +64,11 @@ class Scenarios:
 
     def runs(self, algorithm: int) -> Iterator[Run]:
         """The runs of an algorithm; the same inputs for the same seed and sizes."""
+        yield from self._seeded(algorithm, getattr(self, f"_runs_{algorithm}"))
+
+    def _seeded(self, algorithm: int, runs: Callable[[], Iterator[Run]]) -> Iterator[Run]:
         self.rng = np.random.default_rng([self.seed, algorithm])
-        yield from getattr(self, f"_runs_{algorithm}")()
+        yield from runs()
 
     def _asked(self, n: int) -> Callable[..., Any]:
         """The function of an algorithm, with the implementation asked for."""
@@ -82,11 +89,15 @@ class Scenarios:
         shapes = ((d, d_x), (d,), (d, d_z), (d,), (d_mid, d_z), (d_mid,))
         return self.package.AttentionParams(*(self._array(*stack, *shape) for shape in shapes))
 
-    def _theta(self, kind: str, s: Sizes) -> Any:
+    def _unstacked(self, theta: Any) -> Any:
+        """The parameters as the oracle has them."""
+        return oracle.unstack(theta)
+
+    def _theta(self, kind: str, s: Sizes, **more: Any) -> Any:
         options = {"N_V": s.N_V, "l_max": s.l_max, "H": s.H, "d_e": s.d_e, "d_mlp": s.d_mlp, "d_attn": s.d_attn}
         options["d_mid"] = s.d_mid
         layers = {"ED": {"L_enc": s.L_enc, "L_dec": s.L_dec}, "E": {"L": s.L, "d_f": s.d_f}, "D": {"L": s.L}}[kind]
-        config = getattr(self.package, f"{kind}TransformerConfig")(**options, **layers)
+        config = getattr(self.package, f"{kind}TransformerConfig")(**options, **layers, **more)
         init = getattr(self.package, f"init_{kind.lower()}_transformer")
         return self._like(jax.eval_shape(lambda: init(jax.random.key(0), config)))
 
@@ -191,14 +202,14 @@ class Scenarios:
     ) -> Iterator[Run]:
         """A single sequence (or pair), and a batch."""
         code = self._asked(n)
-        B, unstacked = self.sizes.B, oracle.unstack(theta)
-        single = [self._tokens(l) for l in lengths]
-        yield Run(n, what, lambda: code(*map(jnp.asarray, single), theta), lambda _: paper(*single, unstacked))
+        B, unstacked = self.sizes.B, self._unstacked(theta)
+        single = self.single = [self._tokens(l) for l in lengths]
+        yield Run(n, what, lambda: code(*map(jnp.asarray, single), theta), lambda _: paper(*single, theta=unstacked))
         batch = [self._tokens(B, l) for l in lengths]
 
         def each(record: OracleRecord) -> None:
             for record.sequence in range(B):
-                paper(*(tokens[record.sequence] for tokens in batch), unstacked)
+                paper(*(tokens[record.sequence] for tokens in batch), theta=unstacked)
 
         yield Run(n, f"a batch of {B}", lambda: code(*map(jnp.asarray, batch), theta), each, batched=True)
 

@@ -18,9 +18,10 @@ class Mutation:
         old: what is replaced: tokens that occur once in these statements, however they are spaced or broken.
         new: what is put in its place.
         algorithm: the algorithm that it spoils first.
-        line: the line of it that the cross-check must name; None where the paper's lines, run as printed on valid input in
-            float64, compute the same as before.
+        line: the line of it that the cross-check must name; None where the lines, run as printed on valid input in float64,
+            compute the same as before.
         tests: what must catch it, as pytest names it: one of these must fail.
+        variant: the name of the variant whose cross-check must name the line, where the paper's lines stay right.
     """
 
     file: str
@@ -31,3 +32,4 @@ class Mutation:
     algorithm: int
     line: str | None
     tests: tuple[str, ...]
+    variant: str | None = None

@@ -72,9 +72,10 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "return",
         "[xp.sin(angle), xp.cos(angle)]",
         "[xp.cos(angle), xp.sin(angle)]",
-        2,
-        None,
+        8,
+        "2",
         EMBEDDING,
+        "VASWANI",
     ),
     # Layer norm, activations, affine maps and dropout: Algorithm 6, and what the layers are made of
     "mean not subtracted": Mutation(
@@ -134,8 +135,9 @@ OF_COMPONENTS: dict[str, Mutation] = {
         "e_hat = e / jnp.sqrt(v + epsilon) *",
         "e_hat = (e - e.mean()) / jnp.sqrt(v + epsilon) *",
         6,
-        None,
+        "return",
         NORMS,
+        "LLAMA",
     ),
     "β skipped, by hand": Mutation(
         "algorithms/ops/normalization.py",

@@ -1,4 +1,7 @@
-"""Wrong edits of the lines that published models change, none of which the paper's own lines pass through."""
+"""Wrong edits of the lines that published models change, none of which the paper's own lines pass through.
+
+Where a variant is named, its cross-check must locate the edit.
+"""
 
 from .mutation import Mutation
 
@@ -8,6 +11,10 @@ T = "tests/algorithms/test_family.py"
 LLAMA = (f"{T}::test_the_lines_are_the_oracles[LLAMA]",)
 GEMMA2 = (f"{T}::test_the_lines_are_the_oracles[GEMMA2]",)
 GPT_NEO = (f"{T}::test_the_lines_are_the_oracles[GPT_NEO]",)
+QWEN3 = (f"{T}::test_the_lines_are_the_oracles[QWEN3]",)
+NEOX = (f"{T}::test_the_lines_are_the_oracles[NEOX]",)
+C = "tests/project/test_crosscheck_variants.py"
+OPT, BERT, BART = ((f"{C}::test_every_line_of_a_variant_agrees[{name}]",) for name in ("OPT", "BERT", "BART"))
 BACKWARD = (f"{T}::test_every_implementation_is_as_printed[dense-LLAMA]",)
 CACHE = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[LLAMA]",)
 GOPHER = (f"{T}::test_the_lines_are_the_oracles[GOPHER]",)
@@ -82,7 +89,15 @@ OF_FAMILY: dict[str, Mutation] = {
         DECODING, "_scores", "distances", "t_of_slots - t[:, None]", "s - state.slot", 14, None, GOPHER_CACHE
     ),
     "frequencies of the next pair": Mutation(
-        POSITIONS, "Rotary.__call__", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 10, None, LLAMA
+        POSITIONS,
+        "Rotary.__call__",
+        "frequencies",
+        "np.arange(0, d, 2,",
+        "np.arange(2, d + 2, 2,",
+        4,
+        "4",
+        LLAMA,
+        "LLAMA",
     ),
     "rotated backwards": Mutation(
         ROTATION,
@@ -90,19 +105,28 @@ OF_FAMILY: dict[str, Mutation] = {
         "return",
         "[U * cos - V * sin, U * sin + V * cos]",
         "[U * cos + V * sin, V * cos - U * sin]",
-        10,
-        None,
+        4,
+        "4",
         LLAMA,
+        "LLAMA",
     ),
     "sines and cosines of a rotation exchanged": Mutation(
-        POSITIONS, "Rotary.__call__", "cos", "(jnp.cos, jnp.sin)", "(jnp.sin, jnp.cos)", 10, None, LLAMA
+        POSITIONS, "Rotary.__call__", "cos", "(jnp.cos, jnp.sin)", "(jnp.sin, jnp.cos)", 4, "4", LLAMA, "LLAMA"
     ),
     "gradient not rotated back": Mutation(ROTATION, "_backward", "return", "-sin", "sin", 10, None, BACKWARD),
     "halves for neighbors": Mutation(
-        ROTATION, "_rotated", "shape", 'pairs == "halves"', 'pairs != "halves"', 10, None, LLAMA
+        ROTATION, "_rotated", "shape", 'pairs == "halves"', 'pairs != "halves"', 4, "4", LLAMA, "LLAMA"
     ),
     "keys not rotated": Mutation(
-        ATTENTION, "Attention.keys", "return", "self._placed(K, W.gamma_k, t, implementation)", "K", 10, None, LLAMA
+        ATTENTION,
+        "Attention.keys",
+        "return",
+        "self._placed(K, W.gamma_k, t, implementation)",
+        "K",
+        4,
+        "4",
+        LLAMA,
+        "LLAMA",
     ),
     "keys not rotated in the cache": Mutation(
         CACHED, "mh_attention_cached", "cache", 'line.keys(K, W, t, "paper")', "K", 14, None, CACHE
@@ -114,8 +138,9 @@ OF_FAMILY: dict[str, Mutation] = {
         "activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U",
         "linear(W.W_gate, X, W.b_gate, implementation) * activate(f, U, implementation)",
         10,
-        None,
+        "8",
         LLAMA,
+        "LLAMA",
     ),
     "γ for γ + 1": Mutation(
         "algorithms/model/norm.py",
@@ -123,9 +148,10 @@ OF_FAMILY: dict[str, Mutation] = {
         "gamma",
         "norm.gamma + self.offset",
         "norm.gamma",
-        10,
-        None,
+        6,
+        "return",
         GEMMA2,
+        "GEMMA2",
     ),
     "heads share keys by h mod H_kv": Mutation(
         "algorithms/ops/attention/dispatch.py",
@@ -133,18 +159,19 @@ OF_FAMILY: dict[str, Mutation] = {
         "K",
         "jnp.repeat(a, len(Q) // len(a), axis=0)",
         "jnp.concatenate([a] * (len(Q) // len(a)))",
-        10,
-        None,
+        4,
+        "4",
         LLAMA,
+        "LLAMA",
     ),
     "window off by one": Mutation(
-        ATTENTION, "Attention.windowed", "return", "self.window)", "self.window + 1)", 10, None, GEMMA2
+        ATTENTION, "Attention.windowed", "return", "self.window)", "self.window + 1)", 4, "5", GEMMA2, "GEMMA2"
     ),
     "turns counted from 1": Mutation(
-        "algorithms/layers.py", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 10, None, GEMMA2
+        "algorithms/layers.py", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "5", GEMMA2, "GEMMA2"
     ),
     "cap of the scores dropped": Mutation(
-        ATTENTION, "Attention.__call__", "hooks", "cap=self.cap", "cap=None", 10, None, GEMMA2
+        ATTENTION, "Attention.__call__", "hooks", "cap=self.cap", "cap=None", 4, "5", GEMMA2, "GEMMA2"
     ),
     "cap of the logits dropped": Mutation(
         "algorithms/model/unembedding.py",
@@ -152,12 +179,21 @@ OF_FAMILY: dict[str, Mutation] = {
         "return",
         "cap=self.cap",
         "cap=None",
-        10,
-        None,
+        7,
+        "1",
         GEMMA2,
+        "GEMMA2",
     ),
     "scale dropped": Mutation(
-        ATTENTION, "Attention.queries", "return", "Q * (self.scale * Q.shape[1] ** 0.5)", "Q", 10, None, GPT_NEO
+        ATTENTION,
+        "Attention.queries",
+        "return",
+        "Q * (self.scale * Q.shape[1] ** 0.5)",
+        "Q",
+        4,
+        "4",
+        GPT_NEO,
+        "GPT_NEO",
     ),
     "window counted in slots": Mutation(
         DECODING,
@@ -168,6 +204,123 @@ OF_FAMILY: dict[str, Mutation] = {
         14,
         None,
         CACHE_IN_TURN,
+    ),
+    "RMSnorm's ε misplaced": Mutation(
+        "algorithms/alg06_layer_norm.py",
+        "rms_norm",
+        "return",
+        "jnp.sqrt(v + epsilon)",
+        "(jnp.sqrt(v) + epsilon)",
+        6,
+        "return",
+        LLAMA,
+        "LLAMA",
+    ),
+    "square of the deviation from the mean for RMSnorm": Mutation(
+        "algorithms/alg06_layer_norm.py",
+        "rms_norm",
+        "2",
+        "jnp.square(e)",
+        "jnp.square(e - e.mean(axis=0, keepdims=True))",
+        6,
+        "2",
+        LLAMA,
+        "LLAMA",
+    ),
+    "learned positions added to rotary ones": Mutation(
+        "algorithms/layers.py",
+        "Lines.embedding",
+        "X",
+        "X if W_p_t is None else X + W_p_t",
+        "X + 0.1 if W_p_t is None else X + W_p_t",
+        10,
+        "2",
+        LLAMA,
+        "LLAMA",
+    ),
+    "activation of the algorithm for the variant's": Mutation(
+        "algorithms/layers.py",
+        "Lines.mlp",
+        "f",
+        "line.activation or self.activation",
+        "self.activation",
+        10,
+        "8",
+        LLAMA,
+        "LLAMA",
+    ),
+    "norms of queries and keys dropped": Mutation(
+        ATTENTION,
+        "Attention._placed",
+        "Q",
+        "self.normalize_heads.of_heads(Q, gamma, implementation)",
+        "Q",
+        4,
+        "4",
+        QWEN3,
+        "QWEN3",
+    ),
+    "norm of what attention adds dropped": Mutation(
+        ATTENTION,
+        "Attention.output",
+        "return",
+        "self.normalize_output(V_tilde, W.norm_out, implementation)",
+        "V_tilde",
+        10,
+        "6",
+        GEMMA2,
+        "GEMMA2",
+    ),
+    "norm of what the MLP adds dropped": Mutation(
+        "algorithms/model/mlp.py",
+        "MLP.__call__",
+        "return",
+        "self.normalize_output(Y, W.norm_out, implementation)",
+        "Y",
+        10,
+        "8",
+        GEMMA2,
+        "GEMMA2",
+    ),
+    "attention added twice where it is side by side": Mutation(
+        "algorithms/layers.py", "side_by_side.layer", "8", "X + Y", "X + Y + Y", 10, "8", NEOX, "NEOX"
+    ),
+    "one after the other for side by side": Mutation(
+        "algorithms/layers.py", "side_by_side.layer", "6", "f.mh_attention", "X + f.mh_attention", 10, "6", NEOX, "NEOX"
+    ),
+    "all rows rotated": Mutation(POSITIONS, "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", NEOX, "NEOX"),
+    "first position dropped": Mutation(
+        "algorithms/model/embedding.py",
+        "Embedding.of_positions",
+        "t",
+        "self.first_position + t",
+        "t",
+        2,
+        "return",
+        OPT,
+        "OPT",
+    ),
+    "norm of the embeddings dropped": Mutation(
+        "algorithms/layers.py",
+        "Lines.embedding",
+        "return",
+        "self.layer_norm(X, theta.embedding_norm)",
+        "X",
+        9,
+        "2",
+        BERT,
+        "BERT",
+    ),
+    "context embedded as the sequence": Mutation(
+        "algorithms/alg08_ed_transformer.py",
+        "_embedding_of_context",
+        "own",
+        "theta.context is None",
+        "True",
+        2,
+        "return",
+        BART,
+        "BART",
     ),
 }
 """What was changed → the edit."""

@@ -4,7 +4,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
 
     positions        line 2, added to embeddings: {"kind": "learned", "first": 0}: W_p, the first token reads column
                      "first"; {"kind": "learned_in_attention"}: W_p, read by queries and keys only; {"kind":
-                     "sinusoidal", "base", "rows": "neighbors" or "halves"}; {"kind": "paper_sinusoidal", "l_max"}; None
+                     "sinusoidal", "base", "rows": see `sinusoid`, "first"}; {"kind": "paper_sinusoidal", "l_max"}; None
     embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows
     W_in_reads       line 3: W_in maps the "sum" of token, position and type (ALBERT) or "tokens" alone (OPT-350m)
     norm             "layer_norm" or "rms_norm"
@@ -22,7 +22,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
 
 What θ holds is not said again: a norm, bias, gate or matrix that is None or missing is not there. θ is what the paper's
 algorithms in `transformers.py` take, and where there: embedding_norm, W_t [d, N_types], W_in [d_e, d_in] and b_in,
-W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances and decoder_distances),
+W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances, decoder_distances), context,
 encoder_norm and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
 norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention groups, gamma_q and gamma_k, and in its
 heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
@@ -30,12 +30,32 @@ heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes 
 
 import math
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from .components import Array, Tokens, sinusoidal_positional_embedding, softmax
-from .lines import ACTIVATIONS, cap, document_positions, join_masks, linear, mh_attention, mlp, normalize, part
+from .components import (
+    Array,
+    Tokens,
+    positional_embedding,
+    sinusoidal_positional_embedding,
+    softmax,
+    token_embedding,
+)
+from .lines import (
+    ACTIVATIONS,
+    after,
+    before,
+    cap,
+    document_positions,
+    join_masks,
+    linear,
+    mh_attention,
+    mlp,
+    normalize,
+    part,
+)
 from .positions import Positions, sinusoid
 from .transformers import causal_mask, ones_mask
 
@@ -59,8 +79,8 @@ PAPER: Model = {
 
 def embed(
     x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None
-) -> tuple[Array, Array | None]:
-    """Return lines 1 to 3 of Algorithms 9 and 10 (1-3 and 10-12 of 8).
+) -> tuple[list[Array], Array | None]:
+    """Return line 2 of Algorithms 9 and 10, which is also line 11 of Algorithm 8.
 
     e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in; or
     with W_in_reads = "tokens" e_t = W_in (s W_e[:, x[t]]) + b_in + W_p[:, first + p_t]. Sources: s: Vaswani et al.
@@ -75,20 +95,22 @@ def embed(
         types: type of each token; 0 unless given.
 
     Returns:
-        X [d_e, l], and what queries and keys add to their input [d_e, l], or None.
+        e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
     """
     rule: Model = model["positions"] or {"kind": None}
     s = math.sqrt(theta.W_e.shape[0]) if model["embedding_scale"] == "sqrt_d_e" else model["embedding_scale"]
     W_in, W_t, l = part(theta, "W_in"), part(theta, "W_t"), len(x)
-    X = np.stack([s * theta.W_e[:, x[t]] for t in range(l)], axis=1)
+    X = np.stack([s * token_embedding(x[t], theta.W_e) for t in range(l)], axis=1)
     if W_in is not None and model["W_in_reads"] == "tokens":
         X = linear(W_in, part(theta, "b_in"), X)
     d = X.shape[0]
     P = None
     if rule["kind"] == "learned":
-        P = np.stack([theta.W_p[:, rule.get("first", 0) + positions[t]] for t in range(l)], axis=1)
+        first = rule.get("first", 0)
+        P = np.stack([positional_embedding(first + positions[t], theta.W_p) for t in range(l)], axis=1)
     elif rule["kind"] == "sinusoidal":
-        P = np.stack([sinusoid(positions[t], d, rule.get("base", 10_000.0), rule["rows"]) for t in range(l)], axis=1)
+        first, base = rule.get("first", 0), rule.get("base", 10_000.0)
+        P = np.stack([sinusoid(first + positions[t], d, base, rule["rows"]) for t in range(l)], axis=1)
     elif rule["kind"] == "paper_sinusoidal":
         W_p = sinusoidal_positional_embedding(d, rule["l_max"])
         P = np.stack([W_p[:, positions[t]] for t in range(l)], axis=1)
@@ -99,33 +121,9 @@ def embed(
     if W_in is not None and model["W_in_reads"] == "sum":
         X = linear(W_in, part(theta, "b_in"), X)
     if rule["kind"] == "learned_in_attention":
-        return X, np.stack([theta.W_p[:, positions[t]] for t in range(l)], axis=1)
-    return X, None
-
-
-def sublayer(X: Array, f: Any, norm: Any, norm_out: Any, order: str, model: Model) -> Array:
-    """Return X after one residual sublayer f.
-
-    norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
-    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6). A norm that
-    is None is left out.
-
-    Args:
-        X: [d_e, l].
-        f: the sublayer, of [d_e, l].
-        norm: before the sublayer, or after the sum.
-        norm_out: of the sublayer's output, before the sum.
-        order: "norm_first" or "norm_last".
-        model: options.
-
-    Returns:
-        [d_e, l].
-    """
-    if order == "norm_first":
-        return X + normalize(f(normalize(X, norm, model)), norm_out, model)
-    if order == "norm_last":
-        return normalize(X + normalize(f(X), norm_out, model), norm, model)
-    raise ValueError(f"order must be norm_first or norm_last, but is {order}")
+        P = np.stack([theta.W_p[:, positions[t]] for t in range(l)], axis=1)
+        return list(X.T), P
+    return list(X.T), None
 
 
 def through_layers(
@@ -168,27 +166,35 @@ def through_layers(
     order = model["order"] or order
     f = ACTIVATIONS[model["activation"]] if model["activation"] else f
     L = model["L"] or len(own)
-    for l in range(L):
+    for l in range(L):  # line 4
         W = own[l * len(own) // L]
         line = model["attention"][l % len(model["attention"])]
         mask = join_masks(base, line.get("window"), length, documents, documents)
 
         def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line) -> Array:
             where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
-            return mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
+            Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
+            return normalize(Y, part(W, "norm1_out"), model)
 
         def feed_forward(X: Array, W: Any = W) -> Array:
-            return mlp(X, W.mlp, f)
+            if part(W, "mlp") is None:
+                return np.zeros_like(X)
+            return normalize(mlp(X, W.mlp, f), part(W, "norm2_out"), model)
 
-        norm1, norm2, has_mlp = part(W, "norm1"), part(W, "norm2"), part(W, "mlp") is not None
-        norm1_out, norm2_out = part(W, "norm1_out"), part(W, "norm2_out")
+        norm1 = part(W, "norm1")
+        norm2 = part(W, "norm2") if part(W, "mlp") is not None else None
         if order == "side_by_side":
-            attended = normalize(attention(normalize(X, norm1, model)), norm1_out, model)
-            fed = normalize(feed_forward(normalize(X, norm2, model)), norm2_out, model) if has_mlp else 0.0
-            X = X + attended + fed
+            X_tilde = normalize(X, norm1, model)  # line 5
+            Y = attention(X_tilde)  # line 6
+            X_tilde = normalize(X, norm2, model)  # line 7
+            X = X + Y + feed_forward(X_tilde)  # line 8
         else:
-            X = sublayer(X, attention, norm1, norm1_out, order, model)
-            X = sublayer(X, feed_forward, norm2, norm2_out, order, model) if has_mlp else X
+            X_tilde = before(X, norm1, order, model)  # line 5 of Algorithm 10
+            X = X + attention(X_tilde)  # line 5; line 6 of Algorithm 10
+            X = after(X, norm1, order, model)  # line 6 of Algorithm 8; line 6 of Algorithm 9
+            X_tilde = before(X, norm2, order, model)  # line 7 of Algorithm 10
+            X = X + feed_forward(X_tilde)  # line 7; line 8 of Algorithm 10
+            X = after(X, norm2, order, model)  # line 8 of Algorithm 8; line 8 of Algorithm 9
     return X
 
 
@@ -253,13 +259,13 @@ def d_logits(
         [N_V, l].
     """
     positions = where_tokens_are(x, positions, documents)
-    X, P = embed(x, theta, model, positions, None)  # lines 1-3
-    base = causal_mask(len(x)) if mask is None else mask
+    l = len(x)  # line 1
+    e, P = embed(x, theta, model, positions, None)  # line 2
+    X = np.stack(e, axis=1)  # line 3
+    base = causal_mask(l) if mask is None else mask
     where = {"positions": positions, "length": length, "documents": documents}
     T5 = {"distances": part(theta, "distances"), "P": P}
-    X = through_layers(
-        X, theta.layers, model, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5
-    )  # lines 4-9
+    X = through_layers(X, theta.layers, model, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5)
     X = normalize(X, part(theta, "norm"), model)  # line 10
     return unembed(X, theta, model)
 
@@ -276,7 +282,8 @@ def d_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> 
     Returns:
         P, [N_V, l].
     """
-    return softmax(d_logits(x, theta, model, **where))
+    P: Array = softmax(d_logits(x, theta, model, **where))  # return
+    return P
 
 
 def e_logits(
@@ -306,12 +313,14 @@ def e_logits(
         [N_V, l].
     """
     positions = where_tokens_are(x, positions, documents)
-    X, P = embed(x, theta, model, positions, types)  # lines 1-3
-    base = ones_mask(len(x), len(x)) if mask is None else mask
+    l = len(x)  # line 1
+    e, P = embed(x, theta, model, positions, types)  # line 2
+    X = np.stack(e, axis=1)  # line 3
+    base = ones_mask(l, l) if mask is None else mask
     f = ACTIVATIONS[model["activation"] or "gelu"]
     where = {"positions": positions, "length": length, "documents": documents}
     T5 = {"distances": part(theta, "distances"), "P": P}
-    X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)  # lines 4-9
+    X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)
     if part(theta, "W_f") is not None:
         X = f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
     X = normalize(X, part(theta, "norm"), model)  # line 11
@@ -330,7 +339,8 @@ def e_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> 
     Returns:
         P, [N_V, l].
     """
-    return softmax(e_logits(x, theta, model, **where))
+    P: Array = softmax(e_logits(x, theta, model, **where))  # return
+    return P
 
 
 def decode(
@@ -351,27 +361,39 @@ def decode(
         [d_e, l_x].
     """
     order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
-    for l, W in enumerate(theta.decoder):
+    for l, W in enumerate(theta.decoder):  # line 13
         line = model["attention"][l % len(model["attention"])]
         across = {"scale": line.get("scale"), "cap": line.get("cap")}
         self_mask, cross_mask = masks(line.get("window"))
-
-        def self_attention(X: Array, W: Any = W, mask: Array = self_mask, line: Any = line) -> Array:
-            where = {"x_positions": x_positions, "z_positions": x_positions, "bidirectional": False}
-            table = part(theta, "decoder_distances")
-            return mh_attention(X, X, W.self_attention, mask, line, model, **where, distances=table)
-
-        def cross_attention(X: Array, W: Any = W, mask: Array = cross_mask, line: Any = across) -> Array:
-            where = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
-            return mh_attention(X, Z, W.cross_attention, mask, line, model, **where)
-
-        def feed_forward(X: Array, W: Any = W) -> Array:
-            return mlp(X, W.mlp, f)
-
-        X = sublayer(X, self_attention, part(W, "norm3"), part(W, "norm3_out"), order, model)
-        X = sublayer(X, cross_attention, part(W, "norm4"), part(W, "norm4_out"), order, model)
-        X = sublayer(X, feed_forward, part(W, "norm5"), part(W, "norm5_out"), order, model)
+        table = part(theta, "decoder_distances")
+        norm3, norm4, norm5 = part(W, "norm3"), part(W, "norm4"), part(W, "norm5")
+        here = {"x_positions": x_positions, "z_positions": x_positions, "bidirectional": False, "distances": table}
+        there = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
+        X_tilde = before(X, norm3, order, model)
+        Y = mh_attention(X_tilde, X_tilde, W.self_attention, self_mask, line, model, **here)
+        X = X + normalize(Y, part(W, "norm3_out"), model)  # line 14
+        X = after(X, norm3, order, model)  # line 15
+        Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
+        X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
+        X = after(X, norm4, order, model)  # line 17
+        Y = mlp(before(X, norm5, order, model), W.mlp, f)
+        X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
+        X = after(X, norm5, order, model)  # line 19
     return normalize(X, part(theta, "decoder_norm"), model)
+
+
+def of_context(theta: Any) -> Any:
+    """Return theta with what embeds the context of Algorithm 8 in place of what embeds the primary sequence.
+
+    Sources: positions and norm of the embeddings: BART (Lewis et al. 2019); W_e: FSMT (Ng et al. 2019).
+
+    Args:
+        theta: parameters, with a context of W_e?, W_p?, embedding_norm?.
+
+    Returns:
+        A copy.
+    """
+    return SimpleNamespace(**vars(theta) | {name: W for name, W in vars(theta.context).items() if W is not None})
 
 
 def ed_logits(
@@ -401,21 +423,24 @@ def ed_logits(
     """
     z_positions = where_tokens_are(z, None, z_documents)
     x_positions = where_tokens_are(x, None, x_documents)
-    Z, P = embed(z, theta, model, z_positions, None)  # lines 1-3
+    context = theta if part(theta, "context") is None else of_context(theta)
+    l_z = len(z)  # line 1
+    e, P = embed(z, context, model, z_positions, None)  # line 2
+    Z = np.stack(e, axis=1)  # line 3
     where = {"positions": z_positions, "length": z_length, "documents": z_documents}
     T5 = {"distances": part(theta, "encoder_distances"), "P": P}
-    base = ones_mask(len(z), len(z))
-    Z = through_layers(
-        Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5
-    )  # lines 4-9
+    base = ones_mask(l_z, l_z)
+    Z = through_layers(Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5)
     Z = normalize(Z, part(theta, "encoder_norm"), model)
 
     def masks(window: int | None) -> tuple[Array, Array]:
-        within = join_masks(causal_mask(len(x)), window, None, x_documents, x_documents)
-        return within, join_masks(ones_mask(len(z), len(x)), None, z_length, x_documents, z_documents)
+        within = join_masks(causal_mask(l_x), window, None, x_documents, x_documents)
+        return within, join_masks(ones_mask(l_z, l_x), None, z_length, x_documents, z_documents)
 
-    X, _ = embed(x, theta, model, x_positions, None)  # lines 10-12
-    X = decode(X, Z, theta, model, masks, x_positions, z_positions)  # lines 13-20
+    l_x = len(x)  # line 10
+    e, _ = embed(x, theta, model, x_positions, None)  # line 11
+    X = np.stack(e, axis=1)  # line 12
+    X = decode(X, Z, theta, model, masks, x_positions, z_positions)
     return unembed(X, theta, model)
 
 
@@ -432,7 +457,8 @@ def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **whe
     Returns:
         P, [N_V, l_x].
     """
-    return softmax(ed_logits(z, x, theta, model, **where))
+    P: Array = softmax(ed_logits(z, x, theta, model, **where))  # return
+    return P
 
 
 def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:

@@ -85,10 +85,10 @@ def layer_norm(e: Array, gamma: Array, beta: Array | None, epsilon: float) -> Ar
         e_hat, [d_e].
     """
     d_e = len(e)
-    m = sum(e[i] for i in range(d_e)) / d_e
-    v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e
-    e_hat = (e - m) / np.sqrt(v + epsilon) * gamma
-    return e_hat if beta is None else e_hat + beta
+    m = sum(e[i] for i in range(d_e)) / d_e  # line 1
+    v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e  # line 2
+    e_hat = (e - m) / np.sqrt(v + epsilon) * gamma + (0.0 if beta is None else beta)  # return
+    return e_hat
 
 
 def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
@@ -107,8 +107,9 @@ def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
         e_hat, [d_e].
     """
     d_e = len(e)
-    v = sum(e[i] * e[i] for i in range(d_e)) / d_e
-    return e / np.sqrt(v + epsilon) * (gamma + offset)
+    v = sum(e[i] * e[i] for i in range(d_e)) / d_e  # line 2
+    e_hat = e / np.sqrt(v + epsilon) * (gamma + offset)  # return
+    return e_hat
 
 
 def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
@@ -133,6 +134,41 @@ def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
     return np.stack(columns, axis=1)
 
 
+def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
+    """Return what a residual sublayer reads: norm(X) where norms come first, else X; a norm that is None is left out.
+
+    norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
+    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6).
+
+    Args:
+        X: [d_e, l].
+        norm: before the sublayer, or after the sum.
+        order: "norm_first" or "norm_last".
+        model: options.
+
+    Returns:
+        [d_e, l].
+    """
+    if order not in ("norm_first", "norm_last"):
+        raise ValueError(f"order must be norm_first or norm_last, but is {order}")
+    return normalize(X, norm, model) if order == "norm_first" else X
+
+
+def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
+    """Return what becomes of the sum of X and a residual sublayer: see `before`.
+
+    Args:
+        X: [d_e, l].
+        norm: before the sublayer, or after the sum.
+        order: "norm_first" or "norm_last".
+        model: options.
+
+    Returns:
+        [d_e, l].
+    """
+    return normalize(X, norm, model) if order == "norm_last" else X
+
+
 def mlp(X: Array, W: Any, f: Any) -> Array:
     """Return W_mlp2 f(W_mlp1 X), or with a gate W_mlp2 (f(W_gate X) * W_mlp1 X) (Shazeer 2020; Llama; T5 1.1).
 
@@ -151,29 +187,30 @@ def mlp(X: Array, W: Any, f: Any) -> Array:
     return linear(W.W_mlp2, part(W, "b_mlp2"), inner)
 
 
-def normalize_heads(Ys: Sequence[Array], gamma: Array | None, epsilon: float, offset: float) -> list[Array]:
-    """Return the queries (or keys) of all heads, RMS-normalized, between lines 1-2 and the rotation.
+def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: float, offset: float) -> Array:
+    """Return the query (or key) of head h, RMS-normalized, between lines 1-2 and the rotation.
 
     gamma of d_attn entries: every head's column by itself (Qwen 3, Yang et al. 2025; Gemma 3, with offset 1); gamma of
     H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025).
 
     Args:
+        h: the head.
         Ys: one array [d_attn, l] for each head.
         gamma: [d_attn] or [H d_attn] or None.
         epsilon: added to the mean square.
         offset: added to gamma.
 
     Returns:
-        As many arrays of the same shape.
+        An array [d_attn, l].
     """
     if gamma is None:
-        return list(Ys)
-    d_attn, l = Ys[0].shape
+        return Ys[h]
+    d_attn, l = Ys[h].shape
     if len(gamma) == d_attn:
-        return [np.stack([rms_norm(Y[:, t], gamma, epsilon, offset) for t in range(l)], axis=1) for Y in Ys]
+        return np.stack([rms_norm(Ys[h][:, t], gamma, epsilon, offset) for t in range(l)], axis=1)
     together = np.concatenate(Ys, axis=0)
     together = np.stack([rms_norm(together[:, t], gamma, epsilon, offset) for t in range(l)], axis=1)
-    return [together[h * d_attn : (h + 1) * d_attn] for h in range(len(Ys))]
+    return together[h * d_attn : (h + 1) * d_attn]
 
 
 def cap(S: Array, c: float | None) -> Array:
@@ -189,26 +226,8 @@ def cap(S: Array, c: float | None) -> Array:
     return S if c is None else c * np.tanh(S / c)
 
 
-def attend(S: Array, V: Array, mask: Array) -> Array:
-    """Return V softmax(S), S masked (Algorithm 4, line 5 and return); a column that may attend to nothing gives zeros.
-
-    Args:
-        S: scores [l_z, l_x], scaled and capped.
-        V: values [d_mid, l_z].
-        mask: boolean [l_z, l_x].
-
-    Returns:
-        [d_mid, l_x].
-    """
-    l_z, l_x = S.shape
-    weights = []
-    for t_x in range(l_x):
-        column = np.array([S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_z in range(l_z)])
-        weights.append(softmax(column) if any(mask[t_z, t_x] for t_z in range(l_z)) else np.zeros(l_z))
-    return V @ np.stack(weights, axis=1)
-
-
-def mh_attention(
+def attention(
+    h: int,
     X: Array,
     Z: Array,
     W: Any,
@@ -222,12 +241,99 @@ def mh_attention(
     distances: Array | None = None,
     P: Array | None = None,
 ) -> Array:
-    """Return Algorithms 4 and 5 with all of their changed lines.
+    """Return Algorithm 4 with its changed lines, of head h; a column that may attend to nothing gives zeros.
 
-    1-2. Q^h = W_q^h X + b_q^h, K^g and V^g from Z; the heads' norms; the rotation. Head h = 0..H-1 reads keys and
-    values of group g = h // (H / H_kv) (Ainslie et al. 2023; Shazeer 2019 for one group). 4. S = K^T Q, or
-    Transformer-XL's; times the scale; plus what distance adds (T5, ALiBi); then the cap. No published model has both a
-    cap and added distances, so this order of the two is a choice.
+    Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv) (Ainslie et al. 2023; Shazeer 2019 for one
+    group). Before line 4 come the heads' norms and the rotation; in line 4, S = K^T Q, or Transformer-XL's, is
+    multiplied by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what
+    distance adds (T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
+    two is a choice.
+
+    Args:
+        h: the head.
+        X: as in `mh_attention`, like all the others.
+        Z: likewise.
+        W: likewise.
+        mask: likewise.
+        line: likewise.
+        model: likewise.
+        x_positions: likewise.
+        z_positions: likewise.
+        bidirectional: likewise.
+        distances: likewise.
+        P: likewise.
+
+    Returns:
+        [d_mid, l_x].
+    """
+    H = len(W.heads)
+    groups = W.heads if part(W, "groups") is None else W.groups
+    g = h // (H // len(groups))
+    positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
+    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
+    Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X_q)  # line 1
+    K = linear(groups[g].W_k, part(groups[g], "b_k"), Z_k)  # line 2
+    V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
+    norms = model["epsilon"], model["norm_offset"]
+    if part(W, "gamma_q") is not None:
+        Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], W.gamma_q, *norms)
+    if part(W, "gamma_k") is not None:
+        K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z_k) for W_g in groups], W.gamma_k, *norms)
+    if positions["kind"] == "rotary":
+        Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
+    d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
+    if positions["kind"] == "transformer_xl":
+        S = transformer_xl_scores(Q, K, W.heads[h], x_positions, z_positions, positions.get("base", 10_000.0))
+    else:
+        S = np.array([[K[:, t_z] @ Q[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)])
+    S = S if line.get("scale") is None else S * (line["scale"] * math.sqrt(d_attn))  # line 4
+    S = S + math.sqrt(d_attn) * added_by_distance(h, H, positions, x_positions, z_positions, bidirectional, distances)
+    S = cap(S, None if line.get("cap") is None else line["cap"] * math.sqrt(d_attn))
+    S = np.array([[S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_x in range(l_x)] for t_z in range(l_z)])  # line 5
+    weights = []
+    with np.errstate(invalid="ignore"):
+        scaled_S = S / math.sqrt(d_attn)
+    for t_x in range(l_x):
+        may_attend = any(mask[t_z, t_x] for t_z in range(l_z))
+        weights.append(softmax(scaled_S[:, t_x]) if may_attend else np.zeros(l_z))
+    V_tilde: Array = V @ np.stack(weights, axis=1)  # return
+    return V_tilde
+
+
+def added_by_distance(
+    h: int,
+    H: int,
+    positions: Mapping[str, Any],
+    x_positions: Positions,
+    z_positions: Positions,
+    bidirectional: bool,
+    distances: Array | None,
+) -> Array | float:
+    """Return what the scores of head h gain by the distance of the tokens: T5's table, ALiBi's slope, or nothing.
+
+    Args:
+        h: the head.
+        H: number of heads.
+        positions: of "kind" "distances" or "alibi", or another, for which the result is 0.
+        x_positions: [l_x].
+        z_positions: [l_z].
+        bidirectional: which of T5's buckets apply.
+        distances: T5's tables [H, num_buckets].
+
+    Returns:
+        [l_z, l_x], or 0.
+    """
+    if positions["kind"] == "distances":
+        assert distances is not None
+        numbers = positions.get("num_buckets", 32), positions.get("max_distance", 128)
+        return distance_biases(distances[h], x_positions, z_positions, bidirectional, *numbers)
+    return alibi_biases(alibi_slopes(H)[h], x_positions, z_positions) if positions["kind"] == "alibi" else 0.0
+
+
+def mh_attention(
+    X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], model: Mapping[str, Any], **where: Any
+) -> Array:
+    """Return Algorithm 5 with the changed lines of both it and Algorithm 4.
 
     Args:
         X: primary sequence [d_x, l_x].
@@ -238,46 +344,20 @@ def mh_attention(
         line: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a mapping
             of "kind": "rotary", "transformer_xl", "distances", "alibi", and numbers of that kind).
         model: "epsilon" and "norm_offset", for the heads' norms.
-        x_positions: [l_x].
-        z_positions: [l_z].
-        bidirectional: which of T5's buckets apply.
-        distances: T5's tables [H, num_buckets].
-        P: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
+        **where: x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's
+            tables [H, num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press
+            et al. 2021, "Shortformer").
 
     Returns:
         [d_out, l_x].
     """
-    H = len(W.heads)
-    groups = W.heads if part(W, "groups") is None else W.groups
-    positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
-    kind = positions["kind"]
-    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
-    Qs = [linear(head.W_q, part(head, "b_q"), X_q) for head in W.heads]
-    Ks = [linear(group.W_k, part(group, "b_k"), Z_k) for group in groups]
-    Vs = [linear(group.W_v, part(group, "b_v"), Z) for group in groups]
-    Qs = normalize_heads(Qs, part(W, "gamma_q"), model["epsilon"], model["norm_offset"])
-    Ks = normalize_heads(Ks, part(W, "gamma_k"), model["epsilon"], model["norm_offset"])
-    if kind == "rotary":
-        Qs = [rotate(Q, x_positions, positions) for Q in Qs]
-        Ks = [rotate(K, z_positions, positions) for K in Ks]
-    outputs = []
-    for h in range(H):
-        g = h // (H // len(groups))
-        Q, K, V = Qs[h], Ks[g], Vs[g]
-        if kind == "transformer_xl":
-            S = transformer_xl_scores(Q, K, W.heads[h], x_positions, z_positions, positions.get("base", 10_000.0))
-        else:
-            S = np.array([[K[:, t_z] @ Q[:, t_x] for t_x in range(Q.shape[1])] for t_z in range(K.shape[1])])
-        scale = line.get("scale")
-        S = S / math.sqrt(Q.shape[0]) if scale is None else S * scale
-        if kind == "distances":
-            assert distances is not None
-            numbers = positions.get("num_buckets", 32), positions.get("max_distance", 128)
-            S = S + distance_biases(distances[h], x_positions, z_positions, bidirectional, *numbers)
-        if kind == "alibi":
-            S = S + alibi_biases(alibi_slopes(H)[h], x_positions, z_positions)
-        outputs.append(attend(cap(S, line.get("cap")), V, mask))
-    return linear(W.W_o, part(W, "b_o"), np.concatenate(outputs, axis=0))
+    heads = []
+    for h in range(len(W.heads)):  # line 1
+        Y_h = attention(h, X, Z, W, mask, line, model, **where)  # line 2
+        heads.append(Y_h)
+    Y = np.concatenate(heads, axis=0)  # line 3
+    V_tilde: Array = linear(W.W_o, part(W, "b_o"), Y)  # return
+    return V_tilde
 
 
 def join_masks(

@@ -20,21 +20,22 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
 
     "neighbors": e[2i] = sin(t / base^(2i/d_e)), e[2i + 1] = cos(same), as in Vaswani et al. 2017, section 3.5, and
     document 003, section 12.3.1; "halves": the same sines first, then the cosines, as in tensor2tensor, Transformer-XL
-    (Dai et al. 2019) and Marian.
+    (Dai et al. 2019) and Marian; "fairseq": likewise with base^(2i/(d_e - 2)), as in the
+    code of tensor2tensor and fairseq (Ng et al. 2019).
 
     Args:
         t: position or distance, from 0, and negative where a distance is.
         d_e: number of rows, even.
         base: of the wavelengths, 10,000 in all these publications.
-        rows: "neighbors" or "halves".
+        rows: "neighbors", "halves" or "fairseq".
 
     Returns:
         e, [d_e].
     """
     e = np.empty(d_e)
     for i in range(d_e // 2):
-        angle = t / base ** (2 * i / d_e)
-        row_sin, row_cos = {"neighbors": (2 * i, 2 * i + 1), "halves": (i, i + d_e // 2)}[rows]
+        angle = t / base ** (2 * i / (d_e - 2 if rows == "fairseq" else d_e))
+        row_sin, row_cos = (2 * i, 2 * i + 1) if rows == "neighbors" else (i, i + d_e // 2)
         e[row_sin] = math.sin(angle)
         e[row_cos] = math.cos(angle)
     return e

@@ -12,14 +12,16 @@ import pytest
 from PIL import Image
 
 import algorithms
+from docs.book import write_book
 from tests.crosscheck.algorithms import PSEUDOCODE
-from tests.crosscheck.book import write_book
 from tests.crosscheck.command import ROOT
 from tests.crosscheck.comparison import compare
 from tests.crosscheck.scenarios import Scenarios
+from tests.crosscheck.variants import VariantScenarios, compare_variant
 
 pytestmark = pytest.mark.end_to_end
 SAMPLE = (1, 4, 6, 10)
+VARIANTS = ("LLAMA", "BERT")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -57,15 +59,17 @@ class Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def write(folder, numbers):
-    scenarios = Scenarios(algorithms, seed=0, sizes={"L": 2, "B": 2}, implementation="paper")
-    results = compare(scenarios, ROOT, numbers)
-    return write_book(results, folder, ROOT).parent
+def write(folder, numbers, variants=()):
+    settings = {"seed": 0, "implementation": "paper"}
+    scenarios = Scenarios(algorithms, sizes={"L": 2, "B": 2}, **settings)
+    every = [compare(scenarios, ROOT, numbers)]
+    every += [compare_variant(VariantScenarios(algorithms, name, sizes={}, **settings), ROOT) for name in variants]
+    return write_book(every, folder, ROOT).parent
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("book"), SAMPLE)
+    return write(tmp_path_factory.mktemp("book"), SAMPLE, VARIANTS)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +96,11 @@ def requested_by_pages(log):
 def open_all(book, browser, folder, numbers):
     """Open every page about an algorithm and the index; returns them as the browser understands them."""
     pages = {}
-    for name in ("index.html", *(f"algorithm-{n}.html" for n in numbers)):
+    for name in (
+        "index.html",
+        *(f"algorithm-{n}.html" for n in numbers),
+        *(path.name for path in book.glob("model-*")),
+    ):
         log = folder / "net.json"
         options = ("--dump-dom", "--enable-logging=stderr", f"--log-net-log={log}")
         done = browser((book / name).as_uri(), folder, *options)
@@ -146,6 +154,40 @@ def test_a_line_highlights_its_counterpart(book, browser, tmp_path):
         pixels = image.convert("RGB").load()
         marked = {x < 640 for x, y in itertools.product(range(1280), range(1400)) if pixels[x, y] == (0xFB, 0xEE, 0xC2)}
     assert marked == {True, False}
+
+
+WIDER_THAN_ITS_PLACE = """<script>addEventListener("load", () => {
+  const wider = (e) => e.scrollWidth > e.clientWidth + 1;
+  document.body.dataset.cutOff = [...document.querySelectorAll(".row, .row code, .derived")].filter(wider).length;
+  document.body.dataset.rows = document.querySelectorAll(".row").length;
+  document.body.dataset.sideways = wider(document.documentElement);
+})</script>"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["model-llama.html", "algorithm-4.html", "source-layers.html"])
+def test_long_lines_of_code_are_wrapped(book, browser, tmp_path, name, width):
+    shutil.copy(book / "book.css", tmp_path)
+    (tmp_path / name).write_text((book / name).read_text("utf-8") + WIDER_THAN_ITS_PLACE, "utf-8")
+    done = browser((tmp_path / name).as_uri(), tmp_path, "--dump-dom", f"--window-size={width},900")
+    found = dict(re.findall(r'data-(cut-off|rows|sideways)="(\w+)"', done.stdout))
+    assert int(found["rows"]) > 10
+    assert (found["cut-off"], found["sideways"]) == ("0", "false")
+
+
+def test_a_model_has_its_changed_lines_beside_the_papers(book, browser, tmp_path):
+    page = open_all(book, browser, tmp_path, ())["model-llama.html"]
+    text = " ".join(" ".join(page.words).split())
+    assert "26 lines, 14 changed, all equal" in text
+    changed = [attributes["id"] for tag, attributes in page.tags if "changed" in attributes.get("class", "").split()]
+    assert len(changed) == 14
+    assert {"a10-paper-5", "a4-paper-4", "a6-paper-return"} <= set(changed)
+    assert "a10-paper-6" not in changed
+    formulas = "".join(page.words)
+    assert "layer_norm" in formulas
+    assert "rms_norm" in formulas
+    assert all(f"#{line}" in page.links for line in changed)
+    assert "LLAMA = PAPER.but(" in formulas
 
 
 def test_links_lead_somewhere(book):
@@ -212,7 +254,7 @@ def test_what_the_run_found_is_told(tmp_path):
     scenarios = Scenarios(algorithms, seed=0, sizes={}, implementation="paper")
     results = compare(scenarios, ROOT, [7])
     results.lines[7, "1"].cells["p"].worst = 0.25
-    write_book(results, tmp_path, ROOT)
+    write_book([results], tmp_path, ROOT)
     page, index = ((tmp_path / name).read_text("utf-8") for name in ("algorithm-7.html", "index.html"))
     assert "not all equal" in page
     assert "2.5 × 10<sup>−1</sup>" in page

@@ -100,7 +100,7 @@ def floor(package, room):
 
 
 algorithms_files = pytest.mark.parametrize("path", files("algorithms"), ids=name_of)
-every_file = pytest.mark.parametrize("path", files("algorithms", "training", "scripts", "tests"), ids=name_of)
+every_file = pytest.mark.parametrize("path", files("algorithms", "training", "scripts", "tests", "docs"), ids=name_of)
 
 
 def own_name(path):

@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from markupsafe import Markup
 
 from tests.crosscheck.values import difference
 
-from .listing import CodeLine, highlighted, page_of
+from .listing import CodeLine, listing, page_of
 
 __all__ = ["BackwardRule", "backward_rules"]
 
@@ -81,14 +80,16 @@ def _rules(package: ModuleType) -> list[_Rule]:
         _Rule("the embedding, W[:, v]", (1, 2), "ops.lookup", "_backward", "dense", {"W": (4, 6)}, lookup),
         _Rule("W X + b 1ᵀ", (4, 5, 8, 9, 10), "ops.linear", "_backward", "dense", {"W": (3, 4), "X": (4, 5), "b": (3,)},
               module("ops.linear").linear),
-        _Rule("attention, keeping the softmax", (4,), "ops.attention.dense", "_backward_of_tile", "dense", scores, attention),
+        _Rule("attention, keeping the softmax", (4,), "ops.attention.dense", "_backward_of_tile", "dense", scores,
+              attention),
         _Rule("attention, block by block", (4,), "ops.attention.blockwise", "_backward_of_tile", "blockwise", scores,
               attention),
         _Rule("layer norm", (6,), "ops.normalization", "_backward", "dense", {"X": (6, 5), "gamma": (6,), "beta": (6,)},
               norm),
         _Rule("ReLU", (8,), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("relu")),
         _Rule("GELU", (9, 10), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("gelu")),
-        _Rule("−log P[x[t], t]", (11, 12, 13), "ops.chunked_log_loss", "_backward", "dense", {"X": (4, 5), "W_u": (7, 4)}, loss),
+        _Rule("−log P[x[t], t]", (11, 12, 13), "ops.chunked_log_loss", "_backward", "dense",
+              {"X": (4, 5), "W_u": (7, 4)}, loss),
     ]  # fmt: skip
 
 
@@ -106,8 +107,6 @@ def _checked(rule: _Rule, package: ModuleType, root: pathlib.Path, rng: np.rando
         if isinstance(n, ast.FunctionDef) and n.name == rule.backward
     )  # fmt: skip
     body = node.body[1:]
-    html, indent = highlighted(file), body[0].col_offset
-    numbers = range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)
     relative = file.relative_to(root).as_posix()
     return BackwardRule(
         title=rule.title,
@@ -115,7 +114,7 @@ def _checked(rule: _Rule, package: ModuleType, root: pathlib.Path, rng: np.rando
         says=_says(ast.get_docstring(node) or ""),
         file=relative,
         page=page_of(relative),
-        lines=tuple(CodeLine(n, Markup(str(html[n - 1])[indent:]), (), ()) for n in numbers),
+        lines=listing(file, body[0].lineno, body[-1].end_lineno),
         gradients=_gradients(rule, rng),
     )
 

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import pathlib
+import re
 
 from markupsafe import Markup
 from pygments import highlight
@@ -12,7 +13,7 @@ from pygments.lexers import PythonLexer
 
 from tests.crosscheck.comparison import LineResult, Place
 
-__all__ = ["CodeLine", "Excerpt", "excerpts", "highlighted", "style_sheet"]
+__all__ = ["CodeLine", "Excerpt", "excerpts", "listing", "page_of", "style_sheet"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,14 @@ class CodeLine:
 
     number: int
     html: Markup
-    does: tuple[str, ...]
-    first_of: tuple[str, ...]
+    does: tuple[str, ...] = ()
+    first_of: tuple[str, ...] = ()
+
+    @property
+    def indent(self) -> int:
+        """How many spaces it begins with: where it is broken, the rest is set as far in."""
+        text = re.sub("<[^>]*>", "", self.html)
+        return len(text) - len(text.lstrip())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +61,14 @@ def highlighted(path: pathlib.Path) -> tuple[Markup, ...]:
     """The lines of a Python file as HTML."""
     html = highlight(path.read_text("utf-8"), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return tuple(Markup(line) for line in html.split("\n"))
+
+
+def listing(path: pathlib.Path, first: int = 1, last: int | None = None) -> tuple[CodeLine, ...]:
+    """Some lines of a file, or all; what all of them are indented by is taken off."""
+    html = highlighted(path)[first - 1 : last]
+    lines = [CodeLine(first + i, line) for i, line in enumerate(html)]
+    indent = min((line.indent for line in lines if line.html), default=0)
+    return tuple(CodeLine(line.number, Markup(str(line.html)[indent:])) for line in lines)
 
 
 def page_of(file: str) -> str:
@@ -93,15 +108,12 @@ def _function(path: pathlib.Path, line: int) -> ast.FunctionDef:
 def _excerpt(root: pathlib.Path, file: str, lineno: int, places: list[tuple[Place, str]], seen: set[str]) -> Excerpt:
     node = _function(root / file, lineno)
     body = node.body[1:] if ast.get_docstring(node) else node.body
-    html = highlighted(root / file)
-    first, last = body[0].lineno, body[-1].end_lineno or body[-1].lineno
-    indent = body[0].col_offset
     lines = []
-    for number in range(first, last + 1):
-        does = tuple(n for place, n in places if place.line <= number <= place.last)
-        new = tuple(dict.fromkeys(n for n in does if n not in seen))
+    for line in listing(root / file, body[0].lineno, body[-1].end_lineno):
+        does = tuple(dict.fromkeys(n for place, n in places if place.line <= line.number <= place.last))
+        new = tuple(n for n in does if n not in seen)
         seen.update(new)
-        lines.append(CodeLine(number, Markup(str(html[number - 1])[indent:]), tuple(dict.fromkeys(does)), new))
+        lines.append(dataclasses.replace(line, does=does, first_of=new))
     names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     names += ["*", *(argument.arg for argument in node.args.kwonlyargs)] if node.args.kwonlyargs else []
     return Excerpt(file, page_of(file), f"{node.name}({', '.join(names)})", tuple(lines))

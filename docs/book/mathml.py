@@ -29,7 +29,7 @@ def mathml(latex: str, text: str = "") -> Markup:
 
 @functools.cache
 def sentence(latex: str) -> Markup:
-    """A formula whose words (each `\\text` with a space in it) are set as words, so that a line can be broken there."""
+    """A formula whose words (what is text and has a space) are set as words, so that a line can be broken there."""
     parts, end = [], 0
     for match in PROSE.finditer(latex):
         parts.append(_formula(latex[end : match.start()]))

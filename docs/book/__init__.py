@@ -1,4 +1,6 @@
-"""The cross-check as a book: a page for each algorithm, an index, and the source files that the pages link to.
+"""The cross-check as a book: pages for algorithms and published models, an index, and the source files they link to.
+
+`python scripts/crosscheck.py --html DIR` writes it, or `make book`.
 
 * `pages`      what each page says, and writing them
 * `mathml`     formulas

@@ -1,5 +1,6 @@
 """What each page of the book says, and writing them."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -16,7 +17,7 @@ from tests.crosscheck.pseudocode import Algorithm
 from tests.crosscheck.report import shape_text
 
 from .backward import BackwardRule, backward_rules
-from .listing import Excerpt, excerpts, highlighted, page_of, style_sheet
+from .listing import CodeLine, Excerpt, excerpts, listing, page_of, style_sheet
 from .mathml import mathml, sentence
 from .stream import residual_stream
 
@@ -28,7 +29,14 @@ PARTS = (
     ("Training", range(11, 14)),
     ("Inference", range(14, 16)),
 )
-VERDICTS = {"equal": "equal", "within": "seen in its step", "different": "different", "missing": "no counterpart"}
+VERDICTS = {
+    "equal": "equal",
+    "within": "seen in its step",
+    "left out": "left out",
+    "different": "different",
+    "missing": "no counterpart",
+}
+VARIANTS = "algorithms/model/variants.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,24 +74,69 @@ class Chapter:
         return self.error is None and all(result.verdict in ("equal", "within") for result in self.results)
 
 
-def write_book(results: Results, folder: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """An algorithm within a model's page.
+
+    Attributes:
+        algorithm: what the paper prints.
+        results: what came out for its lines.
+        excerpts: the code.
+    """
+
+    algorithm: Algorithm
+    results: list[LineResult]
+    excerpts: list[Excerpt]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A page about a published model.
+
+    Attributes:
+        name: of the variant.
+        page: the name of its file.
+        summary: what the code says about it.
+        results: what came out.
+        record: its record, as code.
+        record_page: the book's page of the file that has the record.
+        sections: its algorithm first, then those that it calls.
+    """
+
+    name: str
+    page: str
+    summary: Markup
+    results: Results
+    record: tuple[CodeLine, ...]
+    record_page: str
+    sections: list[Section]
+
+    @property
+    def changed(self) -> list[LineResult]:
+        """The changed lines."""
+        return [result for section in self.sections for result in section.results if result.change is not None]
+
+
+def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
     """Write the book.
 
     Args:
-        results: what came out of a cross-check.
+        every: what came out of a cross-check of the paper's algorithms, and after it of published models.
         folder: where the pages are put; it is made if it does not exist.
         root: the root of the repository.
 
     Returns:
         the index.
     """
+    results, *variants = every
     package = importlib.import_module("algorithms")
     rules = backward_rules(package, root, results.settings["seed"])
     numbers = sorted({algorithm for algorithm, _ in results.lines})
     chapters = [_chapter(n, results, rules, package, root) for n in numbers]
+    models = [_model(results, root) for results in variants]
     environment = _environment()
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {"chapters": chapters, "results": results, "tolerance": TOLERANCE}
+    shared = {"chapters": chapters, "models": models, "results": results, "tolerance": TOLERANCE}
     style = environment.get_template("book.css").render(highlighting=style_sheet())
     (folder / "book.css").write_text(style, "utf-8")
     for i, chapter in enumerate(chapters):
@@ -93,9 +146,12 @@ def write_book(results: Results, folder: pathlib.Path, root: pathlib.Path) -> pa
         }
         html = environment.get_template("algorithm.html").render(chapter=chapter, **neighbours, **shared)
         (folder / chapter.page).write_text(html, "utf-8")
+    for model in models:
+        html = environment.get_template("model.html").render(model=model, **shared)
+        (folder / model.page).write_text(html, "utf-8")
     for path in sorted((root / "algorithms").rglob("*.py")):
         relative = path.relative_to(root).as_posix()
-        html = environment.get_template("source.html").render(file=relative, lines=highlighted(path), **shared)
+        html = environment.get_template("source.html").render(file=relative, lines=listing(path), **shared)
         (folder / page_of(relative)).write_text(html, "utf-8")
     run = results.observed.get((10, 0))
     parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
@@ -116,7 +172,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"mathml": mathml, "sentence": sentence, "scientific": scientific, "prose": prose}
-    environment.globals |= {"shape_text": shape_text, "VERDICTS": VERDICTS, "page_of": page_of}
+    environment.globals |= {"shape_text": shape_text, "VERDICTS": VERDICTS, "page_of": page_of, "VARIANTS": VARIANTS}
     return environment
 
 
@@ -134,6 +190,28 @@ def _chapter(n: int, results: Results, rules: list[BackwardRule], package: Any, 
         excerpts=excerpts(lines, root),
         rules=[rule for rule in rules if n in rule.algorithms],
         error=results.errors.get(n),
+    )
+
+
+def _model(results: Results, root: pathlib.Path) -> Model:
+    name = results.variant
+    body = ast.parse((root / VARIANTS).read_text("utf-8")).body
+    at = next(i for i, node in enumerate(body) if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name)
+    documented = body[at + 1]
+    summary = ast.literal_eval(documented.value) if isinstance(documented, ast.Expr) else ""
+    numbers = sorted({n for n, _ in results.lines}, key=lambda n: (n < 8, n))
+    sections = []
+    for n in numbers:
+        lines = [result for (number, _), result in results.lines.items() if number == n]
+        sections.append(Section(PSEUDOCODE[n], lines, excerpts(lines, root)))
+    return Model(
+        name=name,
+        page=f"model-{name.lower().replace('_', '-')}.html",
+        summary=prose(summary),
+        results=results,
+        record=listing(root / VARIANTS, body[at].lineno, body[at].end_lineno),
+        record_page=page_of(VARIANTS),
+        sections=sections,
     )
 
 

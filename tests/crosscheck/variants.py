@@ -1,0 +1,124 @@
+"""The cross-check of a variant: Algorithm 8, 9 or 10 and those that it calls, with the lines that the variant changes.
+
+The shipped function runs with the variant, the oracle is `tests.oracle.family`, and each line that differs from the
+paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations are small in the run, so that they matter at
+its sizes; the formulas have the published ones.
+"""
+
+import dataclasses
+import functools
+import importlib
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from algorithms.model.variants import VARIANTS
+from tests.family_cases import family_parameters, options_of, small
+from tests.oracle import family
+
+from .algorithms import PSEUDOCODE
+from .changes import ARCHITECTURES, SHARING, changed_lines
+from .comparison import LineResult, OracleCache, Results, check_runs
+from .printed import lines_not_printed
+from .scenarios import Run, Scenarios
+
+__all__ = ["NAMES", "VariantScenarios", "compare_variant"]
+
+NAMES = tuple(name for name in VARIANTS if name != "PAPER")
+SIZES = {"l_x": 7, "l_z": 5, "l_max": 11, "B": 2}
+CALLED = (1, 2, 4, 5, 6, 7)
+EPSILON = 1e-2
+
+
+def with_numbers_that_matter(variant: Any) -> Any:
+    """A variant whose numbers change what is computed at the sizes of the run."""
+    variant = small(variant)
+
+    def normed(line: Any) -> Any:
+        norms = ("normalize_heads", "normalize_output")
+        given = {name: getattr(line, name) for name in norms if getattr(line, name, None) is not None}
+        return line.but(**{name: norm.but(epsilon=EPSILON) for name, norm in given.items()})
+
+    return variant.but(
+        norm=variant.norm.but(epsilon=EPSILON) if variant.norm.epsilon else variant.norm,
+        attention=tuple(map(normed, variant.attentions)),
+        mlp=variant.mlp and normed(variant.mlp),
+    )
+
+
+class VariantScenarios(Scenarios):
+    """The runs of a variant, of one version of the code.
+
+    Args:
+        package: the package `algorithms`, or a mutated copy of it.
+        name: of the variant.
+        seed: of all inputs and parameters.
+        sizes: those that differ from the default.
+        implementation: the implementation that functions with a choice are asked for.
+    """
+
+    def __init__(self, package: ModuleType, name: str, *, seed: int, sizes: dict[str, int], implementation: str):
+        self.name, self.algorithm = name, ARCHITECTURES.get(name, 10)
+        self.sharing = 2 if name in SHARING else 1
+        L = max(3, len(VARIANTS[name].attentions))
+        super().__init__(
+            package,
+            seed=seed,
+            sizes={**SIZES, "H": 2 * self.sharing, "L": L, **sizes},
+            implementation=implementation,
+        )
+        variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
+        self.variant = with_numbers_that_matter(variants[name])
+        self.model = options_of(with_numbers_that_matter(VARIANTS[name]))
+
+    def _asked(self, n: int) -> Any:
+        return functools.partial(super()._asked(n), variant=self.variant)
+
+    def _unstacked(self, theta: Any) -> Any:
+        return family_parameters(theta)
+
+    def _run(self) -> Iterator[Run]:
+        kind, lengths, paper = {
+            8: ("ED", (self.sizes.l_z, self.sizes.l_x), family.ed_transformer),
+            9: ("E", (self.sizes.l_x,), family.e_transformer),
+            10: ("D", (self.sizes.l_x,), family.d_transformer),
+        }[self.algorithm]
+        sizes = dataclasses.replace(self.sizes, d_f=self.sizes.d_e)  # so that W_u can be tied
+        self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing)
+        yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
+
+    def runs(self, algorithm: int) -> Iterator[Run]:
+        """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too."""
+        for run in self._seeded(algorithm, self._run):
+            yield dataclasses.replace(run, shows=frozenset(CALLED), sharing=self.sharing)
+
+
+def compare_variant(
+    scenarios: VariantScenarios, root: pathlib.Path, cache: OracleCache | None = None, *, until_first: bool = False
+) -> Results:
+    """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
+
+    Args:
+        scenarios: what to run.
+        root: the root of the repository that the code under check lies in.
+        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
+        until_first: whether to stop behind the first run that differs.
+    """
+    cache = {} if cache is None else cache
+    n = scenarios.algorithm
+    changed = changed_lines(VARIANTS[scenarios.name], n, scenarios.sharing)
+    lines = {(m, line.number): LineResult(m, line) for m in (n, *CALLED) for line in PSEUDOCODE[m].lines}
+    for key, change in changed.items():
+        lines[key] = LineResult(key[0], change.line, change=change)
+    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}
+    results = Results(lines, {}, settings)
+    check_runs(results, n, scenarios, root, cache, until_first=until_first)
+    called = {key[0] for key in cache[n, 0].visits}
+    results.lines = {key: result for key, result in lines.items() if key[0] in called}
+    not_printed = lines_not_printed(
+        cache[n, 0], n, scenarios.single, family_parameters(scenarios.theta), scenarios.model
+    )
+    for key, result in results.lines.items():
+        result.is_printed = key not in not_printed
+    return results

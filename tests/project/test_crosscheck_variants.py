@@ -1,0 +1,154 @@
+"""The cross-check of published models: every line equal, and exactly the changed lines marked."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+import algorithms
+from algorithms.lines import MLP, Attention, Embedding, LayerNorm, RMSNorm, Rotary, Unembedding
+from tests.crosscheck import command
+from tests.crosscheck.algorithms import PSEUDOCODE
+from tests.crosscheck.changes import CHANGES, changed_lines
+from tests.crosscheck.command import ROOT
+from tests.crosscheck.report import as_json, summary
+from tests.crosscheck.variants import NAMES, VariantScenarios, compare_variant
+from training.commands.arguments import UsageError
+
+QUICK = ("GPT2", "LLAMA", "OPT", "BERT", "BART")
+NOT_LINES = {
+    "dropout": "needs a key",
+    "head": "a bare encoder is another function",
+    "pooler": "is read by no line",
+}
+
+
+def crosscheck(name, implementation="paper", **sizes):
+    scenarios = VariantScenarios(algorithms, name, seed=0, sizes=sizes, implementation=implementation)
+    return compare_variant(scenarios, ROOT)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return crosscheck("LLAMA")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
+def test_every_line_of_a_variant_agrees(name):
+    results = crosscheck(name)
+    assert results.ok, summary(results)
+    assert results.worst <= 1e-10
+    assert any(result.change is not None for result in results.lines.values())
+    assert {result.verdict for result in results.lines.values()} <= {"equal", "left out"}
+
+
+def test_the_changed_lines_of_llama(llama):
+    changed = {key: result.line.text for key, result in llama.lines.items() if result.change is not None}
+    assert changed == {
+        (4, "1"): "Q ← W_q X",
+        (4, "2"): "K ← W_k Z",
+        (4, "3"): "V ← W_v Z",
+        (4, "4"): "S ← (R_z K)ᵀ(R_x Q)",
+        (5, "2"): "Y^h ← Attention(X, Z | W_q^h, b_q^h, 𝓦_kv^g, Mask)",
+        (5, "return"): "return Ṽ = W_o Y",
+        (6, "1"): "m ← 0",
+        (6, "2"): "v ← Σ_i e[i]²/d_e",
+        (6, "return"): "return ê = e/√(v + ε) ⊙ γ",
+        (10, "2"): "for t ∈ [ℓ]: e_t ← W_e[:, x[t]]",
+        (10, "5"): "for t ∈ [ℓ]: X̃[:,t] ← rms_norm(X[:,t] | γ_l^1)",
+        (10, "7"): "for t ∈ [ℓ]: X̃[:,t] ← rms_norm(X[:,t] | γ_l^2)",
+        (10, "8"): "X ← X + W_mlp2^l (SiLU(W_gate^l X̃) ⊙ (W_mlp1^l X̃))",
+        (10, "10"): "for t ∈ [ℓ]: X[:,t] ← rms_norm(X[:,t] | γ)",
+    }
+    assert llama.lines[6, "1"].verdict == "left out"
+    assert not any(key[0] == 2 for key in llama.lines)  # no positions are embedded
+
+
+def test_a_line_marked_wrongly_is_an_error(llama):
+    """The table is checked against what the run computed."""
+    for key in ((10, "5"), (10, "6")):
+        result = llama.lines[key]
+        wrong = dataclasses.replace(result, change=None if result.change else llama.lines[10, "5"].change)
+        results = dataclasses.replace(llama, lines={**llama.lines, key: wrong})
+        assert results.wrongly_marked == [wrong]
+        assert not results.ok
+        assert f"Algorithm 10, line {key[1]}: {'marked' if wrong.change else 'not marked'}" in summary(results)
+
+
+def test_the_table_has_every_field():
+    fields = {change.field for change in CHANGES}
+    records = {"": algorithms.Variant, "embedding.": Embedding, "norm.": RMSNorm, "attention.": Attention, "mlp.": MLP,
+               "unembedding.": Unembedding}  # fmt: skip
+    whole = {"embedding", "attention", "unembedding"}  # in whose fields the changes are
+    for prefix, record in records.items():
+        named = {prefix + field.name for field in dataclasses.fields(record)}
+        assert named - fields - whole - set(NOT_LINES) == set()
+    assert fields - {"H_kv"} == {f for f in fields if f != "H_kv" and attribute(f)}
+
+
+def attribute(field):
+    """Whether a default record has a field, or the field of a norm."""
+    value = algorithms.PAPER
+    for name in field.split("."):
+        value = getattr(RMSNorm() if isinstance(value, LayerNorm) else value, name, "none")
+    return value != "none"
+
+
+@pytest.mark.parametrize(
+    ("variant", "algorithm", "key", "text"),
+    [
+        ({"order": "no_norm"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
+        ({"final_norm": False}, 10, (10, "10"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
+        ({"final_norm": True}, 8, (8, "return"), "return P = softmax(W_u norm(X))"),
+        ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
+        ({"mlp": None}, 10, (10, "8"), "X ← X"),
+        ({"unembedding": Unembedding(tied=True, scaled=True)}, 10, (10, "return"), "return P = softmax(W_eᵀ/√d_e X)"),
+        ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦t' − w < t⟧)"),
+        (
+            {"attention": Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), scale=2.0)},
+            10,
+            (4, "4"),
+            "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))",
+        ),
+    ],
+)
+def test_formulas_of_records_without_a_name(variant, algorithm, key, text):
+    assert changed_lines(algorithms.PAPER.but(**variant), algorithm)[key].line.text == text
+
+
+def test_the_paper_changes_nothing():
+    assert all(changed_lines(algorithms.PAPER, n) == {} for n in (8, 9, 10))
+
+
+def test_the_paper_is_beside_what_is_changed(llama):
+    lines = {(line["algorithm"], line["line"]): line for line in as_json(llama)["lines"]}
+    changed = lines[10, "8"]["changed"]
+    assert changed["printed"] == PSEUDOCODE[10].line("8").text
+    assert changed["by"] == ("mlp.gated", "mlp.biases", "mlp.activation")
+    assert lines[10, "6"]["changed"] is None
+    assert summary(llama).startswith("LLAMA: 6 algorithms, 26 lines: 25 equal, 1 left out; 14 changed; ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("name", ["LLAMA", "GEMMA3", "GPT_NEO", "BART"])
+def test_fused_implementations_of_a_variant_agree(name, implementation):
+    results = crosscheck(name, implementation)
+    assert results.ok, summary(results)
+
+
+def test_command_line(tmp_path, capsys):
+    assert command.main(["--variant", "OPT", "--json", str(tmp_path / "result.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "OPT: Algorithm 10" in printed
+    assert "≠ for t ∈ [ℓ]: e_t ←" in printed
+    assert "paper: for t ∈ [ℓ]" in printed
+    result = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert result["ok"] is True
+    assert [run["settings"]["variant"] for run in result["runs"]] == ["OPT"]
+
+
+def test_wrong_usage():
+    with pytest.raises(UsageError, match=re.escape("--variant: expected one of VASWANI, BERT")):
+        command.main(["--variant", "LAMA"])
