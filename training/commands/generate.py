@@ -5,7 +5,9 @@ classifier names their class.
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
-    scripts/generate.py runs/docs --interactive                       # a conversation; /reset begins a new one
+    scripts/generate.py runs/docs --interactive                       # goes on from every line; /reset begins anew
+    scripts/generate.py runs/smollm2 --chat --prompt "What is the capital of France?"
+    scripts/generate.py runs/smollm2 --chat --interactive --system "You answer in verse."
 
 Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
 """
@@ -20,12 +22,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, spelled
+from training.commands.talking import RESET, talk
 from training.commands.terminal import say, show
+from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
-RESET = "/reset"
 NAMES = (
     "n",
     "l_gen",
@@ -52,9 +55,16 @@ def parser() -> Parser:
         action="store_true",
         help="answer line after line; a decoder continues the conversation, until /reset",
     )
+    add("--chat", action="store_true", help="ask a model that was trained to converse, by its chat template")
+    add("--system", metavar="TEXT", help="with --chat: what the model is told first (default: what its template says)")
     add("--json", action="store_true", help="print a JSON object for each text")
     add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
-    add("--l_gen", type=int, metavar="N", help="most tokens of a continuation (default: 200)")
+    add(
+        "--l_gen",
+        type=int,
+        metavar="N",
+        help="most tokens of an answer (default: 200, with --chat as many as fit)",
+    )
     add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
     add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")
     add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
@@ -223,15 +233,20 @@ def typed() -> Iterator[str]:
             return
 
 
+def greet(*, converses: bool) -> None:
+    """Tell who types how it goes."""
+    if sys.stdin.isatty():
+        reset = f"; {RESET} begins a new conversation" if converses else ""
+        say(f"One text a line{reset}; Ctrl-D ends.")
+
+
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
     """Answer line after line until the input ends; a line that cannot be answered is complained about.
 
     A decoder is given all lines and answers so far, each on a line of its own, since `RESET`; of several answers it is
     the first that counts. An empty line lets it go on.
     """
-    if sys.stdin.isatty():
-        reset = f"; {RESET} begins a new conversation" if answerer.converses else ""
-        say(f"One text a line{reset}; Ctrl-D ends.")
+    greet(converses=answerer.converses)
     history = ""
     for number, line in enumerate(typed(), 1):
         text = line.rstrip("\n")
@@ -273,11 +288,16 @@ def answer(arguments: argparse.Namespace) -> bool:
     if isinstance(sys.stdin, io.TextIOWrapper):  # so that a line which is not UTF-8 is said when it is to be answered
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = options_of(arguments)
-    answerer = answerer_for(load_run(arguments.run), options)
+    if arguments.system is not None and not arguments.chat:
+        raise AnswerError("--system: expected --chat with it, which a conversation needs, got none")
+    if arguments.interactive and arguments.prompt:
+        raise AnswerError("--interactive reads its texts from the terminal: leave --prompt out")
+    answerer = answerer_of(arguments, options)
     several = options.n is not None and options.n > 1
-    if arguments.interactive:
-        if arguments.prompt:
-            raise AnswerError("--interactive reads its texts from the terminal: leave --prompt out")
+    if arguments.interactive and isinstance(answerer, Talker):
+        greet(converses=True)
+        talk(answerer, typed(), as_json=arguments.json)
+    elif arguments.interactive:
         converse(answerer, as_json=arguments.json, several=several)
     elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
         answer_one(answerer, next(texts_of(arguments, answerer)))
@@ -285,6 +305,20 @@ def answer(arguments: argparse.Namespace) -> bool:
         lines = not arguments.prompt and answerer.takes_lines
         return answer_all(answerer, texts_of(arguments, answerer), as_json=arguments.json, lines=lines)
     return True
+
+
+def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
+    """Return what answers with the run, in conversations where that was asked for.
+
+    Raises:
+        ValueError: there is no such run, or it cannot do that.
+    """
+    run = load_run(arguments.run)
+    if not arguments.chat:
+        return answerer_for(run, options)
+    if run.task != "d":
+        raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of the task {run.task}")
+    return Talker(run, options, system=arguments.system)
 
 
 def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,6 +172,20 @@ class ChatTemplate:
         if process.returncode == -signal.SIGPROF:
             return {"error": f"it takes longer than {SECONDS} s"}
         return {"error": f"its process ended with status {process.returncode}"}
+
+
+def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
+    """Return what writes conversations as the tokens that the next answer follows.
+
+    Args:
+        tokenizer: a model's, which came with a template.
+
+    Raises:
+        DataError: it came with none.
+    """
+    template = ChatTemplate.of(tokenizer)
+    assert isinstance(tokenizer, LibraryTokenizer)
+    return lambda messages: tokenizer.encode_markup(template.render(messages))
 
 
 def _start() -> subprocess.Popen[str]:

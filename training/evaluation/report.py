@@ -213,11 +213,11 @@ def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, f
 
 
 def _continuation(run: Run) -> str:
-    x, eos = np.array([[run.tokenizer.bos_token]]), run.tokenizer.eos_token
-    options = {"l_gen": min(SAMPLED, run.config.l_max), "tau": TAU, "top_p": TOP_P, "eos": eos}
+    x, ends = np.array([[run.tokenizer.bos_token]]), run.tokenizer.end_tokens
+    options = {"l_gen": min(SAMPLED, run.config.l_max), "tau": TAU, "top_p": TOP_P, "eos": ends or None}
     generator = Generator(run.theta, run.config)
     tokens = generator.generate(x, lengths=np.array([1]), key=jax.random.key(0), **options)[0].tolist()
-    ended = tokens.index(eos) if eos in tokens else len(tokens)
+    ended = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
     return f"a sample (Algorithm 14, temperature {TAU}, top-p {TOP_P}):\n{run.tokenizer.decode(tokens[:ended])}"
 
 

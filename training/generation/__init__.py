@@ -30,6 +30,7 @@ from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.continuation import Continuation, Model
 from training.generation.decoding import Context, State
+from training.generation.prefixes import Prefixes
 from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
 
 __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
@@ -88,11 +89,21 @@ def generate(
 class Generator:
     """A decoder that is kept ready; see `generate`."""
 
-    def __init__(self, theta: DTransformerParams, config: DTransformerConfig) -> None:
+    def __init__(
+        self, theta: DTransformerParams, config: DTransformerConfig, *, prefixes: Prefixes | None = None
+    ) -> None:
+        """Lay out the parameters.
+
+        Args:
+            theta: trained parameters.
+            config: sizes and variant of the model.
+            prefixes: keeps what was read, so that a prompt that begins as an earlier text is read from there on.
+        """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, variant=self.config.variant)
+        self.prefixes = prefixes
 
     def generate(
         self,
@@ -108,7 +119,8 @@ class Generator:
         begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
         begun.extend(l_gen)
         missing = l_gen - begun.tokens.shape[1]
-        return jnp.asarray(np.pad(begun.tokens, ((0, 0), (0, missing)), constant_values=sampling.get("eos") or 0))
+        fill = max(0, int(self.sampling_arrays([sampling]).eos[0, 0]))
+        return jnp.asarray(np.pad(begun.tokens, ((0, 0), (0, missing)), constant_values=fill))
 
     def stream(
         self,
@@ -180,7 +192,7 @@ class Generator:
 
     @property
     def _model(self) -> Model:
-        return Model(self.theta, self.weights, self.config)
+        return Model(self.theta, self.weights, self.config, self.prefixes)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
         """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""

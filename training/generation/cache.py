@@ -56,9 +56,9 @@ def bucket(n: int) -> int:
 def capacity(n: int) -> int:
     """Return how many slots a cache of at least n begins with; it doubles when they are full.
 
-    Every capacity is compiled for itself, so small ones are left out.
+    Every capacity is compiled for itself, so there are few: powers of two, without the small ones.
     """
-    return bucket(max(n, SMALLEST_CAPACITY))
+    return 1 << (max(n, SMALLEST_CAPACITY) - 1).bit_length()
 
 
 class KeyValues(NamedTuple):

@@ -12,19 +12,24 @@ from algorithms import DTransformerConfig, DTransformerParams
 from training.generation import decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Likeliest, State, Weights
+from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
 from training.generation.windows import window_start
 
 __all__ = ["Continuation", "Model"]
 
+ROOM = 256
+"""Tokens that a cache has room for from the beginning, so that a usual answer needs one compiled loop."""
+
 
 class Model(NamedTuple):
-    """A decoder: its parameters, the same laid out for single columns, its sizes, and its variant without dropout."""
+    """A decoder: its parameters, the same laid out for single columns, its sizes, and what it keeps of texts."""
 
     theta: DTransformerParams
     weights: Weights
     config: DTransformerConfig
+    prefixes: Prefixes | None = None
 
     def read(self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1) -> State:
         """Read prompts, padded on the right, with the forward pass of whole sequences.
@@ -36,7 +41,10 @@ class Model(NamedTuple):
         """
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
-        return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=capacity(P + 1 + room))
+        C = capacity(P + 1 + room)
+        if self.prefixes is not None:
+            return self.prefixes.read(self.theta, x, lengths, config=self.config, C=C)
+        return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=C)
 
 
 class Continuation:
@@ -86,6 +94,7 @@ class Continuation:
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
         self.starts = np.zeros(B, np.int64)
         self.ended = False
+        self._l_gen = l_gen
         self._state = self._read(self._texts())
         self._remember(l_gen)
 
@@ -102,6 +111,11 @@ class Continuation:
             self._state = decoding.decoded(self._model.weights, None, self._state, self._keys, last, options)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
+
+    def keep(self, r: int) -> None:
+        """Let texts that begin as request r does, with what was generated of it, be read from there on."""
+        if self._model.prefixes is not None:
+            self._model.prefixes.keep(self._state, r)
 
     def join(
         self,
@@ -180,7 +194,7 @@ class Continuation:
         for of_x, window in zip(x, windows, strict=True):
             of_x[: len(window)] = window
         begun = self.tokens.shape[1] > 0
-        state = self._model.read(x, lengths, room=self._room if begun else 1)
+        state = self._model.read(x, lengths, room=self._room if begun else min(self._l_gen, self._room, ROOM))
         if len(windows) < len(texts):
             state = decoding.chosen(state, jnp.asarray(rows))
         if self._N:

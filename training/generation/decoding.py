@@ -327,8 +327,8 @@ def decode(
         state: the sequences; its memory is used again.
         keys: one for each sequence, whose token i is drawn with ``fold_in(key, i)``.
         stop: the last slot that gets a token.
-        sampling: how tokens are drawn. Where nothing may follow a sequence, its eos ends it; what follows eos is eos
-            again, of log-probability 0.
+        sampling: how tokens are drawn. Where nothing may follow a sequence, its eos ends it; what follows an end is
+            eos again, of log-probability 0.
         variant: the lines of the model.
         begins: the tokens that each sequence may begin with, or None for all.
     """
@@ -346,7 +346,7 @@ def decode(
             scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
         exhausted = jnp.all(jnp.isneginf(scores), axis=0)
         y = draw(log_softmax(scores), keys, i, tau=sampling.tau, top_k=sampling.top_k, top_p=sampling.top_p)
-        y = jnp.where(state.ended | exhausted, sampling.eos, y)
+        y = jnp.where(state.ended | exhausted, sampling.eos[:, 0], y)
         return _appended(state._replace(caches=caches), P, y, sampling.eos)
 
     return jax.lax.while_loop(unfinished, generate, state)
@@ -365,7 +365,7 @@ def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
     return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
 
 
-def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: Int[Array, "B"]) -> State:
+def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: Int[Array, "B E"]) -> State:
     """Return the state with one more token for each sequence."""
     slot, ended = state.slot + 1, state.ended
 
@@ -380,7 +380,7 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: I
     return state._replace(
         tokens=write(state.tokens, y),
         log_p=write(state.log_p, jnp.where(ended, 0, log_p)),
-        ended=ended | (y == eos),
+        ended=ended | jnp.any(y[:, None] == eos, axis=1),
         slot=slot,
         history=None if state.history is None else state.history.with_token(y),
         likeliest=likeliest,

@@ -161,10 +161,12 @@ def check_sampling(sampling: Any, N_V: int) -> None:
             raise ValueError(
                 f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
             )
-    check_token("eos", sampling["eos"], N_V)
+    eos = sampling["eos"]
+    for token in eos if isinstance(eos, tuple | list) else (eos,):
+        check_token("eos", token, N_V)
     if sampling["no_repeat_ngram_size"] != 0:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])
-        if sampling["eos"] is None:
+        if eos is None or eos == ():
             raise ValueError("no_repeat_ngram_size: needs eos, which ends a sequence that nothing can follow, got None")
 
 

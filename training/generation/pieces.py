@@ -64,7 +64,7 @@ class Pieces:
 def pieces_of(
     tokens: Iterable[int], tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0
 ) -> Iterator[str]:
-    """Yield the text of tokens as they come, up to eos or a stop.
+    """Yield the text of tokens as they come, up to an end token or a stop.
 
     Args:
         tokens: of one sequence.
@@ -73,8 +73,9 @@ def pieces_of(
         given: how many characters to leave out at the beginning.
     """
     pieces = Pieces(tokenizer, stops, given=given)
+    ends = tokenizer.end_tokens
     for token in tokens:
-        if token == tokenizer.end:
+        if token in ends:
             break
         yield pieces.add(int(token))
         if pieces.stopped:

@@ -28,7 +28,7 @@ class Sampling(TypedDict, total=False):
         top_k: draw from the k likeliest tokens only (and those as likely as the last of them); None: from all.
         top_p: draw from the nucleus only, the fewest likeliest tokens which together have this probability, at
             temperature τ and after `top_k`; None: from all.
-        eos: a token that ends a sequence; what follows it is eos again. None: none does.
+        eos: a token that ends a sequence, or several; what follows is the first of them again. None: none does.
         repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
             multiplied by where they are negative, before all else; 1: nothing.
         no_repeat_ngram_size: forbid repeating any n-gram of this size (eos where that rules out all). 0: allow all.
@@ -39,7 +39,7 @@ class Sampling(TypedDict, total=False):
     tau: float
     top_k: int | None
     top_p: float | None
-    eos: int | None
+    eos: int | Sequence[int] | None
     repetition_penalty: float
     no_repeat_ngram_size: int
     logit_bias: dict[int, float] | None
@@ -64,7 +64,7 @@ class SamplingArrays(NamedTuple):
         tau: temperatures.
         top_k: 0 where it is None.
         top_p: 1 where it is None.
-        eos: −1 where it is None.
+        eos: those of each, then −1; the first ones fill what is behind an end.
         repetition_penalty: 1 where there is none.
         no_repeat_ngram_size: 0 where there is none.
         logit_bias: 0 where there is none; None where no sequence has one.
@@ -73,7 +73,7 @@ class SamplingArrays(NamedTuple):
     tau: Float[Array, "B"]
     top_k: Int[Array, "B"]
     top_p: Float[Array, "B"]
-    eos: Int[Array, "B"]
+    eos: Int[Array, "B E"]
     repetition_penalty: Float[Array, "B"]
     no_repeat_ngram_size: Int[Array, "B"]
     logit_bias: Float[Array, "N_V B"] | None
@@ -100,7 +100,7 @@ class SamplingArrays(NamedTuple):
             tau=floats("tau"),
             top_k=integers("top_k", 0),
             top_p=floats("top_p", 1.0),
-            eos=integers("eos", -1),
+            eos=jnp.asarray(_ends([row["eos"] for row in rows])),
             repetition_penalty=floats("repetition_penalty"),
             no_repeat_ngram_size=integers("no_repeat_ngram_size", 0),
             logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
@@ -115,7 +115,9 @@ class SamplingArrays(NamedTuple):
         """Return the settings of some of these sequences and of others behind them."""
 
         def both(name: str) -> Array:
-            return jnp.asarray(np.concatenate([getattr(self, name), getattr(other, name)])[rows])
+            parts = [np.asarray(getattr(of, name)) for of in (self, other)]
+            parts = [_wide(part, max(p.shape[1] for p in parts)) for part in parts] if name == "eos" else parts
+            return jnp.asarray(np.concatenate(parts)[rows])
 
         biases = [of.logit_bias for of in (self, other)]
         N_V = next((len(bias) for bias in biases if bias is not None), None)
@@ -125,6 +127,16 @@ class SamplingArrays(NamedTuple):
             columns = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
             joined = jnp.asarray(np.concatenate(columns, axis=1)[:, rows])
         return SamplingArrays(**{name: both(name) for name in self._fields[:-1]}, logit_bias=joined)
+
+
+def _ends(of_rows: list[int | Sequence[int] | None]) -> Int[np.ndarray, "B E"]:
+    ends = [[] if eos is None else [eos] if isinstance(eos, int | np.integer) else list(eos) for eos in of_rows]
+    width = max(1, *map(len, ends))
+    return np.stack([_wide(np.array([row], np.int32), width)[0] for row in ends])
+
+
+def _wide(ends: Int[np.ndarray, "B E"], width: int) -> Int[np.ndarray, "B E2"]:
+    return np.pad(ends, ((0, 0), (0, width - ends.shape[1])), constant_values=-1)
 
 
 def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_V B"] | None:

@@ -21,7 +21,7 @@ from training.generation.prompts import Prompt, side_by_side
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
 
-__all__ = ["Answer", "AnswerError", "Answerer", "Continuer", "Options", "answerer_for"]
+__all__ = ["Answer", "AnswerError", "Answerer", "Continuer", "Options", "answerer_for", "first_of"]
 
 L_GEN, TAU, TOP_P = 200, 0.7, 0.9
 LARGEST_SEED = 2**32 - 1
@@ -212,8 +212,15 @@ class Continuer(Answerer):
     def _begun(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
         """Return the continuations, how many tokens they may have, and how many characters each repeats."""
         prompts = [self.prompt(text, number=i) for i, text in enumerate(texts, number) for _ in range(self.n)]
+        return self._continued(prompts, number)
+
+    def _l_gen(self, prompts: Sequence[Prompt]) -> int:
+        """Return the most tokens of a continuation of these."""
+        return L_GEN if self.options.l_gen is None else self.options.l_gen
+
+    def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, list[int]]:
         x, lengths, begins = side_by_side(prompts, self.config.N_V)
-        l_gen = L_GEN if self.options.l_gen is None else self.options.l_gen
+        l_gen = self._l_gen(prompts)
         begun = self._generator.begin(
             x,
             lengths=lengths,
@@ -222,22 +229,24 @@ class Continuer(Answerer):
             first=(number - 1) * self.n,
             sliding=True,
             begins=begins,
-            **sampling_of(self.options, self.tokenizer.end),
+            **sampling_of(self.options, self.tokenizer.end_tokens),
         )
         return begun, l_gen, [prompt.given for prompt in prompts]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`, with the log-probabilities of the tokens."""
-        begun, l_gen, given = self._begun(texts, first)
+        return self._answers(*self._begun(texts, first))
+
+    def _answers(self, begun: Continuation, l_gen: int, given: list[int]) -> list[list[Answer]]:
         begun.extend(l_gen)
         of_rows = zip(begun.tokens, begun.log_p, given, strict=True)
         answers = [self._answer(tokens.tolist(), log_p, n) for tokens, log_p, n in of_rows]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
     def _answer(self, tokens: list[int], log_p: np.ndarray, given: int) -> Answer:
-        eos = self.tokenizer.end
-        ended = eos in tokens
-        tokens = tokens[: tokens.index(eos)] if ended else tokens
+        ends = self.tokenizer.end_tokens
+        end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+        ended, tokens = end < len(tokens), tokens[:end]
         pieces = Pieces(self.tokenizer, self.options.stop or (), given=given)
         text = pieces.all(tokens)
         counted = len(pieces.tokens) + (ended and not pieces.stopped)
@@ -253,10 +262,10 @@ class Continuer(Answerer):
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
         begun, l_gen, (given,) = self._begun([text], number)
-        return pieces_of(_first_of(begun, l_gen), self.tokenizer, self.options.stop or (), given=given)
+        return pieces_of(first_of(begun, l_gen), self.tokenizer, self.options.stop or (), given=given)
 
 
-def _first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
+def first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
     """Yield the tokens of the first continuation, as they come."""
     for i in range(l_gen):
         begun.extend(i + 1)
@@ -265,12 +274,12 @@ def _first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
         yield int(begun.tokens[0, i])
 
 
-def sampling_of(options: Options, eos: int | None) -> Sampling:
+def sampling_of(options: Options, ends: Sequence[int]) -> Sampling:
     """Return how tokens are drawn, with the defaults of the command lines.
 
     Args:
         options: what was asked for.
-        eos: the token that ends a text.
+        ends: the tokens that end a text.
     """
     o = options
     usual = o.tau is None and o.top_k is None and o.top_p is None
@@ -278,7 +287,7 @@ def sampling_of(options: Options, eos: int | None) -> Sampling:
         "tau": TAU if o.tau is None else o.tau,
         "top_k": o.top_k,
         "top_p": TOP_P if usual else o.top_p,
-        "eos": eos,
+        "eos": tuple(ends) or None,
         "repetition_penalty": 1.0 if o.repetition_penalty is None else o.repetition_penalty,
         "no_repeat_ngram_size": o.no_repeat_ngram_size or 0,
     }

@@ -97,7 +97,7 @@ def _sampling(body: Mapping[str, Any], served: Served) -> Sampling:
         "tau": number(body, "temperature", 1.0),
         "top_k": None if top_k in (None, 0, -1) else integer(body, "top_k", 1, least=1, most=N_V),
         "top_p": None if body.get("top_p") in (None, 1) else number(body, "top_p", 1.0),
-        "eos": next(iter(served.ends), None),
+        "eos": served.ends or None,
         "repetition_penalty": number(body, "repetition_penalty", 1.0),
         "no_repeat_ngram_size": integer(body, "no_repeat_ngram_size", 0, least=0, most=1 << 16),
         "logit_bias": _biases(body.get("logit_bias"), N_V),

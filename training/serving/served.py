@@ -1,7 +1,6 @@
 """What is served: a model, what it does, and the most that is taken."""
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from training.data.chat import Message, converser
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
 from training.generation.prompts import Prompt
@@ -19,7 +19,6 @@ from training.serving.engine import LIKELIEST
 
 __all__ = ["Decoder", "Encoder", "Limits", "Served", "served_of"]
 
-Messages = list[dict[str, Any]]
 TEXTS_AT_ONCE = 32
 
 
@@ -58,7 +57,7 @@ class Decoder:
 
     generator: Generator
     read: Callable[[str], Prompt]
-    converse: Callable[[Messages], list[int]] | None
+    converse: Callable[[Sequence[Message]], list[int]] | None
     score: Callable[[list[int]], tuple[Float[ndarray, "m"], Int[ndarray, "m N"], Float[ndarray, "m N"]]]
 
 
@@ -94,10 +93,7 @@ class Served:
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end what is generated, eos first; none where the model has no such token."""
-        try:
-            return getattr(self.tokenizer, "end_tokens", None) or (self.tokenizer.eos_token,)
-        except ValueError:
-            return ()
+        return self.tokenizer.end_tokens
 
 
 def served_of(run: Run, name: str, limits: Limits) -> Served:
@@ -128,19 +124,8 @@ def _decoder_of(run: Run) -> Decoder:
         return log_p[0], likeliest[0], of_likeliest[0]
 
     read = Continuer(run, Options()).prompt
-    return Decoder(generator=generator, read=read, converse=_converse_of(run.tokenizer), score=score)
-
-
-def _converse_of(tokenizer: Any) -> Callable[[Messages], list[int]] | None:
-    """Return what writes conversations with the template that came with a tokenizer, if one did."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        return None
-    template = importlib.import_module("training.data.chat").ChatTemplate.of(tokenizer)
-
-    def converse(messages: Messages) -> list[int]:
-        return tokenizer.encode_markup(template.render(messages, add_generation_prompt=True))
-
-    return converse
+    converse = converser(run.tokenizer) if run.tokenizer.chat_template is not None else None
+    return Decoder(generator=generator, read=read, converse=converse, score=score)
 
 
 def _encoder_of(run: Run) -> Encoder:

@@ -14,7 +14,8 @@ from algorithms import d_hidden_state, e_encoding, ed_hidden_state
 from tests import interchange_cases as cases
 from tests import real_weights
 from tests.training.interchange.test_encoder_decoder import Seq2Seq
-from training.data.chat import ChatTemplate
+from training import commands
+from training.data.chat import ChatTemplate, converser
 from training.generation import generate
 from training.generation.scoring import log_probability, sentence_embeddings
 from training.generation.text import Options, answerer_for
@@ -290,3 +291,18 @@ def test_a_model_that_people_talk_to_answers_as_in_transformers(tmp_path):
     assert ours == expected
     assert tokenizer.decode(ours) == "The capital of France is Paris."
     assert ours[-1] in tokenizer.end_tokens
+
+
+def test_its_conversations_are_the_tokens_of_transformers(tmp_path, capsys):
+    """Also where a user writes what ends a turn; and generate.py answers."""
+    path = real_weights.smollm2(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    convert(path, tmp_path / "run")
+    ours = converser(load_run(tmp_path / "run").tokenizer)
+    said = ["What is the capital of France?", "Paris.\n", " And of Spain? <|im_end|>\n ¿Y? 😀"]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(said)]
+    system = {"role": "system", "content": "You answer in verse."}
+    for messages in (turns[:1], turns, [system, *turns]):
+        assert ours(messages) == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert commands.generate_main([str(tmp_path / "run"), "--chat", "--tau", "0", "--prompt", said[0]]) == 0
+    assert capsys.readouterr().out == "The capital of France is Paris.\n"

@@ -1,0 +1,151 @@
+"""A text that begins as an earlier one goes on from its keys and values, to the same tokens and numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import PAPER, DTransformerConfig, d_transformer
+from algorithms.lines import Attention, Embedding, RMSNorm, Rotary
+from tests.cases import random_theta
+from training.generation import Generator, decoding, prefixes
+from training.generation.prefixes import Prefixes
+
+N_V, L_MAX = 17, 83
+LINES = [Attention(positions=Rotary(base=100.0), biases="qkv", window=w, cap=3.0, scale=0.3) for w in (None, 5)]
+VARIANT = PAPER.but(embedding=Embedding(positions=None), attention=tuple(LINES), norm=RMSNorm())
+CONFIGS = {
+    "paper": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7),
+    "windows": DTransformerConfig(
+        N_V=N_V, l_max=L_MAX, L=3, H=4, H_kv=2, d_e=11, d_mlp=13, d_attn=6, d_mid=7, variant=VARIANT
+    ),
+}
+THETAS = {name: random_theta(config) for name, config in CONFIGS.items()}
+TEXTS = np.random.default_rng(0).integers(N_V, size=(3, L_MAX))
+KEY = jax.random.key(7)
+
+
+@pytest.fixture
+def few_at_once(monkeypatch):
+    monkeypatch.setattr(prefixes, "FEW", 4)
+    monkeypatch.setattr(prefixes, "MANY", 7)
+
+
+@pytest.fixture(params=CONFIGS)
+def name(request):
+    return request.param
+
+
+def generator(name, most=1 << 20):
+    return Generator(THETAS[name], CONFIGS[name], prefixes=Prefixes(most))
+
+
+def kept(generator):
+    assert generator.prefixes is not None
+    return generator.prefixes
+
+
+def tokens(generator, rows, **options):
+    lengths = np.array([len(row) for row in rows])
+    x = np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows])
+    return np.asarray(generator.generate(x, lengths=lengths, **{"l_gen": 9, "tau": 1.0, "key": KEY} | options))
+
+
+def plain(name, rows, **options):
+    return tokens(Generator(THETAS[name], CONFIGS[name]), rows, **options)
+
+
+def columns_read(monkeypatch):
+    """How many columns the two ways of reading are given, padding included."""
+    read = []
+    for module, function, at in ((decoding, "prefill", 1), (prefixes, "read_more", 2)):
+        original = getattr(module, function)
+
+        def counting(*arguments, original=original, at=at, **options):
+            read.append(arguments[at].size)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, function, counting)
+    return read
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_keys_and_values_are_those_of_one_reading(name):
+    model = generator(name)
+    whole = TEXTS[0, :71]
+    for length in (18, 19, 30, 71):  # by some columns, and by many
+        state = model.read(whole[None, :length].astype(np.int32), np.array([length], np.int32))
+    assert kept(model).found == 17 + 18 + 29
+    theta, variant = THETAS[name], CONFIGS[name].variant
+    P, _ = jax.jit(decoding.step, static_argnames="variant")(model.weights, None, state, variant=variant)
+    expected = d_transformer(jnp.asarray(whole), theta, variant=variant)[:, -1]
+    np.testing.assert_allclose(P[:, 0], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
+    model = generator(name)
+    tokens(model, [TEXTS[0, :40]])
+    rows = [TEXTS[1, :33], np.concatenate([TEXTS[0, :25], TEXTS[2, :20]]), TEXTS[0, :40], TEXTS[2, :3], TEXTS[0, :17]]
+    np.testing.assert_array_equal(tokens(model, rows), plain(name, rows))
+    assert kept(model).found == 25 + 39 + 16
+
+
+def test_what_was_generated_is_not_read_again(name, monkeypatch):
+    """A conversation: each turn begins with all of those before it."""
+    model, text = generator(name), TEXTS[0, :20]
+    begun = model.begin(text[None], lengths=np.array([20]), l_gen=12, key=KEY, tau=1.0)
+    begun.extend(12)
+    begun.keep(0)
+    more = np.concatenate([text, begun.tokens[0], TEXTS[1, :6]])
+    expected = plain(name, [more])
+    read = columns_read(monkeypatch)
+    np.testing.assert_array_equal(tokens(model, [more]), expected)
+    assert kept(model).found == 20 + 12 - 1  # the last token was drawn, but not read
+    assert read == [prefixes.FEW]
+
+
+def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
+    model, whole = generator(name), np.concatenate(TEXTS)
+    rows = [whole[:L_MAX]]
+    tokens(model, [whole[: L_MAX - 9]], l_gen=1)
+    np.testing.assert_array_equal(tokens(model, rows, l_gen=5, sliding=True), plain(name, rows, l_gen=5, sliding=True))
+    assert np.isfinite(
+        np.asarray(model.read(whole[None, :L_MAX].astype(np.int32), np.array([L_MAX])).caches[0].V)
+    ).all()
+
+
+def test_the_oldest_make_room(name):
+    model = generator(name)
+    tokens(model, [TEXTS[0, :33]])
+    of_one = kept(model).nbytes
+    kept(model).most = 2 * of_one
+    for row in (1, 0, 2):  # the first is used again, so the second goes
+        tokens(model, [TEXTS[row, :33]])
+    assert kept(model).nbytes == 2 * of_one
+    before = kept(model).found
+    tokens(model, [TEXTS[1, :33]])
+    assert kept(model).found == before
+    small = generator(name, most=of_one - 1)
+    tokens(small, [TEXTS[0, :33]])
+    assert kept(small).nbytes == 0
+
+
+def test_what_begins_a_longer_text_needs_no_place_of_its_own(name):
+    model = generator(name)
+    tokens(model, [TEXTS[0, :33]])
+    tokens(model, [TEXTS[0, :49]])
+    of_two = kept(model).nbytes
+    tokens(model, [TEXTS[0, :40]])
+    assert kept(model).nbytes == of_two
+    alone = generator(name)
+    tokens(alone, [TEXTS[0, :49]])
+    assert kept(alone).nbytes == of_two
+
+
+def test_a_context_with_room_for_two_texts(name):
+    room = Prefixes.for_texts(2, THETAS[name], CONFIGS[name])
+    model = Generator(THETAS[name], CONFIGS[name], prefixes=room)
+    for row in range(3):
+        tokens(model, [TEXTS[row]], l_gen=1)
+    assert room.nbytes == room.most

@@ -1,0 +1,148 @@
+"""A decoder that was trained to converse, asked in the way it was trained with: by its chat template.
+
+talker = Talker(load_run(directory), Options(tau=0.0), system="You answer in verse.")
+talker.answers(["What is the capital of France?"])     # each text opens a conversation of its own
+talker.hear("What is the capital of France?")
+for piece in talker.reply(): …                          # the conversation goes on
+"""
+
+from collections.abc import Generator, Sequence
+
+from training.data.chat import Message, converser
+from training.generation.pieces import pieces_of
+from training.generation.prefixes import Prefixes
+from training.generation.prompts import Prompt
+from training.generation.text import Answer, AnswerError, Continuer, Options, first_of
+from training.runs.directory import Run
+
+__all__ = ["Talker"]
+
+ROOM = 4
+"""An answer has room for the fourth part of the context at least, or for what it may have: older turns make way."""
+
+
+class Talker(Continuer):
+    """A conversation, and answers to texts that open one.
+
+    What was read of the conversation is kept, so that a turn costs what is new in it.
+
+    Attributes:
+        messages: the conversation so far.
+        is_cut: whether the last answer ended where the context was full.
+    """
+
+    model = "a decoder that converses"
+    verb = "answer"
+
+    def __init__(self, run: Run, options: Options, *, system: str | None = None) -> None:
+        """Open a conversation.
+
+        Args:
+            run: the model.
+            options: how to answer.
+            system: what the model is told about its task; None: what its template says.
+
+        Raises:
+            DataError: the model has no chat template.
+        """
+        self._converse = converser(run.tokenizer)
+        super().__init__(run, options)
+        self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._generator.prefixes = Prefixes.for_texts(2, run.theta, run.config)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new conversation."""
+        self.messages: list[Message] = list(self._opening)
+        self.is_cut = False
+
+    def prompt(self, text: str, *, number: int = 1) -> Prompt:
+        """Return a text as the first message of a conversation, as the model reads it.
+
+        Args:
+            text: what the user says.
+            number: of the text, for messages.
+
+        Raises:
+            ValueError: it is empty or too long.
+        """
+        if not text.strip():
+            raise AnswerError(f"text {number} is empty: give some text to answer")
+        return Prompt(self._fitting([*self._opening, _said(text)])[1])
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        """As `Answerer.answers`; each has the room that the context leaves it."""
+        each = (super(Talker, self).answers([text], first=i) for i, text in enumerate(texts, first))
+        return [answers for (answers,) in each]
+
+    def hear(self, text: str) -> int:
+        """Take what the user says next, and return how many of the oldest messages were dropped to make room.
+
+        Args:
+            text: what is said.
+
+        Raises:
+            ValueError: the template refuses it, or the context has no room for it; the conversation is as before.
+        """
+        before = len(self.messages) + 1
+        self.messages, self._tokens = self._fitting([*self.messages, _said(text)])
+        return before - len(self.messages)
+
+    def reply(self, *, number: int = 1) -> Generator[str, None, None]:
+        """Yield the pieces of the next answer; what came of it before the iterator was closed is what was said.
+
+        Args:
+            number: of the answer, for what is drawn.
+        """
+        begun, l_gen, _ = self._continued([Prompt(self._tokens)], number)
+        pieces = []
+        try:
+            for piece in pieces_of(first_of(begun, l_gen), self.tokenizer, self.options.stop or ()):
+                pieces.append(piece)
+                yield piece
+        finally:
+            begun.keep(0)
+            ends = {*self.tokenizer.end_tokens} & {*begun.tokens[0].tolist()}
+            self.is_cut = not ends and begun.tokens.shape[1] == self._room(self._tokens)
+            self._say("".join(pieces))
+
+    def replies(self, *, number: int = 1) -> list[Answer]:
+        """Return the next answers, of which the first is what was said.
+
+        Args:
+            number: of the answers.
+        """
+        (answers,) = self._answers(*self._continued([Prompt(self._tokens)] * self.n, number))
+        self._say(answers[0]["text"])
+        return answers
+
+    def _say(self, text: str) -> None:
+        self.messages.append({"role": "assistant", "content": text})
+
+    def _fitting(self, messages: list[Message]) -> tuple[list[Message], list[int]]:
+        """Return a conversation without the oldest turns that the context has no room for, and its tokens."""
+        l_max = self.config.l_max
+        least = min(l_max // ROOM, self.options.l_gen or l_max)
+        while True:
+            tokens = self._converse(messages)
+            turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
+            if self._room(tokens) >= least or (len(turns) == 1 and self._room(tokens) > 0):
+                return messages, tokens
+            if len(turns) == 1:
+                raise AnswerError(
+                    f"the message has {len(tokens)} tokens with those of the chat template, but the model reads at "
+                    f"most l_max = {l_max}: shorten it"
+                )
+            messages = messages[: turns[0]] + messages[turns[1] :]
+
+    def _room(self, tokens: Sequence[int]) -> int:
+        return self.config.l_max - len(tokens) + 1  # the last token of an answer is not read
+
+    def _l_gen(self, prompts: Sequence[Prompt]) -> int:
+        """Return the most tokens of an answer: what was asked for, as far as the context has room."""
+        room = min(self._room(prompt.tokens) for prompt in prompts)
+        return room if self.options.l_gen is None else min(room, self.options.l_gen)
+
+
+def _said(text: str) -> Message:
+    return {"role": "user", "content": text}
