@@ -6,7 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    LibraryTokenizer,
+    Tokenizer,
+    build_tokenizer,
+)
 from training.runs.directory import Description, RunDirectory
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config
@@ -34,3 +41,18 @@ def make_run(
 
 
 BYTES = ByteTokenizer()
+TEMPLATE = """{{ bos_token }}{% for message in messages %}
+{%- if message.role == "system" and "never" in message.content %}{{ raise_exception("no such system") }}{% endif %}
+{{- message.role }}: {{ message.content }}<end>{% endfor %}
+{%- if add_generation_prompt %}assistant: {% endif %}"""
+
+
+def conversing() -> LibraryTokenizer:
+    """A tokenizer with a chat template, two end tokens, and bytes for whatever it has no token for."""
+    made = build_tokenizer("bpe", ["assistant: the cat sat, user: the rat sat on the mat, system: " * 9], N_V=290)
+    assert isinstance(made, LibraryTokenizer)
+    inner = made.inner
+    inner.add_special_tokens(["<s>", "</s>", "<end>"])
+    bos, eos, end = map(inner.token_to_id, ("<s>", "</s>", "<end>"))
+    special = SpecialTokens(end + 1, bos=bos, eos=eos, others=(end,), ends=(end,))
+    return LibraryTokenizer(inner, special=special, chat_template=TEMPLATE)

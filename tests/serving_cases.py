@@ -15,7 +15,7 @@ from training.serving import app, served
 from training.serving.connections import connections
 from training.serving.engine import Engine
 
-LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=200.0)
+LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=200.0, prefixes=1 << 20)
 
 
 def of_run(model, *, converse=None, **limits):

@@ -21,7 +21,7 @@ from training.serving.served import Decoder, Limits, served_of
 
 __all__ = ["check", "close"]
 
-LIMITS = Limits(body=20_000, tokens=6, choices=3, seconds=120.0)
+LIMITS = Limits(body=20_000, tokens=6, choices=3, seconds=120.0, prefixes=1 << 20)
 COMPLETION: dict[str, Any] = {
     "model": "small",
     "prompt": "abc",
@@ -30,6 +30,7 @@ COMPLETION: dict[str, Any] = {
     "top_p": 0.9,
     "top_k": 5,
     "repetition_penalty": 1.2,
+    "frequency_penalty": 0.5,
     "no_repeat_ngram_size": 2,
     "n": 1,
     "stream": False,

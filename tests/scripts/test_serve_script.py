@@ -202,7 +202,8 @@ def test_models_are_named(client):
         ({"logit_bias": {"1": 101}}, "logit_bias: expected from -100 to 100 for token 1, got 101"),
         ({"extra_body": {"repetition_penalty": 1e-45}}, "repetition_penalty: expected a positive number from 0.01"),
         ({"best_of": 2}, "best_of is not supported"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty: expected from -2 to 2, got 2.5"),
+        ({"presence_penalty": -3}, "presence_penalty: expected from -2 to 2, got -3"),
         (
             {"extra_body": {"temprature": 1}},
             "unknown parameter 'temprature'; there are model, max_tokens, .*, prompt, echo",

@@ -44,6 +44,13 @@ def parser() -> Parser:
     add("--rows", type=at_least(1), default=16, metavar="N", help="most continuations side by side (default: 16)")
     add("--queue", type=at_least(1), default=128, metavar="N", help="most continuations that wait (default: 128)")
     add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="most tokens of one (default: 4096)")
+    add(
+        "--prefix-bytes",
+        type=at_least(0),
+        default=1 << 28,
+        metavar="N",
+        help="most bytes that are kept of texts, so that what requests begin with is read once (default: 2^28)",
+    )
     add("--api-key", metavar="KEY", help="what clients must know (default: nothing)")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
     add("--allow-host", action="append", default=[], metavar="NAME", help="a further name that the server goes by")
@@ -78,7 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = load_run(arguments.run)
     name = arguments.model or Path(arguments.run).absolute().name
     limits = Limits(
-        body=arguments.max_bytes, tokens=arguments.max_tokens, choices=arguments.queue, seconds=arguments.timeout
+        body=arguments.max_bytes,
+        tokens=arguments.max_tokens,
+        choices=arguments.queue,
+        seconds=arguments.timeout,
+        prefixes=arguments.prefix_bytes,
     )
     served = served_of(run, name, limits)
     engine = None

@@ -23,6 +23,10 @@ ROOM = 256
 """Tokens that a cache has room for from the beginning, so that a usual answer needs one compiled loop."""
 
 
+REMEMBERED = 1024
+"""Tokens that there is room for where all of them decide what may come, so that little is compiled."""
+
+
 class Model(NamedTuple):
     """A decoder: its parameters, the same laid out for single columns, its sizes, and what it keeps of texts."""
 
@@ -215,9 +219,10 @@ class Continuation:
             return
         texts = self._texts()
         lengths = np.array([len(text) for text in texts], np.int32)
-        T = bucket(int(lengths.max()) + l_gen)
+        given = np.array([len(prompt) for prompt in self._prompts], np.int32)
+        T = capacity(max(int(lengths.max()) + l_gen, REMEMBERED))
         padded = np.stack([np.pad(text, (0, T - len(text))) for text in texts])
-        self._state = self._state._replace(history=History(jnp.asarray(padded), jnp.asarray(lengths)))
+        self._state = self._state._replace(history=History(*map(jnp.asarray, (padded, lengths, given))))
 
     def _take(self, first: int, end: int) -> None:
         """Take note of what is in the new slots."""

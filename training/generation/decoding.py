@@ -355,8 +355,14 @@ def decode(
 def _adjusted(scores: Float[Array, "N_V B"], state: State, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
     """Return the scores after the penalties, and the biases."""
     if state.history is not None:
-        penalty, ngram = sampling.repetition_penalty, sampling.no_repeat_ngram_size
-        scores = penalized(scores, state.history, penalty=penalty, ngram=ngram)
+        scores = penalized(
+            scores,
+            state.history,
+            penalty=sampling.repetition_penalty,
+            ngram=sampling.no_repeat_ngram_size,
+            frequency=sampling.frequency_penalty,
+            presence=sampling.presence_penalty,
+        )
     return scores if sampling.logit_bias is None else scores + sampling.logit_bias.astype(scores.dtype)
 
 

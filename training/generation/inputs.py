@@ -25,6 +25,9 @@ LEAST_PENALTY = 0.01
 
 LARGEST_BIAS = 100
 
+LARGEST_PENALTY = 2
+"""Of a token that was generated, as OpenAI has it."""
+
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
     """Check that parameters and configuration are of one architecture and of one size.
@@ -155,12 +158,7 @@ def check_sampling(sampling: Any, N_V: int) -> None:
     if not LEAST_PENALTY <= penalty <= 1 / LEAST_PENALTY:
         limits = f"from {LEAST_PENALTY} to {1 / LEAST_PENALTY:g}"
         raise ValueError(f"repetition_penalty: expected a positive number {limits} (1 changes nothing), got {penalty}")
-    for token, bias in (sampling["logit_bias"] or {}).items():
-        check_token("logit_bias", token, N_V)
-        if not abs(bias) <= LARGEST_BIAS:
-            raise ValueError(
-                f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
-            )
+    _check_biases(sampling, N_V)
     eos = sampling["eos"]
     for token in eos if isinstance(eos, tuple | list) else (eos,):
         check_token("eos", token, N_V)
@@ -168,6 +166,19 @@ def check_sampling(sampling: Any, N_V: int) -> None:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])
         if eos is None or eos == ():
             raise ValueError("no_repeat_ngram_size: needs eos, which ends a sequence that nothing can follow, got None")
+
+
+def _check_biases(sampling: Any, N_V: int) -> None:
+    """Check what is added to scores, and what is taken from those of tokens that were generated."""
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not abs(sampling[name]) <= LARGEST_PENALTY:
+            raise ValueError(f"{name}: expected from {-LARGEST_PENALTY} to {LARGEST_PENALTY}, got {sampling[name]}")
+    for token, bias in (sampling["logit_bias"] or {}).items():
+        check_token("logit_bias", token, N_V)
+        if not abs(bias) <= LARGEST_BIAS:
+            raise ValueError(
+                f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
+            )
 
 
 def check_token(name: str, token: int | None, N_V: int) -> None:

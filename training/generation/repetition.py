@@ -11,19 +11,32 @@ __all__ = ["History", "penalized"]
 
 
 class History(NamedTuple):
-    """All tokens of B sequences so far, prompts included, and how many each has."""
+    """All tokens of B sequences so far.
+
+    Attributes:
+        tokens: of each, those of its prompt first.
+        lengths: how many each has.
+        given: how many of them are the prompt's.
+    """
 
     tokens: Int[Array, "B T"]
     lengths: Int[Array, "B"]
+    given: Int[Array, "B"]
 
     def with_token(self, y: Int[Array, "B"]) -> "History":
         """Return the history with one more token of each sequence."""
         rows = jnp.arange(len(y))
-        return History(self.tokens.at[rows, self.lengths].set(y), self.lengths + 1)
+        return History(self.tokens.at[rows, self.lengths].set(y), self.lengths + 1, self.given)
 
 
 def penalized(
-    scores: Float[Array, "N_V B"], history: History, *, penalty: Float[Array, "B"], ngram: Int[Array, "B"]
+    scores: Float[Array, "N_V B"],
+    history: History,
+    *,
+    penalty: Float[Array, "B"],
+    ngram: Int[Array, "B"],
+    frequency: Float[Array, "B"],
+    presence: Float[Array, "B"],
 ) -> Float[Array, "N_V B"]:
     """Return the scores of what may come next, which the softmax makes a distribution of.
 
@@ -33,6 +46,9 @@ def penalized(
         penalty: what the score of a token that was there before is divided by if it is positive, and multiplied by if
             it is negative (Keskar et al. 2019; transformers' ``repetition_penalty``); 1: nothing.
         ngram: forbid repeating any n-gram of this size (transformers' ``no_repeat_ngram_size``); 0: allow all.
+        frequency: what is taken from the score of a token for each time that it was generated (OpenAI's
+            ``frequency_penalty``).
+        presence: what is taken from it once if it was generated at all (OpenAI's ``presence_penalty``).
     """
     rows = jnp.arange(scores.shape[1])[:, None]
 
@@ -42,6 +58,11 @@ def penalized(
     by = penalty.astype(scores.dtype)[None]
     seen = marked(jnp.arange(history.tokens.shape[1])[None] < history.lengths[:, None])
     scores = jnp.where(seen, jnp.where(scores < 0, scores * by, scores / by), scores)
+    t = jnp.arange(history.tokens.shape[1])[None]
+    generated = (history.given[:, None] <= t) & (t < history.lengths[:, None])
+    counts = jnp.zeros(scores.shape[::-1], scores.dtype).at[rows, history.tokens].add(generated.astype(scores.dtype)).T
+    scores = scores - frequency.astype(scores.dtype)[None] * counts
+    scores = scores - presence.astype(scores.dtype)[None] * (counts > 0)
     return jnp.where(marked(_completes_again(history, ngram)), -jnp.inf, scores)
 
 

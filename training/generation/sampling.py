@@ -32,6 +32,8 @@ class Sampling(TypedDict, total=False):
         repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
             multiplied by where they are negative, before all else; 1: nothing.
         no_repeat_ngram_size: forbid repeating any n-gram of this size (eos where that rules out all). 0: allow all.
+        frequency_penalty: what is taken from the score of a token for each time that it was generated; 0: nothing.
+        presence_penalty: what is taken from it once if it was generated at all; 0: nothing.
         logit_bias: what is added to the scores of some tokens, after the penalty and before the temperature; None:
             nothing.
     """
@@ -42,6 +44,8 @@ class Sampling(TypedDict, total=False):
     eos: int | Sequence[int] | None
     repetition_penalty: float
     no_repeat_ngram_size: int
+    frequency_penalty: float
+    presence_penalty: float
     logit_bias: dict[int, float] | None
 
 
@@ -52,6 +56,8 @@ DRAWN_FAITHFULLY: Sampling = {
     "eos": None,
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
     "logit_bias": None,
 }
 """How Algorithm 14 draws, at temperature 1."""
@@ -67,6 +73,8 @@ class SamplingArrays(NamedTuple):
         eos: those of each, then −1; the first ones fill what is behind an end.
         repetition_penalty: 1 where there is none.
         no_repeat_ngram_size: 0 where there is none.
+        frequency_penalty: 0 where there is none.
+        presence_penalty: likewise.
         logit_bias: 0 where there is none; None where no sequence has one.
     """
 
@@ -76,6 +84,8 @@ class SamplingArrays(NamedTuple):
     eos: Int[Array, "B E"]
     repetition_penalty: Float[Array, "B"]
     no_repeat_ngram_size: Int[Array, "B"]
+    frequency_penalty: Float[Array, "B"]
+    presence_penalty: Float[Array, "B"]
     logit_bias: Float[Array, "N_V B"] | None
 
     @staticmethod
@@ -103,13 +113,18 @@ class SamplingArrays(NamedTuple):
             eos=jnp.asarray(_ends([row["eos"] for row in rows])),
             repetition_penalty=floats("repetition_penalty"),
             no_repeat_ngram_size=integers("no_repeat_ngram_size", 0),
+            frequency_penalty=floats("frequency_penalty"),
+            presence_penalty=floats("presence_penalty"),
             logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
         )
 
     @property
     def uses_history(self) -> bool:
         """Whether what came before decides what may come in one of the sequences."""
-        return bool((np.asarray(self.repetition_penalty) != 1).any() or np.asarray(self.no_repeat_ngram_size).any())
+        by = (self.no_repeat_ngram_size, self.frequency_penalty, self.presence_penalty)
+        return bool(
+            (np.asarray(self.repetition_penalty) != 1).any() or any(np.asarray(of_each).any() for of_each in by)
+        )
 
     def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
         """Return the settings of some of these sequences and of others behind them."""

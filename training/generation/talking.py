@@ -48,7 +48,7 @@ class Talker(Continuer):
         self._converse = converser(run.tokenizer)
         super().__init__(run, options)
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self._generator.prefixes = Prefixes.for_texts(2, run.theta, run.config)
+        self.generator.prefixes = Prefixes.for_texts(2, run.theta, run.config)
         self.reset()
 
     def reset(self) -> None:

@@ -183,7 +183,7 @@ class Continuer(Answerer):
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        self._generator = Generator(run.theta, run.config)
+        self.generator = Generator(run.theta, run.config)
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
         """Return a text, as the model reads it.
@@ -221,7 +221,7 @@ class Continuer(Answerer):
     def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, list[int]]:
         x, lengths, begins = side_by_side(prompts, self.config.N_V)
         l_gen = self._l_gen(prompts)
-        begun = self._generator.begin(
+        begun = self.generator.begin(
             x,
             lengths=lengths,
             l_gen=l_gen,

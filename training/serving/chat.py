@@ -15,13 +15,11 @@ from training.serving.served import Decoder, Served
 __all__ = ["Chat", "chat_of", "conversation"]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
     "metadata": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, False, True),
-    "presence_penalty": (None, 0),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),

@@ -17,8 +17,6 @@ __all__ = ["Completion", "completion_of"]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
     "suffix": (None, ""),
 }
 MOST_LOGPROBS = 5

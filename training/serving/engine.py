@@ -15,6 +15,7 @@ import numpy as np
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
 from training.generation.pieces import Pieces
+from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt, side_by_side
 
 __all__ = ["LIKELIEST", "Engine", "Failed", "FullError", "Job", "Step"]
@@ -136,6 +137,11 @@ class Engine:
         return self._running
 
     @property
+    def prefixes(self) -> Prefixes | None:
+        """What was read, and is not read again."""
+        return self._generator.prefixes
+
+    @property
     def is_well(self) -> bool:
         """Whether continuations will be generated."""
         return self._thread.is_alive() and not self._closing
@@ -216,6 +222,7 @@ class Engine:
             for r, one in list(running.items()):
                 step = one.step(begun, r)
                 if step.finish or one.job.abandoned.is_set():
+                    begun.keep(r)
                     del running[r]
                 one.job.emit(step)
             joining = self._joining(self._rows - len(running)) if running else []

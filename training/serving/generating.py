@@ -22,6 +22,8 @@ FIELDS = (
     "top_k",
     "repetition_penalty",
     "no_repeat_ngram_size",
+    "frequency_penalty",
+    "presence_penalty",
     "logit_bias",
     "n",
     "stream",
@@ -100,6 +102,8 @@ def _sampling(body: Mapping[str, Any], served: Served) -> Sampling:
         "eos": served.ends or None,
         "repetition_penalty": number(body, "repetition_penalty", 1.0),
         "no_repeat_ngram_size": integer(body, "no_repeat_ngram_size", 0, least=0, most=1 << 16),
+        "frequency_penalty": number(body, "frequency_penalty", 0.0),
+        "presence_penalty": number(body, "presence_penalty", 0.0),
         "logit_bias": _biases(body.get("logit_bias"), N_V),
     }
     try:

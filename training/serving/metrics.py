@@ -32,6 +32,13 @@ class Metrics:
         self._generated = Counter("generated_tokens", "Tokens that were generated and sent.", **of)
         if engine is not None:
             Gauge("running", "Continuations on their way.", **of).set_function(lambda: engine.running)
+            if (prefixes := engine.prefixes) is not None:
+                Gauge("prefix_tokens", "Tokens of prompts that were known and not read again.", **of).set_function(
+                    lambda: prefixes.found
+                )
+                Gauge("prefix_bytes", "Bytes of keys and values that are kept.", **of).set_function(
+                    lambda: prefixes.nbytes
+                )
             Gauge("waiting", "Continuations that wait.", **of).set_function(lambda: engine.waiting)
 
     def used(self, *, read: int, generated: int) -> None:

@@ -11,6 +11,7 @@ from numpy import ndarray
 from training.data.chat import Message, converser
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
+from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt
 from training.generation.scoring import scored, sentence_embeddings
 from training.generation.text import AnswerError, Continuer, Options
@@ -31,12 +32,14 @@ class Limits:
         tokens: of a continuation.
         choices: continuations of a request, or texts to embed.
         seconds: that an answer may take, waiting included.
+        prefixes: bytes of keys and values that are kept of texts, so that those that begin alike are read once.
     """
 
     body: int
     tokens: int
     choices: int
     seconds: float
+    prefixes: int
 
     @property
     def too_long(self) -> str:
@@ -111,21 +114,22 @@ def served_of(run: Run, name: str, limits: Limits) -> Served:
         raise AnswerError(
             f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"
         )
-    model = _decoder_of(run) if run.task == "d" else _encoder_of(run)
+    model = _decoder_of(run, limits) if run.task == "d" else _encoder_of(run)
     return Served(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits)
 
 
-def _decoder_of(run: Run) -> Decoder:
-    generator = Generator(run.theta, run.config)
+def _decoder_of(run: Run, limits: Limits) -> Decoder:
+    read = Continuer(run, Options())
+    generator = read.generator
+    generator.prefixes = Prefixes(limits.prefixes) if limits.prefixes else None
 
     def score(tokens: list[int]) -> tuple[Any, Any, Any]:
         x, lengths, n = np.array([tokens]), np.array([len(tokens)]), min(LIKELIEST, run.config.N_V)
         log_p, likeliest, of_likeliest = scored(run.theta, x, lengths=lengths, config=run.config, n=n)
         return log_p[0], likeliest[0], of_likeliest[0]
 
-    read = Continuer(run, Options()).prompt
     converse = converser(run.tokenizer) if run.tokenizer.chat_template is not None else None
-    return Decoder(generator=generator, read=read, converse=converse, score=score)
+    return Decoder(generator=generator, read=read.prompt, converse=converse, score=score)
 
 
 def _encoder_of(run: Run) -> Encoder:

@@ -255,6 +255,7 @@ OF_EACH = (
     {"tau": 1.3, "top_p": 0.6},
     {"tau": np.inf, "top_k": 5, "top_p": 0.9},
     {"repetition_penalty": 1.4},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.4, "tau": 0.0},
     {"no_repeat_ngram_size": 2, "eos": 3},
     {"tau": 0.9, "top_k": 9, "top_p": 0.95, "repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "eos": 4},
     {"logit_bias": {2: -100.0, 5: 3.5}, "tau": 0.8},
@@ -278,9 +279,23 @@ def test_each_request_is_drawn_in_its_own_way_and_gets_what_it_gets_alone():
         n = alone.tokens.shape[1]
         np.testing.assert_array_equal(together.tokens[r, :n], alone.tokens[0])
         np.testing.assert_allclose(together.log_p[r, :n], alone.log_p[0], rtol=1e-9)
-    assert 2 not in together.tokens[7]
-    assert set(together.tokens[8]) == {7}
-    assert (together.tokens[9] != together.tokens[8]).any()
+    assert 2 not in together.tokens[8]
+    assert set(together.tokens[9]) == {7}
+    assert (together.tokens[10] != together.tokens[9]).any()
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(0.9, 0.0), (0.0, 1.7), (-0.3, 0.6)])
+def test_penalties_count_what_was_generated_and_not_the_prompt(frequency, presence):
+    """As OpenAI describes them: the score less α_frequency times how often a token came, less α_presence if it did."""
+    text, one = PROMPTS[0].tolist(), {"prompts": PROMPTS[:1], "lengths": LENGTHS[:1], "l_gen": 20, "tau": 0.0}
+    tokens = run(**one, frequency_penalty=frequency, presence_penalty=presence)[0]
+    x = np.array([*text, *tokens])
+    log_P = np.log(np.asarray(d_transformer(jnp.asarray(x), THETA)))
+    for i, token in enumerate(tokens):
+        counts = np.bincount(tokens[:i], minlength=N_V)
+        scores = log_P[:, len(text) + i - 1] - frequency * counts - presence * (counts > 0)
+        assert scores.argmax() == token
+    assert (tokens != run(**one)[0]).any()
 
 
 def test_other_settings_compile_nothing():
@@ -293,6 +308,7 @@ def test_other_settings_compile_nothing():
     for k in range(1, 9):
         tokens(tau=k / 10, top_k=k, top_p=k / 10)
         tokens(tau=k / 10, no_repeat_ngram_size=k, repetition_penalty=1 + k / 10)
+        tokens(tau=k / 10, frequency_penalty=k / 9, presence_penalty=-k / 5)
     assert decoding.decode._cache_size() == before
 
 

@@ -102,8 +102,9 @@ def test_repetition_is_that_of_transformers(penalty, ngram):
     tokens = rng.integers(4, size=(6, 40))  # few, so that much repeats
     scores = rng.normal(size=(6, 7))
     lengths = np.array([1, 2, 3, 5, 17, 40])
-    history = History(jnp.asarray(np.pad(tokens, ((0, 0), (0, 8)))), jnp.asarray(lengths))
-    settings = {"penalty": jnp.full(6, penalty or 1.0), "ngram": jnp.full(6, ngram)}
+    history = History(jnp.asarray(np.pad(tokens, ((0, 0), (0, 8)))), jnp.asarray(lengths), jnp.asarray(lengths))
+    none = {"frequency": jnp.zeros(6), "presence": jnp.zeros(6)}
+    settings = {"penalty": jnp.full(6, penalty or 1.0), "ngram": jnp.full(6, ngram), **none}
     found = np.asarray(penalized(jnp.asarray(scores.T), history, **settings)).T
     for r, length in enumerate(lengths):
         expected = processors(torch, penalty, ngram)(tokens[r : r + 1, :length], scores[r : r + 1].copy())

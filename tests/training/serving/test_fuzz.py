@@ -34,6 +34,8 @@ SHARED = {
     "top_p": NUMBERS,
     "top_k": st.integers(-2, 17),
     "repetition_penalty": NUMBERS,
+    "frequency_penalty": NUMBERS,
+    "presence_penalty": NUMBERS,
     "no_repeat_ngram_size": st.integers(-1, 70000),
     "logit_bias": st.dictionaries(st.integers(-1, 15).map(str) | st.text(max_size=3), NUMBERS, max_size=4),
     "n": st.integers(0, 9),

@@ -181,6 +181,40 @@ def test_biases_rule_tokens_out_and_in(client):
     assert set(only.choices[0].text) == {LETTERS.decode([7])}
 
 
+def test_what_was_generated_is_penalized(client):
+    free, held = (
+        talk(client, max_tokens=20, **how).choices[0].message.content for how in ({}, {"presence_penalty": 2})
+    )
+    assert held != free
+    assert held == talk(client, max_tokens=20, presence_penalty=2).choices[0].message.content
+
+
+def test_what_conversations_begin_with_is_read_once(model, monkeypatch):
+    """The answer of one request is known to the next, and the tokens are those of a server that keeps nothing."""
+    long = {"role": "system", "content": "abcdefghij" * 2}
+    said = [long, {"role": "user", "content": "fade"}]
+
+    def figures(port):
+        lines = serving_cases.asked(port, "GET", "/metrics")[2].splitlines()
+        return dict(line.removeprefix("formal_algorithms_").rsplit(" ", 1) for line in lines if line[0] != "#")
+
+    def answers(prefixes):
+        what = serving_cases.of_run(model, converse=converse, prefixes=prefixes)
+        with serving_cases.serving(what) as port, serving_cases.client_of(port) as client:
+            answer = talk(client, said, max_tokens=5, temperature=0)
+            after = [*said, {"role": "assistant", "content": answer.choices[0].message.content}]
+            more = talk(client, [*after, {"role": "user", "content": "j"}], max_tokens=4, temperature=0.8, seed=3, n=2)
+            other = talk(client, [long, {"role": "user", "content": "a"}], max_tokens=4)
+            return [c.message.content for a in (answer, more, other) for c in a.choices], figures(port)
+
+    expected, without = answers(0)
+    found, figures_of = answers(1 << 20)
+    assert found == expected
+    assert "prefix_tokens" not in without
+    assert float(figures_of["prefix_tokens"]) >= 27 + 22  # the first conversation, and what all of them begin with
+    assert 0 < float(figures_of["prefix_bytes"]) <= 1 << 20
+
+
 def test_tokens_of_texts_and_conversations_are_told(port):
     status, _, text = serving_cases.asked(port, "POST", "/tokenize", {"model": "small", "prompt": "abc"})
     assert (status, json.loads(text)) == (200, {"count": 4, "max_model_len": 40, "tokens": [EOS - 1, 0, 1, 2]})
