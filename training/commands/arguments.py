@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from training.settings import flag
 
-__all__ = ["Parser", "UsageError", "at_least", "flag", "spelled"]
+__all__ = ["Parser", "UsageError", "add_dtype", "at_least", "flag", "spelled"]
 
 KINDS = {"int": "an integer", "float": "a number"}
 CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
@@ -105,6 +105,14 @@ def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:
 def _spelled(word: str, known: dict[str, str]) -> str:
     name, equals, value = word.partition("=")
     return known.get(name.replace("_", "-"), name) + equals + value if name.startswith("--") else word
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_dtype(add: Callable[..., Any]) -> None:
+    """Add the flag that says in which precision a model is kept."""
+    add("--dtype", choices=DTYPES, help="what the parameters become (default: what they are)")
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, add_dtype
 from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.hub import HUB, downloaded
@@ -26,6 +26,7 @@ def parser() -> Parser:
     )
     main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
+    add_dtype(main.add_argument)
     compilation_cache.add_flags(main)
     return main
 
@@ -35,5 +36,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     compilation_cache.begin(arguments)
     with downloaded(arguments.source) as source:
-        print(convert(source, arguments.target, to=arguments.to))
+        print(convert(source, arguments.target, to=arguments.to, dtype=arguments.dtype))
     return 0

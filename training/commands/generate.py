@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, spelled
+from training.commands.arguments import Parser, add_dtype, spelled
 from training.commands.talking import RESET, talk
 from training.commands.terminal import say, show
 from training.generation.talking import Talker
@@ -87,6 +87,7 @@ def parser() -> Parser:
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
+    add_dtype(add)
     compilation_cache.add_flags(main)
     return main
 
@@ -313,7 +314,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     Raises:
         ValueError: there is no such run, or it cannot do that.
     """
-    run = load_run(arguments.run)
+    run = load_run(arguments.run, dtype=arguments.dtype)
     if not arguments.chat:
         return answerer_for(run, options)
     if run.task != "d":

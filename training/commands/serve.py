@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, at_least
+from training.commands.arguments import Parser, add_dtype, at_least
 from training.commands.terminal import say
 from training.generation.text import AnswerError
 from training.runs.directory import load_run
@@ -58,6 +58,7 @@ def parser() -> Parser:
     add("--request-timeout", type=at_least(1), default=30, metavar="N", help="most seconds to send one (default: 30)")
     add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
     add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
+    add_dtype(add)
     compilation_cache.add_flags(main)
     return main
 
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to ask for none")
     compilation_cache.begin(arguments)
-    run = load_run(arguments.run)
+    run = load_run(arguments.run, dtype=arguments.dtype)
     name = arguments.model or Path(arguments.run).absolute().name
     limits = Limits(
         body=arguments.max_bytes,

@@ -1,4 +1,4 @@
-"""A conversation on the terminal: `generate.py --chat --interactive`."""
+"""A conversation on the terminal: `generate.py runs/smollm2 --chat --interactive`."""
 
 import json
 import signal

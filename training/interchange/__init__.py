@@ -69,16 +69,20 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
     return model.theta, model.config, tokenizer
 
 
-def load_model(path: str | Path) -> Run:
+def load_model(path: str | Path, *, dtype: Any = None) -> Run:
     """Read a checkpoint, or a run, as `training.runs.directory.load_run` reads a run; see `load_pretrained`.
+
+    Args:
+        path: of the checkpoint, or of the run.
+        dtype: what the parameters become; None: what they are.
 
     Raises:
         InterchangeError: as `load_pretrained`.
     """
     path = Path(path)
     if _is_ours(path):
-        return load_run(path)
-    model, leaves, tokenizer = _read(path)
+        return load_run(path, dtype=dtype)
+    model, leaves, tokenizer = _read(path, dtype)
     template = _template(model)
     theta = unflatten(template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
     return Run(theta, model.config, tokenizer, model.task, model.labels)
@@ -117,13 +121,14 @@ def save_pretrained(
     _save(Path(path), Model(task, config, labels), flatten(theta), tokenizer, to)
 
 
-def convert(source: str | Path, target: str | Path, *, to: str | None = None) -> str:
+def convert(source: str | Path, target: str | Path, *, to: str | None = None, dtype: Any = None) -> str:
     """Convert a checkpoint to a directory that the scripts take as they take a run, or a run to a checkpoint.
 
     Args:
         source: a directory, of a checkpoint or of a run; or a file of GGUF.
         target: the directory to write, which must not exist, or be empty.
         to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the likeliest.
+        dtype: what the parameters become; None: what they are.
 
     Returns:
         a sentence on what was done.
@@ -134,10 +139,10 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None) ->
     source, target = Path(source), Path(target)
     if _is_ours(source):
         with jax.enable_x64(True):  # float64 stays float64
-            run = load_run(source)
+            run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
         return f"{source} is in {target} now, which transformers opens."
-    model, leaves, tokenizer = _read(source)
+    model, leaves, tokenizer = _read(source, dtype)
     if to:
         _save(target, model, leaves, tokenizer, to)
         return f"{source} is in {target} now, as {to}."
@@ -192,7 +197,7 @@ def _template(model: Model) -> Any:
     return model_shapes(model.task, model.config, N_C=len(model.labels))
 
 
-def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
+def _read(path: Path, dtype: Any) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
     """The model of a checkpoint, our arrays by name, and its tokenizer."""
     if path.suffix == SUFFIX:
         state, tensors = open_gguf(path)
@@ -217,6 +222,7 @@ def _read(path: Path) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
         _template(model),
         prefix=architecture.prefix,
         ignored=architecture.ignored,
+        dtype=dtype,
     )
     positions.check(tensors, model, architecture.ignored)
     if isinstance(tensors, GGUFTensors):

@@ -104,9 +104,15 @@ class _Lookup:
 
 
 def read(
-    tensors: Tensors, entries: Sequence[Entry], template: Any, *, prefix: str = "", ignored: Sequence[str] = ()
+    tensors: Tensors,
+    entries: Sequence[Entry],
+    template: Any,
+    *,
+    prefix: str = "",
+    ignored: Sequence[str] = (),
+    dtype: Any = None,
 ) -> dict[str, np.ndarray]:
-    """Read our arrays, by their dotted names.
+    """Read our arrays, by their dotted names, one tensor at a time.
 
     Args:
         tensors: the checkpoint.
@@ -114,6 +120,7 @@ def read(
         template: a pytree of shapes.
         prefix: that the names of the checkpoint may have or lack.
         ignored: patterns of names that are not parameters.
+        dtype: what the numbers become; None: what they are.
 
     Raises:
         InterchangeError: tensors are missing, unexpected, or of another shape.
@@ -137,6 +144,7 @@ def read(
                     "if it does not, config.json must say so (tie_word_embeddings)"
                 )
         shape = entry.of_leaf(shapes)
+        array = array if dtype is None else array.astype(dtype)
         array = array.reshape(array.shape[len(entry.lead) :])
         parts = (array.T if entry.transposed else array).reshape(len(entry.leaves), *shape)
         for leaf, part in zip(entry.leaves, parts, strict=True):

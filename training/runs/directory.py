@@ -29,8 +29,9 @@ import safetensors
 from training.data.tokenizers import Tokenizer, load_tokenizer
 from training.disk import parse_json, read_text, reason, require_file, write_atomically
 from training.mesh.padding import padded, unpadded
+from training.mesh.placement import Placement
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
-from training.runs.named_arrays import checksums, flatten, save_tensors, unflatten
+from training.runs.named_arrays import checksums, flatten, read_tensor, save_tensors, unflatten
 from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
 from training.tasks.models import config_from_json, config_to_json, model_shapes
@@ -254,11 +255,15 @@ class RunDirectory:
         write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
 
 
-def load_run(directory: str | Path) -> Run:
+def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement | None = None) -> Run:
     """Read the model of a run: the final parameters, or those of the last sound checkpoint of an unfinished run.
+
+    The final parameters are read array by array, each device its part, so that a model is never in memory twice.
 
     Args:
         directory: of the run.
+        dtype: what the parameters become; None: what they are.
+        placement: the devices that they are divided among; None: one has all.
 
     Returns:
         parameters, configuration, tokenizer, task and classes.
@@ -278,25 +283,28 @@ def load_run(directory: str | Path) -> Run:
     template = model_shapes(task, description.config, N_C=len(description.labels))
     N_V, multiple = description.config.N_V, description.settings.vocabulary_multiple
     if files.parameters.is_file():
-        theta = _read_parameters(files.parameters, template)
+        theta = _read_parameters(files.parameters, template, dtype, placement)
     else:
         stored = jax.eval_shape(lambda theta: padded(theta, N_V, multiple), template)
         theta = unpadded(_from_checkpoint(files, stored, ema=description.settings.ema_decay > 0), N_V, multiple)
+        theta = theta if dtype is None else jax.tree.map(lambda a: a.astype(dtype), theta)
+        if placement is not None:
+            theta = jax.device_put(theta, jax.tree.map(lambda leaf: leaf.sharding, placement.placed(theta)))
     return Run(theta, description.config, tokenizer, task, description.labels)
 
 
-def _read_parameters(path: Path, template: Any) -> Any:
+def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement | None) -> Any:
+    places = flatten((placement or Placement()).placed(template))
     try:
         with safetensors.safe_open(require_file(path), framework="numpy") as file:
             expected = parse_json(file.metadata()["checksums"])
-            names = file.keys()
-            leaves = {name: file.get_tensor(name) for name in names}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if shapes != {name: leaf.shape for name, leaf in places.items()}:  # a converted model keeps its type
+            raise ValueError("it has other arrays than the model")
+        leaves = {name: read_tensor(path, name, leaf.sharding, dtype, expected[name]) for name, leaf in places.items()}
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
-    shapes = {name: leaf.shape for name, leaf in flatten(template).items()}  # a converted model keeps its type
-    if checksums(leaves) != expected or {name: leaf.shape for name, leaf in leaves.items()} != shapes:
-        raise RunError(f"{path} is damaged: it is not what was saved; delete it to use the last checkpoint")
-    return unflatten(template, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
+    return unflatten(template, leaves)
 
 
 def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:

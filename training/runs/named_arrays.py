@@ -11,6 +11,10 @@ import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.sharding import Sharding
+
+AT_ONCE = 1 << 22
+"""Bytes of an array that are read at once."""
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -34,6 +38,43 @@ def unflatten(template: Any, leaves: Mapping[str, Any]) -> Any:
 def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
     """Return the CRC-32 of every array, its shape and its dtype, by name."""
     return {name: _checksum(np.asarray(leaf)) for name, leaf in leaves.items()}
+
+
+def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum: int) -> jax.Array:
+    """Return an array of a safetensors file, read where it is to lie: each device its part.
+
+    The file is opened anew for each of them, so that what was read of the others need not stay in memory.
+
+    Args:
+        path: of the file.
+        name: of the array, which has axes.
+        sharding: where its parts are to lie.
+        dtype: what its numbers become; None: what they are.
+        checksum: its own.
+
+    Raises:
+        ValueError: it is not what was saved.
+    """
+    with safetensors.safe_open(path, framework="numpy") as file:
+        stored = file.get_slice(name)
+        if _checksum_of_slices(stored) != checksum:
+            raise ValueError(f"{name} is not what was saved")
+
+        def of_device(index: Any) -> np.ndarray:
+            part = stored[index]
+            return part if dtype is None else part.astype(dtype)
+
+        return jax.make_array_from_callback(tuple(stored.get_shape()), sharding, of_device)
+
+
+def _checksum_of_slices(stored: Any) -> int:
+    """The checksum of an array of which some rows are read at once."""
+    shape = tuple(stored.get_shape())
+    first = stored[:1]
+    checksum, rows = zlib.crc32(f"{first.dtype}{shape}".encode()), max(1, AT_ONCE // max(1, first.nbytes))
+    for i in range(0, shape[0], rows):
+        checksum = zlib.crc32(np.ascontiguousarray(stored[i : min(i + rows, shape[0])]).reshape(-1).view(np.uint8).data, checksum)
+    return checksum
 
 
 def _checksum(array: np.ndarray) -> int:

@@ -1,0 +1,108 @@
+"""A model is read array by array: in another precision if asked, onto several devices part by part, and never twice."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.run_cases import make_run
+from training import commands
+from training.interchange import convert, load_model
+from training.mesh.placement import Placement
+from training.runs.directory import RunDirectory, RunError, load_run
+from training.runs.named_arrays import flatten
+
+SIZES = {"H": 4, "d_e": 32, "d_mlp": 48, "dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "d", "d", **SIZES)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, dtype):
+    stored = flatten(load_run(run).theta)
+    expected = {name: np.asarray(array).astype(dtype) for name, array in stored.items()}
+    found = [load_run(run, dtype=dtype), load_model(run, dtype=dtype)]
+    convert(run, tmp_path / "out", to="gpt2")
+    assert commands.convert_main([str(tmp_path / "out"), str(tmp_path / "back"), "--dtype", dtype]) == 0
+    found.append(load_run(tmp_path / "back"))
+    for model in found:
+        for name, array in flatten(model.theta).items():
+            assert array.dtype == dtype
+            assert np.asarray(array).tobytes() == expected[name].tobytes()
+
+
+def test_commands_take_it(run, capsys):
+    texts = {}
+    for dtype in ("float32", "bfloat16"):
+        flags = [str(run), "--prompt", "abc", "--tau", "0", "--l_gen", "3", "--json", "--dtype", dtype]
+        assert commands.generate_main(flags) == 0
+        texts[dtype] = capsys.readouterr().out
+    assert texts["float32"] != texts["bfloat16"]  # the log-probabilities are rounded
+    assert commands.generate_main([str(run), "--dtype", "int3"]) == 2
+    assert "--dtype: expected one of float32, bfloat16, float16, got 'int3'" in capsys.readouterr().err
+
+
+def test_each_of_eight_devices_reads_its_part(run):
+    whole = flatten(load_run(run).theta)
+    theta = flatten(load_run(run, placement=Placement("data=2,model=4")).theta)
+    of_device = dict.fromkeys(jax.devices()[:8], 0)
+    for name, array in theta.items():
+        np.testing.assert_array_equal(array, whole[name])
+        for shard in array.addressable_shards:
+            of_device[shard.device] += shard.data.nbytes
+    total = sum(array.nbytes for array in whole.values())
+    assert max(of_device.values()) < 0.25 * total
+    assert {shard.data.shape for shard in theta["layers.mlp.W_mlp1"].addressable_shards} == {(2, 12, 16)}
+
+
+def test_a_checkpoint_without_final_parameters_is_divided_too(run, tmp_path, monkeypatch):
+    """The parameters of an unfinished run come whole, from its checkpoint."""
+    module = sys.modules[load_run.__module__]
+    whole = load_run(run).theta
+    monkeypatch.setattr(module, "_from_checkpoint", lambda *_, **__: whole)
+    monkeypatch.setattr(RunDirectory, "check_files", lambda self: setattr(self, "parameters", tmp_path / "none"))
+    found = load_run(run, dtype="bfloat16", placement=Placement("model=8")).theta
+    assert found.W_e.dtype == jnp.bfloat16
+    assert len({str(shard.index) for shard in found.layers.mlp.W_mlp1.addressable_shards}) == 8
+
+
+@pytest.mark.parametrize("place", [0.5, -2])
+def test_a_changed_byte_is_found(run, tmp_path, place):
+    path = tmp_path / "parameters.safetensors"
+    data = bytearray((run / path.name).read_bytes())
+    data[int(len(data) * place) if place > 0 else place] ^= 1
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    path.write_bytes(data)
+    with pytest.raises(RunError, match="is damaged .*is not what was saved"):
+        load_run(tmp_path)
+
+
+PEAK = """
+import resource, sys
+import jax
+from training.runs.directory import load_run
+jax.numpy.zeros(3).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+theta = load_run(sys.argv[1], dtype=sys.argv[2] or None).theta
+jax.block_until_ready(theta)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+def test_a_model_is_never_in_memory_twice(tmp_path, dtype):
+    """The most that reading takes is the model and two of its arrays, here each at most a seventh of it."""
+    run = make_run(tmp_path / "d", "d", H=8, d_e=512, d_mlp=512, L=24, l_max=40)
+    nbytes = (run / "parameters.safetensors").stat().st_size
+    assert nbytes > 140e6
+    done = subprocess.run([sys.executable, "-c", PEAK, str(run), dtype], check=True, capture_output=True, text=True)
+    held = nbytes / 2 if dtype else nbytes
+    assert int(done.stdout) < held + 2.5 * nbytes / 6
