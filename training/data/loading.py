@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
 from training.data.mixtures import Weighted, mixture, weighted, weights_of
@@ -35,6 +36,7 @@ TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
     "labeled": tokenize_labeled,
+    "conversations": tokenize_text,
 }
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
 COUNTED = 100_000  # tokens among which those for unknown text are counted
@@ -103,6 +105,8 @@ def load_run_data(
     data = [weighted(name) for name in settings.data]
     weights = weights_of(data)
     corpus = _corpus(settings, data, cache_dir, counted=bool(weights))
+    if corpus.kind == "conversations" and settings.task != "d":
+        raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus)
     of_total = functools.partial(_of_total, progress, corpus.n_bytes)
@@ -173,6 +177,8 @@ def _texts(record: Any) -> Iterator[str]:
 
 def _tokenizer(settings: Settings, corpus: Corpus[Any]) -> Tokenizer:
     kind = settings.tokenizer
+    if corpus.kind == "conversations" and kind in ("bytes", "characters", "words", "bpe"):
+        raise DataError(NO_TEMPLATE)
     if kind not in ("bytes", "characters", "words", "bpe"):
         return load_tokenizer(kind)
     parts: list[Iterable[Any]] = [corpus.train]

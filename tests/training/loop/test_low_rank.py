@@ -17,7 +17,7 @@ from training.tasks import TASKS, settings_from
 from training.tasks.low_rank import LowRank, adapter_shapes, init_adapter, low_rank_of, merged
 from training.tasks.models import init_model, model_config
 
-LLAMA = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 10, "L": 2}
+LLAMA = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 10, "L": 2}
 LOW_RANK = {"start_from": "base", "lora_rank": 2, "lora_alpha": 3.0, "steps": 8, "eval_every": 3, "checkpoint_every": 1}
 
 
@@ -43,7 +43,7 @@ def test_merged_adds_s_times_the_product_head_by_head():
     for l in range(2):
         A, B = (np.asarray(a[l], np.float64) for a in parts.attention.heads.W_k)
         for h in range(2):  # of keys, which two heads share
-            expected = np.asarray(theta.layers.attention.heads.W_k[l, h], np.float64) + 1.5 * B[3 * h : 3 * h + 3] @ A
+            expected = np.asarray(theta.layers.attention.heads.W_k[l, h], np.float64) + 1.5 * B[4 * h : 4 * h + 4] @ A
             np.testing.assert_allclose(both.layers.attention.heads.W_k[l, h], expected, atol=1e-6)
         A, B = (np.asarray(a[l], np.float64) for a in parts.mlp.W_mlp2)
         expected = np.asarray(theta.layers.mlp.W_mlp2[l], np.float64) + 1.5 * B @ A
@@ -130,9 +130,9 @@ def test_matrices_and_ranks_that_there_are_not_are_said():
     _, _, theta, _ = model()
     with pytest.raises(SettingsError, match=r"--lora-matrices: expected some of W_q, .*, got 'W_x'"):
         init_adapter(jax.random.key(0), theta, rank=2, matrices=("W_q", "W_x"))
-    with pytest.raises(SettingsError, match="--lora-rank: expected at most 6, as W_k has, got 7"):
-        init_adapter(jax.random.key(0), theta, rank=7)
-    chosen = init_adapter(jax.random.key(0), theta, rank=7, matrices=("W_q",))
+    with pytest.raises(SettingsError, match="--lora-rank: expected at most 8, as W_k has, got 9"):
+        init_adapter(jax.random.key(0), theta, rank=9)
+    chosen = init_adapter(jax.random.key(0), theta, rank=9, matrices=("W_q",))
     assert [path[-1].name for path in low_rank_of(chosen)] == ["W_q"]
 
 
@@ -194,7 +194,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
     first, none = trained(tmp_path / "run", base, {"stop_after": 5}.items(), **EXACT)
     assert none is None
     unfinished = load_run(tmp_path / "run")  # of the last checkpoint
-    assert unfinished.config.d_e == 12
+    assert unfinished.config.d_e == 16
     second, found = trained(tmp_path / "run", base, **EXACT)
     assert found == results
     assert {**first, **second} == losses
