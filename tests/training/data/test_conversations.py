@@ -104,7 +104,7 @@ def test_what_chatml_marks_is_the_answer_and_its_end():
         if is_answer:
             text.append(token)
         elif text:
-            runs, text = [*runs, tokenizer.decode(text)], []
+            runs, text = [*runs, tokenizer.inner.decode(text, skip_special_tokens=False)], []
     assert runs == [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
 
 

@@ -203,7 +203,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
         np.testing.assert_array_equal(array, wanted[name])
 
 
-@pytest.mark.parametrize("mesh", ["data=2", "model=2"])
+@pytest.mark.parametrize("mesh", ["replica=2,data=2,model=2", "data=4,model=2"])
 def test_a_mesh_has_the_same_numbers(base, tmp_path, mesh):
     sizes = {"vocabulary_multiple": 2, "learning_rate": 0.01}
     alone, result = trained(tmp_path / "one", base, **sizes)
