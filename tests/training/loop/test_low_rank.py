@@ -184,8 +184,6 @@ def test_it_learns_and_keeps_the_adapter_alone(undisturbed, base):
     averaged = merged(theta, jax.tree.map(jnp.asarray, checkpoint["ema"]), 1.5)
     for a, b in zip(jax.tree.leaves(averaged), jax.tree.leaves(run.theta), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
-    size = sum(p.stat().st_size for p in (files.checkpoints / "8" / "params").rglob("*"))
-    assert size < 2 * sum(leaf.size * 4 for leaf in jax.tree.leaves(theta))
     assert results["loss"] < 3
 
 
