@@ -89,7 +89,8 @@ class Settings:
     # data
     data: tuple[str, ...] = _setting(
         ("docs",),
-        "a named data set (training/data/corpora lists them), or files; FILE=WEIGHT for each draws from them by weight",
+        "a named data set (training/data/corpora lists them), files, directories of .txt and .md, or "
+        "hf:NAME:SPLIT:COLUMN to stream one of the hub; FILE=WEIGHT for each draws from them by weight",
     )
     validation_data: tuple[str, ...] = _setting(
         (), "files to validate on; without them, a part of the data is held out"
@@ -136,7 +137,7 @@ class Settings:
     )
     lora_alpha: float = _setting(
         0.0,
-        "the matrices are W + s·B A, where s is this divided by the rank; twice the rank unless given",
+        "the matrices are W + s·B A, where s is this divided by the rank",
         common=False,
         depends=("lora_rank",),
     )
