@@ -92,7 +92,7 @@ Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
 
 Remat = Literal[False, True, "all but attention"]
 
-Implementation = Literal["auto", "paper", "dense", "blockwise", "cudnn", "pallas"]
+Implementation = Literal["auto", "paper", "dense", "blockwise", "strips", "cudnn", "pallas"]
 
 IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)
 """Names of the implementations.
@@ -100,6 +100,7 @@ IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)
 * ``"paper"``: the lines as printed, differentiable by JAX to any order and in forward mode;
 * ``"dense"``: the backward pass derived by hand, keeping the softmax matrix;
 * ``"blockwise"``: likewise, with an online softmax, keeping only the log-sum-exp: O(ℓ) memory;
+* ``"strips"``: likewise, some queries with all their keys at a time: for CPUs;
 * ``"cudnn"``: cuDNN's kernel, on an NVIDIA GPU;
 * ``"pallas"``: the kernel shipped with JAX for TPUs;
 * ``"auto"``: the fastest exact one for the given input, by the table in ``algorithms.ops.attention.dispatch``.

@@ -14,13 +14,14 @@ from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_colu
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
+from algorithms.ops.int8 import Int8Matrix
 
 LEAST = 2**16
 """Entries of the smallest group of rows; XLA's CPU backend takes a batch of smaller ones on one core, too."""
 
 
 def linear(
-    W: Float[Array, "*rows d_in"],
+    W: Float[Array, "*rows d_in"] | Int8Matrix,
     X: Float[Array, "d_in *columns"],
     b: Float[Array, "*rows"] | None,
     implementation: str,
@@ -39,13 +40,15 @@ def linear(
 
 
 def product(
-    W: Float[Array, "*rows d_in"], X: Float[Array, "d_in *columns"], dtype: jnp.dtype | None = None
+    W: Float[Array, "*rows d_in"] | Int8Matrix, X: Float[Array, "d_in *columns"], dtype: jnp.dtype | None = None
 ) -> Float[Array, "..."]:
     """``W X``, shape ``[*rows, *columns]``, accumulated in ``dtype``.
 
     XLA's CPU backend takes most products with a single column on one core, but the products of a batch on several:
     there the rows of W are taken in groups, side by side.
     """
+    if isinstance(W, Int8Matrix):
+        return W.times(X, dtype)
     groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
     if groups == 1:
@@ -71,7 +74,7 @@ def _merged(A: Array, axes: Sequence[int]) -> Array:
 
 
 def logits(
-    X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"], b_u: Float[Array, "N_V"] | None = None
+    X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"] | Int8Matrix, b_u: Float[Array, "N_V"] | None = None
 ) -> Float[Array, "N_V *columns"]:
     """``W_u X (+ b_u 1ᵀ)``, in float32 at least."""
     dtype = accumulation_dtype(X.dtype)

@@ -21,13 +21,13 @@ from algorithms import (
 )
 from algorithms.ops import chunked_logits
 from algorithms.ops.activation import activate
-from algorithms.ops.attention import blockwise
+from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
 from algorithms.ops.lookup import lookup
 from algorithms.parameters import AttentionParams
 
-RULES = ("dense", "blockwise")
+RULES = ("dense", "blockwise", "strips")
 F64 = 1e-9
 
 
@@ -36,6 +36,9 @@ def small_blocks():
     """Blocks of a few tokens, so that small sequences have several of them, and blocks that no mask cuts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "BLOCK", 4)
+        patch.setattr(strips, "LEAST", 2)
+        patch.setattr(strips, "LARGEST", 2)
+        patch.setattr(strips, "RANGES", 3)
         jax.clear_caches()
         yield
     jax.clear_caches()

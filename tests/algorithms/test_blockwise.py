@@ -36,7 +36,7 @@ def visited(blocks, i):
         return [*found, int(j)] if is_visited else found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "_loop", _in_python)
+        patch.setattr(blockwise, "in_turn", _in_python)
         return blocks.over_context(i, step, [])
 
 

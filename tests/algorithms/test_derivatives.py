@@ -25,7 +25,7 @@ from algorithms import (
     documents,
     padding,
 )
-from algorithms.ops.attention import blockwise
+from algorithms.ops.attention import blockwise, strips
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -191,6 +191,7 @@ for name, mask in MASKS.items():
 QUICK = (
     ("scaled_dot_product_attention, holes, dropout 0.3", "auto"),
     ("scaled_dot_product_attention, a band with padding, dropout 0.0", "blockwise"),
+    ("scaled_dot_product_attention, holes, dropout 0.3", "strips"),
     ("scaled_dot_product_attention, nothing, dropout 0.0", "paper"),
     ("log_loss", "paper"),
     ("log_loss", "auto"),
@@ -208,6 +209,7 @@ def _small_blocks():
     """Blocks of a few tokens, so that small sequences have several of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "BLOCK", 2)
+        patch.setattr(strips, "LEAST", 2)
         jax.clear_caches()
         yield
     jax.clear_caches()

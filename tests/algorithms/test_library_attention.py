@@ -151,7 +151,10 @@ def test_what_is_exact_is_not_refused():
     assert automatic(*half, UNIDIRECTIONAL, 0.0, "gpu") == "cudnn"
     assert automatic(*tiles(), UNIDIRECTIONAL, 0.0, "tpu") == "pallas"
     assert automatic(*tiles(), UNIDIRECTIONAL, 0.0, "gpu") == "dense"
-    assert automatic(*tiles(1024, 1024), UNIDIRECTIONAL, 0.0, "cpu") == "blockwise"
+    assert automatic(*tiles(1024, 1024), UNIDIRECTIONAL, 0.0, "cpu") == "strips"
+    assert automatic(*tiles(1024, 1024), padding(1000), 0.0, "cpu") == "blockwise"
+    assert automatic(*tiles(4096, 4096), UNIDIRECTIONAL, 0.0, "cpu") == "blockwise"
+    assert automatic(*tiles(128, 128), UNIDIRECTIONAL, 0.0, "cpu") == "dense"
 
 
 @pytest.mark.parametrize("name", ["cudnn", "pallas"])

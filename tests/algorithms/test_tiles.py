@@ -11,7 +11,7 @@ import pytest
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding
 from algorithms.alg03_attention import _of_one_head
 from algorithms.masks import StructuralMask
-from algorithms.ops.attention import tiles
+from algorithms.ops.attention import strips, tiles
 from algorithms.ops.attention.dispatch import attend
 from tests import cases
 
@@ -29,6 +29,7 @@ MASKS = {
 
 def value_and_gradients(implementation, mask, key, small, monkeypatch):
     monkeypatch.setattr(tiles, "SMALL", small)
+    monkeypatch.setattr(strips, "SCORES", 2 * L_X * L_Z)  # two tiles at once
 
     @jax.jit
     def compiled(mask, key):
@@ -63,7 +64,7 @@ QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)
         for case in itertools.product(MASKS, (False, True), (0, L_X * L_Z))
     ],
 )
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_tiles_in_turn_are_those_side_by_side_and_of_one_head(implementation, mask, dropped, small, monkeypatch):
     found = value_and_gradients(implementation, MASKS[mask], KEY if dropped else None, small, monkeypatch)
     for ours, theirs in zip(found, printed(mask, dropped), strict=True):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding, scaled_dot_product_attention
-from algorithms.ops.attention import blockwise, tiles
+from algorithms.ops.attention import blockwise, strips, tiles
 from tests.fuzz.comparing import BOUNDS, assert_near, chance, normal, one_of
 
 __all__ = ["check", "random_mask"]
@@ -66,10 +66,12 @@ def check(rng: np.random.Generator) -> None:
     of_case = jax.jit(pulled, static_argnames="how")
     wide = [a.astype(jnp.float64) for a in (Q, K, V)]
     (_, out), gradients = of_case(*wide, jnp.asarray(dense), "paper")
-    how = one_of(rng, "dense", "blockwise", "auto")
+    how = one_of(rng, "dense", "blockwise", "strips", "auto")
     what = f"{how}, {dtype}, Q {Q.shape}, K {K.shape}, {options.get('dropout', 0)}"
     with (
         mock.patch.object(blockwise, "BLOCK", int(rng.integers(1, 7))),
+        mock.patch.object(strips, "LEAST", int(rng.integers(1, 7))),
+        mock.patch.object(strips, "RANGES", int(rng.integers(1, 4))),
         mock.patch.object(tiles, "SMALL", one_of(rng, 4, 10**6)),
     ):
         jax.clear_caches()

@@ -48,7 +48,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, str], Any]] = {
 
 def check(rng: np.random.Generator) -> None:
     """One nesting of one function."""
-    name, how = one_of(rng, *FUNCTIONS), one_of(rng, "paper", "dense", "blockwise", "auto")
+    name, how = one_of(rng, *FUNCTIONS), one_of(rng, "paper", "dense", "blockwise", "strips", "auto")
     printed, f = (functools.partial(FUNCTIONS[name], how=h) for h in ("paper", how))
     kind = one_of(rng, "value", "gradient", "gradient", "gradient of the gradient")
     axes = tuple(int(n) for n in rng.integers(1, 4, size=rng.integers(1, 3)))

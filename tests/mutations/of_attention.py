@@ -13,6 +13,7 @@ DENSE = (f"{T}/test_attention.py::test_a_structural_mask_is_what_it_says[dense]"
 DENSE_BACKWARD = (f"{T}/test_backward.py::test_attention[unidirectional-dense]",)
 BLOCKWISE = (f"{T}/test_attention.py::test_a_structural_mask_is_what_it_says[blockwise]",)
 BACKWARD = (f"{T}/test_backward.py",)
+STRIPS = (f"{T}/test_backward.py::test_attention",)
 TILES = (f"{T}/test_tiles.py",)
 PLATFORM = (f"{T}/test_platform.py",)
 BATCHES = (f"{T}/test_batch_axes.py",)
@@ -180,6 +181,36 @@ OF_ATTENTION: dict[str, Mutation] = {
         4,
         None,
         BACKWARD,
+    ),
+    "δ dropped, strips": Mutation(
+        "algorithms/ops/attention/strips.py",
+        "_backward_of_tile.of_strip",
+        "dS",
+        "product(E_x, V[:, z]) * D - delta",
+        "product(E_x, V[:, z]) * D",
+        4,
+        None,
+        STRIPS,
+    ),
+    "first key of a strip left out": Mutation(
+        "algorithms/ops/attention/strips.py",
+        "_keys_of",
+        "return",
+        "max(0, first - mask.width + 1)",
+        "max(0, first - mask.width + 2)",
+        4,
+        None,
+        STRIPS,
+    ),
+    "last key of a strip left out": Mutation(
+        "algorithms/ops/attention/strips.py",
+        "_keys_of",
+        "stop",
+        "stop = min(end, l_z) if",
+        "stop = min(end - 1, l_z) if",
+        4,
+        None,
+        STRIPS,
     ),
     "too few blocks of a band visited": Mutation(
         "algorithms/ops/attention/blockwise.py",

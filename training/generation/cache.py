@@ -8,6 +8,7 @@ compiled for a bucket serves all lengths in it.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -221,6 +222,10 @@ class Projections:
             return self
         like = jax.ShapeDtypeStruct(self.heads[0], self.W.dtype)
         return dataclasses.replace(self, P=line.positions.keys(np.arange(1 - C, 1), self, Table(table), like))
+
+    def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
+        """Return the weights with both matrices as `kept` returns them."""
+        return dataclasses.replace(self, W=kept(self.W), W_o=kept(self.W_o))
 
     def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
         """Return the queries, and where the tokens attend to each other, the keys and the values."""

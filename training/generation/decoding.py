@@ -14,6 +14,7 @@ slot. Sequence 2 has joined the others when they had two tokens each.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from algorithms.alg08_ed_transformer import OWN, decoder_hidden_state
 from algorithms.alg10_d_transformer import decoder_lines, hidden_state
 from algorithms.layers import attend_in_full, lines_of, zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
 from training.generation.repetition import History, penalized
@@ -98,23 +100,34 @@ class State(NamedTuple):
     likeliest: Likeliest | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
-def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant) -> Weights:
+@functools.partial(jax.jit, static_argnames=("variant", "int8"))
+def unstacked(
+    theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False
+) -> Weights:
     """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied.
 
     A slice of stacked layers, and a transposed matrix, would be copied for every token.
+
+    Args:
+        theta: the parameters.
+        variant: the lines of the model.
+        int8: whether the matrices that are read for every token are rounded.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
     L = jax.tree.leaves(stacked)[0].shape[0]
-    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L))
-    return theta._replace(**{name: layers, "W_u": variant.unembedding.matrix(theta)})
+    kept: Callable[[Array], Any] = Int8Matrix.of if int8 else lambda W: W
+    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked), kept) for l in range(L))
+    return theta._replace(**{name: layers, "W_u": kept(variant.unembedding.matrix(theta))})
 
 
-def _layer(params: Any) -> Any:
-    """A layer with `Projections` for the parameters of its attentions."""
+def _layer(params: Any, kept: Callable[[Array], Any]) -> Any:
+    """A layer with `Projections` for the parameters of its attentions, and every matrix as it is to be kept."""
     attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
-    laid_out = {name: Projections.of(getattr(params, name), context=c) for name, c in attentions.items()}
+    laid_out = {name: Projections.of(getattr(params, name), context=c).with_matrices(kept) for name, c in attentions.items()}
+    if params.mlp is not None:
+        matrices = {name: W for name, W in params.mlp._asdict().items() if name.startswith("W_") and W is not None}
+        laid_out["mlp"] = params.mlp._replace(**{name: kept(W) for name, W in matrices.items()})
     return params._replace(**laid_out)
 
 

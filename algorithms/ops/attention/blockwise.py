@@ -22,6 +22,7 @@ from algorithms.ops.attention.distances import scores_by_distance, scores_by_dis
 from algorithms.ops.attention.tiles import (
     ByDistance,
     for_each_tile,
+    in_turn,
     shared_by_sequences,
     sum_over_groups,
     sum_over_sequences,
@@ -122,7 +123,7 @@ class _Blocks:
         def visit(k, state):
             return step(first + k, are_numbers(first, end) or first + k < end, state)
 
-        return _loop(self._most_visited(), visit, state)
+        return in_turn(self._most_visited(), visit, state)
 
     def _most_visited(self) -> int:
         """The largest number of context blocks that a primary block attends to."""
@@ -167,18 +168,6 @@ def _cut(l: int) -> tuple[int, int]:
     """How many blocks of how many tokens, at most BLOCK, hold l tokens."""
     n = -(-l // BLOCK)
     return n, -(-l // n)
-
-
-def _loop(n: int, step: Callable[[Array, T], T], state: T) -> T:
-    """``state`` after ``step(i, state)`` for i = 0, …, n − 1.
-
-    JAX would compute what depends on i alone, as the masks of all blocks, before the loop, and keep it for derivatives.
-    """
-
-    def tied(i, state):
-        return step(*jax.lax.optimization_barrier((i, state)))
-
-    return jax.lax.fori_loop(0, n, tied, state)
 
 
 def _where(visited: bool | Array, of_block: Callable[[], T], otherwise: T) -> T:
@@ -240,7 +229,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
     columns = blocks.n_x * blocks.b_x
     out = jnp.zeros_like(V, shape=(V.shape[0], columns)), jnp.zeros_like(Q, dtype, shape=(1, columns))
-    V_tilde, log_sum_exp = _loop(blocks.n_x, of_primary, out)
+    V_tilde, log_sum_exp = in_turn(blocks.n_x, of_primary, out)
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
@@ -328,7 +317,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         return tuple(put), of_z
 
     sums = tuple(tuple(jnp.zeros_like(a, dtype) for a in arrays) for arrays in ((Q, *U), (K.T, V.T, *P)))
-    (dQ, *dU), (dK, dV, *dP) = _loop(blocks.n_x, of_primary, sums)
+    (dQ, *dU), (dK, dV, *dP) = in_turn(blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
     dU = ((a * len(K) ** -0.5)[:, : blocks.l_x].astype(by_distance[0].dtype) for a in dU)
     dP = (blocks.without_padding(a).astype(by_distance[1].dtype) for a in dP)

@@ -18,6 +18,7 @@ from algorithms.machinery.sharding import split_attention
 from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
+from algorithms.ops.attention.strips import in_strips, strips_attention
 from algorithms.ops.attention.tiles import ByDistance
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
@@ -30,6 +31,9 @@ from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
 ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp")
 """What the rules and the Pallas kernel keep for their backward passes, as ``checkpoint_name`` calls it."""
+
+RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": strips_attention}
+"""Name of a rule derived by hand → the rule."""
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
@@ -91,9 +95,8 @@ def attend(
     def of_tiles(Q, K, V, by_distance, mask, seeds, first):
         if name in LIBRARY_KERNELS:
             return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, seeds, cap)
-        rule = blockwise_attention if name == "blockwise" else dense_attention
         by_distance = _distances_from(first, by_distance, K.shape[-1])
-        return rule(Q, K, V, *_counted_from(first, mask, seeds), dropout, cap, by_distance)
+        return RULES[name](Q, K, V, *_counted_from(first, mask, seeds), dropout, cap, by_distance)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
     V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds)
@@ -119,6 +122,7 @@ def automatic(
     gpu       cuDNN takes the input                                           ``"cudnn"``
     tpu       the Pallas kernel takes the input                               ``"pallas"``
     any       a size that is a symbol, in ``jax.export``                      ``"dense"``
+    cpu       more than 128 x 128 scores that a few strips hold               ``"strips"``
     any       at most 256 x 256 scores                                        ``"dense"``
     any       otherwise                                                       ``"blockwise"``
     ========  ==============================================================  ===============
@@ -128,6 +132,8 @@ def automatic(
     for name, (_, refuses) in LIBRARY_KERNELS.items():
         if not by_distance and refuses(Q, K, V, mask, dropout, platform, cap) is None:
             return name
+    if platform == "cpu" and in_strips(Q.shape[-1], K.shape[-1], mask):
+        return "strips"
     return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
 
 
@@ -139,7 +145,7 @@ def _refuse(
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
         reason = "it has no scores by distance" if by_distance else reason
-    elif name == "blockwise" and not are_numbers(*Q.shape, *K.shape):
+    elif name in ("blockwise", "strips") and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs numbers for sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')

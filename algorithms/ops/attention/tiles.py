@@ -4,8 +4,9 @@ The hand-derived rules are written for one tile. On a CPU, large tiles are proce
 backend leaves its fast matrix product when there are many at once; small ones, and all elsewhere, run side by side.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import are_numbers
 from algorithms.masks import Mask, sequence_axes
 
+T = TypeVar("T")
 Tiles = tuple[Float[Array, "_ _ #B _"], ...]
 ByDistance = tuple[Array, ...]
 """U ``[H, d_r, B, l_x]`` and P ``[H, d_r, n]`` of ``scores_by_distance``, or nothing."""
@@ -115,3 +117,69 @@ def _one_after_another(of_tile, matrices, mask, seeds):
     whole = H * B // n
     out = jax.lax.fori_loop(0, whole, lambda i, out: put(i * n, out, n), out)
     return put(whole * n, out, H * B % n)
+
+
+def for_groups_of_tiles(
+    of_tile: Callable[..., Any],
+    matrices: tuple[Float[Array, "_ #B _ _"], ...],
+    mask: Mask,
+    seeds: UInt32[Array, "H B 2"] | None,
+    n: int,
+) -> tuple[Float[Array, "H B _ _"], ...]:
+    """``of_tile`` of every head and sequence, n tiles side by side, one group after another.
+
+    Args:
+        of_tile: as of `for_each_tile`.
+        matrices: ``[H, B, rows, columns]``; heads and sequences may serve several as in `for_each_tile`.
+        mask: as of `for_each_tile`.
+        seeds: of the dropout of each tile, or None.
+        n: tiles of a group.
+    """
+    H, B = matrices[0].shape[:2]
+    n = min(n, H * B)
+    axes = sequence_axes(mask)
+    for_seeds = None if seeds is None else 0
+    of_group = jax.vmap(of_tile, (0, axes, for_seeds))
+
+    def tiles_of(array: Array, first: Any, n: int) -> Array:
+        flat = array.reshape(-1, *array.shape[2:])
+        H_of, B_of = array.shape[:2]
+        if (H_of, B_of) == (H, B):
+            return jax.lax.dynamic_slice_in_dim(flat, first, n)
+        at = [(first + i) // (B * (H // H_of)) * B_of + (first + i) % B_of for i in range(n)]
+        return jnp.concatenate([jax.lax.dynamic_slice_in_dim(flat, i, 1) for i in at])
+
+    def group(first: Any, n: int) -> Any:
+        b = (first + jnp.arange(n)) % B
+        of_b = jax.tree.map(lambda a, axis: a if axis is None else a[b], mask, axes, is_leaf=lambda a: a is None)
+        return of_group(
+            tuple(tiles_of(a, first, n) for a in matrices), of_b, None if seeds is None else tiles_of(seeds, first, n)
+        )
+
+    def put(first: Any, n: int, out: Any) -> Any:
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(a, value, first, 0)
+            for a, value in zip(out, group(first, n), strict=True)
+        )
+
+    whole, rest = divmod(H * B, n)
+    if whole == 1 and not rest:
+        out = group(0, n)
+    else:
+        shapes = jax.eval_shape(functools.partial(group, n=n), 0)
+        out = tuple(jnp.zeros_like(matrices[0], dtype=s.dtype, shape=(H * B, *s.shape[1:])) for s in shapes)
+        out = jax.lax.fori_loop(0, whole, lambda i, out: put(i * n, n, out), out)
+        out = put(whole * n, rest, out) if rest else out
+    return tuple(a.reshape(H, B, *a.shape[1:]) for a in out)
+
+
+def in_turn(n: int, step: Callable[[Array, T], T], state: T) -> T:
+    """``state`` after ``step(i, state)`` for i = 0, …, n − 1.
+
+    JAX would compute what depends on i alone, as the masks of all blocks, before the loop, and keep it for derivatives.
+    """
+
+    def tied(i, state):
+        return step(*jax.lax.optimization_barrier((i, state)))
+
+    return jax.lax.fori_loop(0, n, tied, state)
