@@ -33,6 +33,7 @@ __all__ = [
     "capacity",
     "keys_and_values",
     "mh_attention_cached",
+    "scores_of_distances",
 ]
 
 EQUAL_ROWS = 8
@@ -263,13 +264,15 @@ def mh_attention_cached(
     if slot is not None:
         K, V = own
         cache = cache.stored(line.keys(K, W, t, "paper"), V, slot)
-    S = None if W.P is None else _of_distances(line.distant(Q, W, "paper"), W.P, distances)
+    S = None if W.P is None else scores_of_distances(line.distant(Q, W, "paper"), W.P, distances)
     Q = line.queries(Q, W, t, "paper")
     Y = linear(W.W_o, attend_cached(Q, cache, permitted, line.cap, S), W.b_o, "paper")
     return line.output(Y, W, "paper"), cache
 
 
-def _of_distances(U: Float[Array, "H d_r B"], P: Float[Array, "H d_r C"], distances: Any) -> Float[Array, "H B C"]:
+def scores_of_distances(
+    U: Float[Array, "H d_r B"], P: Float[Array, "H d_r C"], distances: Any
+) -> Float[Array, "H B C"]:
     """What the distances from the new tokens to the slots' add to the scores: of slots ahead, anything."""
     S = jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))
     C = P.shape[-1]

@@ -18,9 +18,10 @@ from algorithms import DTransformerConfig, DTransformerParams, Variant
 from algorithms.alg10_d_transformer import decoder_lines, hidden_state
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.model.distances import ByDistance
 from algorithms.ops.linear import linear
 from training.generation import decoding
-from training.generation.cache import KeyValues, attend_cached, bucket, capacity
+from training.generation.cache import KeyValues, attend_cached, bucket, capacity, scores_of_distances
 from training.generation.decoding import State
 
 __all__ = ["Prefixes", "read_more"]
@@ -186,18 +187,24 @@ def read_more(
     """
     s = jnp.arange(caches.K.shape[2])[None]
 
-    def attend(line, X, Z, W, mask, **_):
+    def attend(line, X, Z, W, mask, *, table, **_):
         W, before = W
         K = line.keys(linear(W.heads.W_k, X, W.heads.b_k, "paper"), W, t, "paper")
         V = linear(W.heads.W_v, X, W.heads.b_v, "paper")
         cache = KeyValues(*map(_stored, before, (K, V), (n, n)))
-        Q = line.queries(linear(W.heads.W_q, X, W.heads.b_q, "paper"), W, t, "paper")
+        Q = linear(W.heads.W_q, X, W.heads.b_q, "paper")
+        S = None
+        if isinstance(line.positions, ByDistance):
+            P = line.positions.keys(np.arange(1 - s.shape[1], 1), W, table, Q)
+            S = scores_of_distances(line.distant(Q, W, "paper"), P, s - t[:, None])
+        Q = line.queries(Q, W, t, "paper")
         permitted = s <= t[:, None] if line.window is None else (s <= t[:, None]) & (t[:, None] - line.window < s)
 
-        def of_column(q, permitted):
-            return attend_cached(q[..., None], cache, permitted[None], line.cap)[:, 0]
+        def of_column(q, permitted, S):
+            S = None if S is None else S[:, None]
+            return attend_cached(q[..., None], cache, permitted[None], line.cap, S)[:, 0]
 
-        Y = jax.vmap(of_column, (2, 0), 1)(Q, permitted)
+        Y = jax.vmap(of_column, (2, 0, None if S is None else 1), 1)(Q, permitted, S)
         return line.output(linear(W.W_o, Y, W.b_o, "paper"), W, "paper"), cache
 
     kept: list[Any] = []

@@ -257,7 +257,7 @@ def _lacks(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 
 
 def _rope_parameters(line: Attention, l_max: int) -> dict[str, Any]:
-    if line.positions is None:
+    if not isinstance(line.positions, Rotary):  # which is otherwise when it is read, and so is said
         return {"rope_type": "default", "rope_theta": 10_000.0}
     scaling, found = line.positions.scaling, {"rope_type": "default", "rope_theta": line.positions.base}
     if isinstance(scaling, Linear):

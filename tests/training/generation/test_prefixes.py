@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import PAPER, DTransformerConfig, d_transformer
+from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, RMSNorm, Rotary
 from tests.cases import random_theta
 from training.generation import Generator, decoding, prefixes
@@ -18,6 +18,9 @@ CONFIGS = {
     "paper": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7),
     "windows": DTransformerConfig(
         N_V=N_V, l_max=L_MAX, L=3, H=4, H_kv=2, d_e=11, d_mlp=13, d_attn=6, d_mid=7, variant=VARIANT
+    ),
+    "distances": DTransformerConfig(
+        N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=12, d_mlp=13, d_attn=5, d_mid=7, variant=GOPHER
     ),
 }
 THETAS = {name: random_theta(config) for name, config in CONFIGS.items()}
