@@ -97,11 +97,14 @@ class Witness:
         self.warnings.append(message)
 
 
-def make_trainer(directory: Any, settings: Settings, **stops: int) -> tuple[Trainer, Witness]:
+def make_trainer(
+    directory: Any, settings: Settings, *, initial: Any = None, fingerprints: dict[str, str] | None = None, **stops: int
+) -> tuple[Trainer, Witness]:
     """A trainer of a run in a directory, which may have begun before, and its witness."""
     data = data_for(settings)
     files = RunDirectory(directory)
-    description = Description(settings, model_config(settings, N_V), data.labels, data.fingerprints)
+    known = data.fingerprints | (fingerprints or {})
+    description = Description(settings, model_config(settings, N_V), data.labels, known)
     if files.exists():
         files.check_continues(description)
     else:
@@ -109,5 +112,6 @@ def make_trainer(directory: Any, settings: Settings, **stops: int) -> tuple[Trai
     interrupts = Interrupts()
     witness = Witness(interrupts, **stops)
     clock = itertools.count().__next__
-    trainer = Trainer(description, data, files, interrupts=interrupts, observer=witness, clock=lambda: float(clock()))
+    options: Any = {"interrupts": interrupts, "observer": witness, "clock": lambda: float(clock()), "initial": initial}
+    trainer = Trainer(description, data, files, **options)
     return trainer, witness

@@ -32,6 +32,8 @@ FINE_TUNING: dict[str, Any] = {"optimizer": "adamw", "schedule": "cosine"}
 """Defaults of a training that starts from a trained model, which would not survive muon's rates."""
 FINE_TUNING_DIVISOR = 40
 """Its learning rates are those that an optimizer and a schedule bring, divided by this."""
+LOW_RANK_DIVISOR = 4
+"""The same where only low-rank matrices are trained, which bear ten times the rate (and have no weight decay)."""
 RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
 """The optimizers that have a weight decay."""
@@ -87,7 +89,8 @@ class Settings:
     # data
     data: tuple[str, ...] = _setting(
         ("docs",),
-        "a named data set (training/data/corpora lists them), or files; FILE=WEIGHT for each draws from them by weight",
+        "a named data set (training/data/corpora lists them), files, directories of .txt and .md, or "
+        "hf:NAME:SPLIT:COLUMN to stream one of the hub; FILE=WEIGHT for each draws from them by weight",
     )
     validation_data: tuple[str, ...] = _setting(
         (), "files to validate on; without them, a part of the data is held out"
@@ -129,6 +132,18 @@ class Settings:
     start_from: str = _setting(
         "", "directory of a run or a checkpoint to go on from, with its sizes, parameters and tokenizer"
     )
+    lora_rank: int = _setting(
+        0, "train only low-rank matrices B A of this rank beside the frozen ones of --from; 0: train all", common=False
+    )
+    lora_alpha: float = _setting(
+        0.0,
+        "the matrices are W + s·B A, where s is this divided by the rank",
+        common=False,
+        depends=("lora_rank",),
+    )
+    lora_matrices: tuple[str, ...] = _setting(
+        (), "the layers' matrices that get such ones, as W_q W_v; without it, all of them", common=False
+    )
     dropout: float = _setting(0.0, "probability to drop an attention weight or an activation of an MLP")
     # optimization
     steps: int = _setting(600, "updates of the parameters")
@@ -143,7 +158,7 @@ class Settings:
     learning_rate: float = _setting(
         2e-2,
         "its largest learning rate, of muon that of the matrices; with the schedule vaswani, a factor",
-        depends=("optimizer", "schedule", "start_from"),
+        depends=("optimizer", "schedule", "start_from", "lora_rank"),
     )
     embedding_learning_rate: float = _setting(
         1e-2, "muon's largest learning rate of W_e, W_p, W_u and W_c, by Adam", depends=("start_from",)
@@ -165,7 +180,7 @@ class Settings:
     beta2: float = _setting(0.98, "decay rate of Adam's second moment, and lion's momentum", depends=("optimizer",))
     eps: float = _setting(1e-9, "what Adam adds to the root of its second moment")
     weight_decay: float = _setting(
-        0.1, "of adamw, lion and muon; biases, norms and embeddings are spared", depends=("optimizer",)
+        0.1, "of adamw, lion and muon; biases, norms and embeddings are spared", depends=("optimizer", "lora_rank")
     )
     clip_norm: float = _setting(1.0, "largest global norm of a gradient; 0 leaves gradients as they are")
     label_smoothing: float = _setting(0.0, "share of the target that is spread over all tokens")
@@ -227,11 +242,21 @@ class Settings:
                 raise SettingsError(f"{flag(name)}: expected a positive number, got {getattr(self, name)}")
         if self.schedule != "vaswani" and self.warmup > self.steps:
             raise SettingsError(f"--warmup: expected at most --steps, {self.steps}, got {self.warmup}")
+        self._check_low_rank()
         if self.weight_decay and self.optimizer not in DECAYING:
             choices = ", ".join(DECAYING)
             raise SettingsError(
                 f"--weight-decay: expected 0 for {self.optimizer}, got {self.weight_decay}; or choose one of {choices}"
             )
+
+    def _check_low_rank(self) -> None:
+        if self.lora_rank and not self.start_from:
+            raise SettingsError("--lora-rank: expected --from RUN, whose parameters it is beside, got none; name a run")
+        if self.lora_rank and not 0 < self.lora_alpha < math.inf:
+            raise SettingsError(f"--lora-alpha: expected a positive number, got {self.lora_alpha}")
+        if not self.lora_rank and (self.lora_alpha or self.lora_matrices):
+            name = "lora_alpha" if self.lora_alpha else "lora_matrices"
+            raise SettingsError(f"{flag(name)}: expected --lora-rank beside it, got none; give the rank")
 
 
 GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "mesh": "running"}
@@ -257,6 +282,7 @@ _RANGES = {
     "clip_norm": (0, _MANY),
     "label_smoothing": (0, 1),
     "ema_decay": (0, 1),
+    "lora_rank": (0, _MANY),
     "dropout": (0, 1),
     "log_every": (1, _MANY),
     "eval_every": (1, _MANY),
@@ -305,7 +331,10 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         if chosen[choice] != defaults[choice] or goes_on:
             found |= tables.get(chosen[choice], {})
     if goes_on:
-        found |= {name: found.get(name, defaults[name]) / FINE_TUNING_DIVISOR for name in RATES}
+        divisor = LOW_RANK_DIVISOR if given.get("lora_rank") else FINE_TUNING_DIVISOR
+        found |= {name: found.get(name, defaults[name]) / divisor for name in RATES}
+    if given.get("lora_rank"):
+        found |= {"weight_decay": 0.0, "lora_alpha": 2.0 * given["lora_rank"]}
     if "warmup" not in found and chosen["schedule"] != "constant":
         found["warmup"] = -(-chosen["steps"] // 10)
     return found

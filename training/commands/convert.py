@@ -4,6 +4,9 @@
     scripts/convert.py model.gguf runs/model             # of llama.cpp and Ollama, with its tokenizer and chat template
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
+    scripts/convert.py runs/taught out --merge           # a run of train.py --lora-rank: one checkpoint
+    scripts/convert.py runs/taught adapter               # or the adapter alone, in PEFT's files
+    scripts/convert.py adapter runs/taught --from runs/model     # and back: the adapter of this model
 
 Exit status: 0 done; 2 wrong usage or input, and nothing is written; 130 after Ctrl-C.
 """
@@ -27,6 +30,10 @@ def parser() -> Parser:
     main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
     add_dtype(main.add_argument)
+    main.add_argument(
+        "--merge", action="store_true", help="write a run's adapter merged into its model, and not in PEFT's files"
+    )
+    main.add_argument("--from", dest="adapted", metavar="RUN", help="the model that an adapter of PEFT's is for")
     compilation_cache.add_flags(main)
     return main
 
@@ -36,5 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     compilation_cache.begin(arguments)
     with downloaded(arguments.source) as source:
-        print(convert(source, arguments.target, to=arguments.to, dtype=arguments.dtype))
+        options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
+        print(convert(source, arguments.target, **options))
     return 0

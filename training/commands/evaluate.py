@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description = description._replace(settings=settings)
     data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache)
     if not arguments.data:
-        files.check_continues(description._replace(fingerprints=data.fingerprints))
+        files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
     part = arguments.part or default_part(data)
     comparison = compare(run, description, data, part, limit=arguments.limit or 0)
     print(f"{part} data of {files.path}:")

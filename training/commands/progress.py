@@ -83,8 +83,9 @@ class Display:
             say(f"resuming after step {facts.step}")
         if self._quiet:
             return
+        beside = f" and {facts.trained:,} of low rank, which are trained" if facts.trained < facts.parameters else ""
         say(
-            f"{facts.parameters:,} parameters, {facts.tokens:,} tokens of training data, {self._steps} steps "
+            f"{facts.parameters:,} parameters{beside}, {facts.tokens:,} tokens of training data, {self._steps} steps "
             f"({facts.epochs:.1f} epochs) on {facts.device}: about {_span(facts.seconds)}"
         )
         if sys.stderr.isatty():

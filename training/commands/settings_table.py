@@ -6,7 +6,16 @@ python -m training.commands.settings_table > docs/settings.md
 from typing import Any
 
 from training.commands.arguments import flag
-from training.settings import FINE_TUNING, FINE_TUNING_DIVISOR, GROUPS, OPTIMIZERS, PRESETS, SCHEDULES, SETTINGS
+from training.settings import (
+    FINE_TUNING,
+    FINE_TUNING_DIVISOR,
+    GROUPS,
+    LOW_RANK_DIVISOR,
+    OPTIMIZERS,
+    PRESETS,
+    SCHEDULES,
+    SETTINGS,
+)
 from training.tasks import TASKS
 
 HEADING = """# Settings
@@ -29,8 +38,8 @@ def _cell(value: Any) -> str:
 
 def _defaults(name: str) -> str:
     of_each = {task.name: _cell(task.default(name)) for task in TASKS.values() if name in task.all_settings()}
-    if name == "warmup":
-        return "a tenth of the steps"
+    if name in ("warmup", "lora_alpha"):
+        return {"warmup": "a tenth of the steps", "lora_alpha": "twice the rank (`d`)"}[name]
     if len(set(of_each.values())) == 1 and len(of_each) == len(TASKS):
         return next(iter(of_each.values()))
     return ", ".join(f"{value} (`{task}`)" for task, value in of_each.items())
@@ -57,6 +66,7 @@ def table() -> str:
     lines += [*_brought(OPTIMIZERS), "", *_brought({n: of for n, of in SCHEDULES.items() if of})]
     brings = ", ".join(f"`{flag(name)} {value}`" for name, value in FINE_TUNING.items())
     lines += ["", f"`--from` brings {brings}, and 1/{FINE_TUNING_DIVISOR} of every learning rate above."]
+    lines += [f"With `--lora-rank` it is 1/{LOW_RANK_DIVISOR} of them, and `--weight-decay 0.0`."]
     lines += ["", "## Presets", "", "`--preset NAME` begins from the settings of a known model.", ""]
     lines += ["| | task | settings |", "|---|---|---|"]
     for name, (task, values) in PRESETS.items():

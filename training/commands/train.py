@@ -103,7 +103,7 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif kind == tuple[str, ...]:
-        options |= {"nargs": "+", "metavar": "NAME|FILE" if name == "data" else "FILE"}
+        options |= {"nargs": "+", "metavar": {"data": "NAME|FILE", "validation_data": "FILE"}.get(name, "NAME")}
     elif setting.choices:
         options["choices"] = setting.choices
     else:
@@ -184,6 +184,8 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
         return f"{Path(path).absolute()}{'' if weight is None else name.removeprefix(path)}"
 
     files = {name: values[name] for name in ("data", "validation_data") if isinstance(values.get(name), list | tuple)}
+    if values.get("lora_rank") and values.get("start_from"):  # it is read whenever the run is
+        values = values | {"start_from": absolute(values["start_from"])}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
 
 
@@ -230,7 +232,8 @@ def _prepared(
 ) -> tuple[Description, RunData, Any]:
     """Return the run as it begins or resumes, its data, and the parameters to start with, None for random ones."""
     began = files.exists()
-    start = start_from(settings, _asked(arguments)) if settings.start_from and not began else None
+    reads = settings.start_from and (settings.lora_rank or not began)
+    start = start_from(settings, _asked(arguments)) if reads else None
     settings = start.settings if start else settings
     with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {
@@ -241,7 +244,7 @@ def _prepared(
         data = interrupts.run(lambda: load_run_data(settings, **options))
     config = _config(settings, data.tokenizer.N_V, files, start)
     check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
-    description = Description(settings, config, data.labels, data.fingerprints)
+    description = Description(settings, config, data.labels, data.fingerprints | (start.fingerprints if start else {}))
     if began:
         files.check_continues(description)
     if start and start.labels and start.labels != data.labels:

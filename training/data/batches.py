@@ -144,10 +144,15 @@ class NextTokens(Dataset):
             segment. {"x", "segment_ids", "positions", "loss_mask"}; the composition of rows is the same in
             every epoch.
 
+    Conversations are always packed, each of them whole: one of more than l_max tokens is left out. Their loss_mask is
+    true where the target is part of an answer.
+
     Raises:
         DataError: l_max < 2, training data shorter than one sequence, an unknown mode, a bad batch_size or
-            seed.
+            seed; conversations that are not packed, or none that is short enough.
     """
+
+    too_long = "conversations are left out"
 
     def __init__(
         self,
@@ -160,16 +165,35 @@ class NextTokens(Dataset):
     ) -> None:
         if mode not in ("chunks", "windows", "packed"):
             raise DataError(f"there is no mode {mode!r}; choose chunks, windows or packed")
-        self.store = _checked(store, l_max)
         self.mode = mode
-        offsets = store.offsets[[0, -1]] if mode == "windows" else store.offsets
-        self._chunks = Chunks(offsets, l_max, overlap=1)
-        n_examples = len(self._chunks)
+        if store.answers is not None:
+            self.store, kept = store, self._kept(store, l_max)
+            self._chunks = Chunks(store.offsets, max(2, int(store.lengths.max())), overlap=1)  # each is one chunk
+        else:
+            self.store = _checked(store, l_max)
+            offsets = store.offsets[[0, -1]] if mode == "windows" else store.offsets
+            self._chunks = Chunks(offsets, l_max, overlap=1)
+            kept = np.arange(len(self._chunks))
+        n_examples = len(kept)
         if mode == "packed":
-            lengths = self._chunks.locate(np.arange(n_examples))[1]
-            self._packed, self._row_starts = pack(lengths, l_max)
+            lengths = self._chunks.locate(kept)[1]
+            order, self._row_starts = pack(lengths, l_max)
+            self._packed = kept[order]
             n_examples = len(self._row_starts) - 1
         super().__init__(store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
+
+    def _kept(self, store: TokenStore, l_max: int) -> np.ndarray:
+        """The conversations that are short enough."""
+        if self.mode != "packed":
+            raise DataError(f"--rows: expected packed for conversations, got {self.mode}; leave it out")
+        kept = np.flatnonzero(store.lengths <= l_max)
+        self.n_too_long = len(store) - len(kept)
+        if not len(kept):
+            raise DataError(
+                f"none of the {len(store)} {store.part} conversations fits into l_max = {l_max} tokens; the shortest "
+                f"needs {store.lengths.min()}"
+            )
+        return kept
 
     @property
     def tokens_per_byte(self) -> float | None:
@@ -189,6 +213,7 @@ class NextTokens(Dataset):
         shape = (len(indices), self.l_max)
         x = np.full(shape, self.store.N_V - 1, np.int32)
         segment_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        predicted, answers = np.ones(shape, bool), self.store.answers
         first, end = self._row_starts[indices], self._row_starts[indices + 1]
         end = np.where(indices < 0, first, end)
         items = [self._packed[a:b] for a, b in zip(first, end, strict=True)]
@@ -200,9 +225,11 @@ class NextTokens(Dataset):
                 x[b, segment] = self.store.tokens[start : start + length]
                 segment_ids[b, segment] = s
                 positions[b, segment] = np.arange(length)
+                if answers is not None:
+                    predicted[b, segment] = answers[start : start + length]
                 column += length
         loss_mask = np.zeros(shape, bool)
-        loss_mask[:, :-1] = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
+        loss_mask[:, :-1] = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0) & predicted[:, 1:]
         return {"x": x, "segment_ids": segment_ids, "positions": positions, "loss_mask": loss_mask}
 
 

@@ -5,8 +5,8 @@
 
 | suffix | text | pairs | labeled |
 |---|---|---|---|
-| .jsonl, .json | {"text": …} | {"source": …, "target": …} | {"label": …, "text": …} |
-| .parquet, or a directory of datasets | column text | columns source, target | columns label, text |
+| .jsonl, .json | {"text": …} or {"messages": […]} | {"source": …, "target": …} | {"label": …, "text": …} |
+| .parquet, or a directory of datasets | column text or messages | columns source, target | columns label, text |
 | a directory of text | every .txt and .md in it and below, in the order of their names | | |
 | anything else | the file is one document | source TAB target | label TAB text |
 
@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from training.data.formats import check_table, inner_suffix, is_table, opened, readable, rows, text_files
+from training.data.conversations import conversation
+from training.data.formats import check_table, columns, inner_suffix, is_table, opened, readable, rows, text_files
 from training.data.records import (
     Corpus,
     DataError,
@@ -52,8 +53,9 @@ FIELDS: dict[Kind, tuple[str, ...]] = {
     "text": ("text",),
     "pairs": ("source", "target"),
     "labeled": ("label", "text"),
+    "conversations": ("messages",),
 }
-RECORDS: dict[Kind, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labeled": Labeled}
+RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labeled": Labeled}
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
@@ -191,6 +193,10 @@ class FileRecords:
                 yield from self._of(path)
 
     def _of(self, path: Path) -> Iterator[Any]:
+        if self.kind == "conversations" and not _has_messages(path):
+            raise DataError(
+                f'{path}:1: expected {{"messages": […]}}, as other data have, got none; give one kind of data'
+            )
         if is_table(path):
             yield from self._from_table(path)
         elif inner_suffix(path) in (".jsonl", ".json"):
@@ -205,6 +211,9 @@ class FileRecords:
         names = FIELDS[self.kind]
         for number, row in enumerate(rows(path, names), start=1):
             where = f"{path}:{number}"
+            if self.kind == "conversations":
+                yield conversation({"messages": [_without_nothing(m) for m in row[0] or ()]}, where)
+                continue
             for name, value in zip(names, row, strict=True):
                 if not isinstance(value, str):
                     raise DataError(f"{where}: {name}: expected a text, got {str(value)[:60]!r}")
@@ -218,7 +227,8 @@ class FileRecords:
                     value = parse_json(line)
                 except ValueError as error:
                     raise DataError(f"{where}: not a JSON object on one line ({error})") from None
-                yield self._record(self._fields(value, where), where)
+                is_one = self.kind == "conversations"
+                yield conversation(value, where) if is_one else self._record(self._fields(value, where), where)
 
     def _fields(self, value: object, where: str) -> list[str]:
         names = FIELDS[self.kind]
@@ -303,6 +313,26 @@ class _Part:
         return getattr(self.split.parts[self.side], "dropped", 0)
 
 
+def _has_messages(path: Path) -> bool:
+    """Return whether a file begins with a conversation, or a table has a column of them."""
+    if is_table(path):
+        names = columns(path)
+        return "messages" in names and "text" not in names
+    if inner_suffix(path) not in (".jsonl", ".json"):
+        return False
+    with readable(path), _text(path) as file:
+        try:
+            value = parse_json(file.readline())
+        except ValueError:
+            return False
+    return isinstance(value, dict) and "messages" in value and "text" not in value
+
+
+def _without_nothing(message: Any) -> Any:
+    """A message of a table, without the fields that only others have."""
+    return {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else message
+
+
 def _name(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files)) if len(files) < 4 else f"{files[0]} and {len(files) - 1} more files"
 
@@ -332,7 +362,7 @@ def read_corpus(
 
     Args:
         paths: the files to train on, and directories of them.
-        kind: what they hold; see the table in the module's docstring.
+        kind: what they hold; see the table in the module's docstring. Of text it may be conversations.
         validation_paths: the files to validate on; their records are left out of training. If there are none,
             records of `paths` are held out.
         validation_fraction: the share of distinct records that are held out then.
@@ -350,6 +380,8 @@ def read_corpus(
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
     files, held_files = _files(paths, kind, counted=counted), _files(validation_paths, kind)
+    if kind == "text" and any(map(_has_messages, files + held_files)):
+        kind = "conversations"
     names = FIELDS[kind]
     checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]
     size = sum(n for n, _ in checked)

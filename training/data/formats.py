@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from training.data.records import DataError
 from training.disk import require_file
 
-__all__ = ["check_table", "inner_suffix", "is_table", "opened", "readable", "rows", "text_files"]
+__all__ = ["check_table", "columns", "inner_suffix", "is_table", "opened", "readable", "rows", "text_files"]
 
 ROWS = 1000
 TEXT = (".txt", ".md")
@@ -126,6 +126,16 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
     if not n:
         raise DataError(f"{path} has no rows")
     return sum(file.stat().st_size for file in files), digest.hexdigest()
+
+
+def columns(path: Path) -> list[str]:
+    """Return the names of a table's columns.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with readable(path):
+        return _described(path)[0]
 
 
 def _described(path: Path) -> tuple[list[str], int]:

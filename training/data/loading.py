@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
+from training.data.formats import text_files
 from training.data.mixtures import Weighted, mixture, weighted, weights_of
 from training.data.records import Corpus, DataError, Kind
 from training.data.store import (
@@ -16,10 +18,12 @@ from training.data.store import (
     PairStore,
     Splits,
     TokenStore,
+    default_cache_dir,
     tokenize_labeled,
     tokenize_pairs,
     tokenize_text,
 )
+from training.data.streams import HUB, streamed
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 from training.tasks import TASKS
@@ -35,6 +39,7 @@ TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
     "labeled": tokenize_labeled,
+    "conversations": tokenize_text,
 }
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
 COUNTED = 100_000  # tokens among which those for unknown text are counted
@@ -103,6 +108,8 @@ def load_run_data(
     data = [weighted(name) for name in settings.data]
     weights = weights_of(data)
     corpus = _corpus(settings, data, cache_dir, counted=bool(weights))
+    if corpus.kind == "conversations" and settings.task != "d":
+        raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus)
     of_total = functools.partial(_of_total, progress, corpus.n_bytes)
@@ -143,10 +150,12 @@ def _corpus(settings: Settings, data: Sequence[Weighted], cache_dir: Path | None
     kind = TASKS[settings.task].records
     if not data:
         raise DataError("no data were named; give the name of a data set, or files")
-    paths = [one.path for one in data]
+    streams = functools.partial(_file, kind=kind, cache_dir=cache_dir)
+    paths = [streams(one.path) for one in data]
     named = [name for name in paths if name in SOURCES and not Path(name).is_file()]
     if not named:
-        return read_corpus(paths, kind, validation_paths=settings.validation_data, counted=counted)
+        held_out = [streams(path) for path in settings.validation_data]
+        return read_corpus(paths, kind, validation_paths=held_out, counted=counted)
     if len(data) > 1 or counted or settings.validation_data:
         raise DataError(f"{named[0]} is a named data set with its own held-out part: it cannot be joined with files")
     if SOURCES[named[0]].kind != kind:
@@ -156,6 +165,11 @@ def _corpus(settings: Settings, data: Sequence[Weighted], cache_dir: Path | None
             f"choose {fitting}, or files"
         )
     return load_corpus(named[0], cache_dir=cache_dir)
+
+
+def _file(path: str, kind: Kind, cache_dir: Path | None) -> str:
+    """The path of a file, or of that which a data set of the hub is streamed to."""
+    return str(streamed(path, kind, cache_dir or default_cache_dir())) if path.startswith(HUB) else path
 
 
 def _columns(store: Any) -> list[TokenStore]:
@@ -173,6 +187,8 @@ def _texts(record: Any) -> Iterator[str]:
 
 def _tokenizer(settings: Settings, corpus: Corpus[Any]) -> Tokenizer:
     kind = settings.tokenizer
+    if corpus.kind == "conversations" and kind in ("bytes", "characters", "words", "bpe"):
+        raise DataError(NO_TEMPLATE)
     if kind not in ("bytes", "characters", "words", "bpe"):
         return load_tokenizer(kind)
     parts: list[Iterable[Any]] = [corpus.train]
@@ -204,7 +220,11 @@ def _notes(
     validation: Dataset,
 ) -> list[str]:
     """Return notes for the user about the data."""
-    notes = []
+    notes = [
+        f"{path} has {len(found)} files of text, read in the order of their names"
+        for path in (weighted(name).path for name in (*settings.data, *settings.validation_data))
+        if corpus.kind == "text" and (found := text_files(Path(path)))
+    ]
     sizes = [_size(stores.train), _size(stores.validation)]
     share = sizes[1] / sum(sizes)
     if corpus.held_out and abs(share - corpus.held_out) > corpus.held_out / 10:

@@ -111,6 +111,7 @@ def documents(store: Any, first: int, end: int) -> Any:
         store,
         tokens=store.tokens[offsets[0] : offsets[-1]],
         offsets=offsets - offsets[0],
+        answers=None if store.answers is None else store.answers[offsets[0] : offsets[-1]],
         fingerprint=f"{store.fingerprint}[{first}:{end}]",
     )
 

@@ -1,10 +1,11 @@
 """Records of a data set, the one error of the data layer, and the split into training, validation and test.
 
-Three kinds of data, three record types, each with `where` (file and line, or the entry's name) for messages:
+Four kinds of data, four record types, each with `where` (file and line, or the entry's name) for messages:
 
 * text: `Document(text, where)`;
 * pairs: `Pair(source, target, where)`;
-* labeled text: `Labeled(label, text, where)`.
+* labeled text: `Labeled(label, text, where)`;
+* conversations: `Conversation(text, where)`.
 
 A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files,
 so a user iterates over them and never asks for their length.
@@ -20,6 +21,7 @@ on the same side in any order of the files.
 
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-Kind = Literal["text", "pairs", "labeled"]
+Kind = Literal["text", "pairs", "labeled", "conversations"]
 
 
 class DataError(ValueError):
@@ -57,7 +59,14 @@ class Labeled(NamedTuple):
     where: str = ""
 
 
-R = TypeVar("R", Document, Pair, Labeled)
+class Conversation(NamedTuple):
+    """One conversation: its messages, and the tools that they name, as an object of JSON."""
+
+    text: str
+    where: str = ""
+
+
+R = TypeVar("R", Document, Pair, Labeled, Conversation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +75,7 @@ class Corpus(Generic[R]):
 
     Attributes:
         name: as the user gave it.
-        kind: "text", "pairs" or "labeled".
+        kind: "text", "pairs", "labeled" or "conversations".
         source: where it comes from.
         license: under which terms.
         fingerprint: hash of the contents and of the split.
@@ -98,10 +107,13 @@ def normalized(text: str) -> str:
     return " ".join(text.split())
 
 
-def record_key(record: Document | Pair | Labeled) -> str:
-    """Return what decides the side of a record: its text, or a pair's source, with white space
-    normalized.
+def record_key(record: Document | Pair | Labeled | Conversation) -> str:
+    """Return what decides the side of a record: its text, a pair's source, or what the user says first, with white
+    space normalized.
     """
+    if isinstance(record, Conversation):
+        messages = json.loads(record.text)["messages"]
+        return normalized(next(str(m["content"]) for m in messages if m["role"] == "user"))
     return normalized(record.source if isinstance(record, Pair) else record.text)
 
 

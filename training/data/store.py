@@ -23,14 +23,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Int, Int32, UInt
+from jaxtyping import Bool, Int, Int32, UInt
 
-from training.data.records import Corpus, DataError, Document, Labeled, Pair, fingerprint
+from training.data.conversations import Answers
+from training.data.records import Conversation, Corpus, DataError, Document, Kind, Labeled, Pair, fingerprint
 from training.data.tokenizers import Tokenizer
 from training.disk import parse_json, read_text, reason
 
 FORMAT = "token store 2"
 BATCH_CHARACTERS = 1 << 22
+ANSWERS = "answers.bin"
+"""Which tokens of conversations are answers: a byte for each."""
 
 
 def default_cache_dir() -> Path:
@@ -54,6 +57,7 @@ class TokenStore:
         exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
         special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
         counts: the number of sequences of each file, where they were counted.
+        answers: of conversations, [n_tokens], which tokens are to be predicted; None: all of them.
     """
 
     tokens: UInt[np.ndarray, " n_tokens"]
@@ -66,6 +70,7 @@ class TokenStore:
     exact: bool = True
     special: Sequence[int | None] | None = None
     counts: Sequence[int] = ()
+    answers: Bool[np.ndarray, " n_tokens"] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -209,6 +214,24 @@ class _ColumnWriter:
         (self._directory / "meta.json").write_text(json.dumps(meta))
 
 
+class _ConversationWriter(_ColumnWriter):
+    """Appends conversations as their template writes them, and which of their tokens are answers."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, **options: bool) -> None:
+        super().__init__(directory, tokenizer, file, **options)
+        self._exact = False
+        self._answers = Answers(tokenizer)
+
+    def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
+        with (self._directory / ANSWERS).open("ab") as file:
+            for text, place in zip(texts, where, strict=True):
+                tokens, answered = self._answers.encode(Conversation(text, place))
+                self._file.write(np.array(tokens, self._dtype).tobytes())
+                file.write(answered.tobytes())
+                self._lengths.append(len(tokens))
+        self._bytes += sum(len(text.encode()) for text in texts)
+
+
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
     """Tokenize a batch; an error says which text it was."""
     try:
@@ -244,6 +267,7 @@ def _write_part(
     decoded: bool,
     files: Sequence[str],
     progress: Progress,
+    kind: Kind,
 ) -> None:
     """Write one store for each column of texts, in the folders 0, 1, … of `directory`."""
     counts = dict.fromkeys(files, 0)
@@ -254,7 +278,8 @@ def _write_part(
             folder.mkdir(parents=True)
             file = opened.enter_context((folder / "tokens.bin").open("wb"))
             is_context = len(folders) > 1 and i == 0
-            writers.append(_ColumnWriter(folder, tokenizer, file, decoded=decoded, is_context=is_context))
+            writer = _ConversationWriter if kind == "conversations" else _ColumnWriter
+            writers.append(writer(folder, tokenizer, file, decoded=decoded, is_context=is_context))
         for batch in _batches(records):
             where = [record.where for record in batch]
             for writer, column in zip(writers, columns, strict=True):
@@ -276,6 +301,9 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         if size != meta["n_tokens"] * dtype.itemsize or offsets[-1] != meta["n_tokens"]:
             raise ValueError(f"{size} bytes of tokens, expected {meta['n_tokens'] * dtype.itemsize}")
         tokens = np.asarray(np.memmap(directory / "tokens.bin", dtype, "r")) if size else np.empty(0, dtype)
+        answers = np.fromfile(directory / ANSWERS, bool) if (directory / ANSWERS).is_file() else None
+        if answers is not None and len(answers) != len(tokens):
+            raise ValueError(f"{len(answers)} marks of answers, expected {len(tokens)}")
     except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
         raise DataError(f"the token cache {directory} is damaged ({error}); delete that folder") from None
     return TokenStore(
@@ -289,6 +317,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         meta["exact"],
         meta.get("special"),
         meta.get("counts", ()),
+        answers,
     )
 
 
@@ -331,7 +360,7 @@ def _tokenize(
             write_more(path)
         for part, records in corpus.parts().items():
             files = corpus.files if part == "train" else ()
-            options = {"decoded": part != "train", "files": files, "progress": progress}
+            options = {"decoded": part != "train", "files": files, "progress": progress, "kind": corpus.kind}
             _write_part(path / part, records, tokenizer, columns, **options)
 
     _cached(directory, write)
@@ -347,10 +376,10 @@ def _tokenize(
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[TokenStore]:
-    """Tokenize a text corpus into memory-mapped stores.
+    """Tokenize a text corpus, or one of conversations, into memory-mapped stores.
 
     Args:
-        corpus: of kind "text".
+        corpus: of kind "text" or "conversations".
         tokenizer: what makes tokens of text.
         cache_dir: where the stores lie, `default_cache_dir()` if None.
         progress: called with what is done.

@@ -207,8 +207,13 @@ class LibraryTokenizer(Tokenizer):
 
     def encode_markup(self, text: str) -> list[int]:
         """Return the token IDs of a text that has special tokens written as their names, as a template's."""
+        return self.encode_markup_with_spans(text)[0]
+
+    def encode_markup_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return these token IDs, and where each token begins and ends in the text, in characters."""
         _utf8(text)
-        return self._of_markup.encode(text, add_special_tokens=False).ids
+        encoding = self._of_markup.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def _decode(self, ids: list[int]) -> str:
         return (self.target or self._inner).decode(ids, skip_special_tokens=False)

@@ -100,6 +100,9 @@ def _figures(run: Run, description: Description, data: Dataset) -> Figures:
 def _decoder(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
     store = getattr(data.stores, part)
     found = Comparison({THIS: _figures(run, description, make_dataset(description.settings, store))})
+    if store.answers is not None:
+        found.samples.append("the figures are of the answers alone, given what is said before them")
+        return found
     ngram = found.baseline("baselines.ngram", "nltk")
     if ngram:
         score = ngram.ngram_score(data.stores.train, store)._asdict()
@@ -250,8 +253,9 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
         data: of the run.
         results: of the evaluation on all held-out data.
     """
+    of = "answers" if data.corpus.kind == "conversations" else "data"
     yield (
-        f"held-out data: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
+        f"held-out {of}: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
         f"accuracy {100 * results['accuracy']:.2f} %"
     )
     if "bits_per_byte" in results:

@@ -4,6 +4,7 @@
     P = d_transformer(x, theta, variant=config.variant)
     save_pretrained("elsewhere", theta, config, tokenizer)      # opens in transformers
     convert("gpt2-directory", "runs/gpt2")                      # a directory that every script takes as it takes a run
+    convert("runs/taught", "adapter")                           # a run's adapter of low rank, in PEFT's files
 
 Every tensor is one of our arrays, or slices of them, so both directions are exact to the last bit. A directory is
 written whole or not at all. docs/weights.md lists the supported kinds, and how each was compared.
@@ -25,17 +26,27 @@ from algorithms.model.variants import name_of
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import reason, require_file
-from training.interchange import consistency, containers, gguf_tokenizer, mapping, positions, tokenizer_files
+from training.interchange import consistency, containers, gguf_tokenizer, mapping, peft, positions, tokenizer_files
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.gguf_models import GGUFTensors, open_gguf
 from training.interchange.unsupported import NEEDS
-from training.runs.directory import FORMAT, Description, Run, RunDirectory, load_run
+from training.runs.directory import (
+    FORMAT,
+    FROZEN,
+    Description,
+    Run,
+    RunDirectory,
+    frozen_fingerprint,
+    load_run,
+    read_adapter,
+)
 from training.runs.named_arrays import flatten, unflatten
 from training.tasks import TASKS, settings_from
 from training.tasks.classify import ClassifierParams
+from training.tasks.low_rank import adapter_shapes, scale_of
 from training.tasks.models import model_shapes
 
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
@@ -80,7 +91,7 @@ def load_model(path: str | Path, *, dtype: Any = None) -> Run:
         InterchangeError: as `load_pretrained`.
     """
     path = Path(path)
-    if _is_ours(path):
+    if is_ours(path):
         return load_run(path, dtype=dtype)
     model, leaves, tokenizer = _read(path, dtype)
     template = _template(model)
@@ -121,14 +132,24 @@ def save_pretrained(
     _save(Path(path), Model(task, config, labels), flatten(theta), tokenizer, to)
 
 
-def convert(source: str | Path, target: str | Path, *, to: str | None = None, dtype: Any = None) -> str:
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: str | None = None,
+    dtype: Any = None,
+    merge: bool = False,
+    adapted: str | Path | None = None,
+) -> str:
     """Convert a checkpoint to a directory that the scripts take as they take a run, or a run to a checkpoint.
 
     Args:
-        source: a directory, of a checkpoint or of a run; or a file of GGUF.
+        source: a directory, of a checkpoint, of a run, or of an adapter of PEFT's; or a file of GGUF.
         target: the directory to write, which must not exist, or be empty.
         to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the likeliest.
         dtype: what the parameters become; None: what they are.
+        merge: whether a run with an adapter is written as a checkpoint, and not as an adapter of PEFT's.
+        adapted: the run whose parameters an adapter of PEFT's is for.
 
     Returns:
         a sentence on what was done.
@@ -137,7 +158,17 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None, dt
         InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
     """
     source, target = Path(source), Path(target)
-    if _is_ours(source):
+    reads = adapted is not None or (source.is_dir() and peft.is_adapter(source))
+    adapts = not reads and is_ours(source) and RunDirectory(source).description().settings.lora_rank
+    if merge and not adapts:
+        raise InterchangeError(f"--merge: expected a run with an adapter (--lora-rank), got {source}; leave it out")
+    if dtype is not None and (reads or (adapts and not merge)):
+        raise InterchangeError(f"--dtype: expected none for an adapter, which is in float32, got {dtype}; leave it out")
+    if reads:
+        return _read_adapter(source, target, adapted)
+    if adapts and not merge:
+        return _save_adapter(source, target, to)
+    if is_ours(source):
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
@@ -160,6 +191,56 @@ def convert(source: str | Path, target: str | Path, *, to: str | None = None, dt
     return f"{source} is in {target} now, which the scripts take as they take a run." + (unending or "")
 
 
+def _save_adapter(source: Path, target: Path, to: str | None) -> str:
+    """Write the adapter of a run as PEFT's files."""
+    files = RunDirectory(source)
+    description = files.description()
+    base = description.settings.start_from
+    shapes = model_shapes("d", description.config)
+    model = Model("d", description.config)
+    kind, state = _described(model, to)
+    adapter = read_adapter(files, description, shapes)
+    entries, scale = ARCHITECTURES[kind].entries(model, state), scale_of(description.settings)
+    _write_whole(target, lambda directory: peft.write(directory, entries, adapter, shapes, scale))
+    return (
+        f"The adapter of {source} is in {target} now, which peft opens beside the model that convert.py {base} writes; "
+        "convert.py --merge writes both as one."
+    )
+
+
+def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str:
+    """Write an adapter in PEFT's files as a run that adapts another one."""
+    if adapted is None:
+        raise InterchangeError(f"{source} is an adapter: expected --from RUN, the model that it adapts, got none")
+    if not (source.is_dir() and peft.is_adapter(source)):
+        raise InterchangeError(f"--from: expected an adapter of PEFT's, with {peft.CONFIG}, got {source}; leave it out")
+    if not is_ours(Path(adapted)):
+        raise InterchangeError(f"--from: expected the directory of a run, got {adapted}; convert what is there first")
+    base = load_run(adapted)
+    if base.task != "d":
+        raise InterchangeError(f"--from: expected a decoder, got {adapted} of the task {base.task}; name the model")
+    model = Model(base.task, base.config)
+    kind, state = _described(model, None)
+    found = peft.read(source, ARCHITECTURES[kind].entries(model, state), base.theta)
+    values = _sizes(model, name_of(base.config.variant) or "PAPER") | {
+        "start_from": str(Path(adapted).absolute()),
+        "lora_rank": found.rank,
+        "lora_alpha": found.alpha,
+        "lora_matrices": found.matrices,
+    }
+    settings = settings_from(values, task="d")
+    adapter_shapes(base.theta, settings)
+    fingerprints = {"tokenizer": base.tokenizer.fingerprint(), FROZEN: frozen_fingerprint(base.theta)}
+
+    def write(directory: Path) -> None:
+        run = RunDirectory(directory)
+        run.begin(Description(settings, base.config, (), fingerprints), base.tokenizer)
+        run.save_leaves(found.leaves, run.adapter)
+
+    _write_whole(target, write)
+    return f"{source} is in {target} now, beside {adapted}, and the scripts take it as they take a run."
+
+
 def _unending(path: Path, model: Model) -> str:
     """Say what a model without an eos token cannot do.
 
@@ -180,7 +261,12 @@ def _sizes(model: Model, variant: str) -> dict[str, Any]:
     return {**sizes, "variant": variant}
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
+    """Return whether a path is of a run's directory, or of what was converted to one.
+
+    Raises:
+        InterchangeError: there is nothing, or a file of another kind.
+    """
     if path.is_file() and path.suffix == SUFFIX:
         return False
     if path.is_file():

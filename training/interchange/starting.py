@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 
 from algorithms.model.variants import name_of
 from training.data.tokenizers import Tokenizer
-from training.interchange import TASK_OF, load_model
+from training.interchange import TASK_OF, is_ours, load_model
+from training.runs.directory import FROZEN, frozen_fingerprint
 from training.settings import Settings, SettingsError
 from training.tasks import TASKS
 from training.tasks.classify import ClassifierParams
+from training.tasks.low_rank import adapter_shapes
 
 
 class Start(NamedTuple):
@@ -23,7 +26,8 @@ class Start(NamedTuple):
         config: the model's, with the run's l_max and dropout.
         tokenizer: the model's.
         labels: its classes, by number.
-        theta: its parameters, for the run's l_max.
+        theta: its parameters, for the run's l_max; all of them where the run adapts them.
+        fingerprints: of the parameters, where the run adapts them.
     """
 
     settings: Settings
@@ -31,6 +35,7 @@ class Start(NamedTuple):
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     theta: Any
+    fingerprints: dict[str, str]
 
     def params(self, labels: tuple[str, ...]) -> Any:
         """Return the parameters that the training starts with.
@@ -55,7 +60,14 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         SettingsError: the model is of another kind than the task trains, or a size that was asked for is not its.
         InterchangeError, RunError: it cannot be read.
     """
+    adapts = bool(settings.lora_rank)
+    if adapts and not is_ours(Path(settings.start_from)):
+        raise SettingsError(
+            f"--from: expected the directory of a run beside --lora-rank, got {settings.start_from}; convert what is "
+            "there first, with scripts/convert.py"
+        )
     model = load_model(settings.start_from)
+    fingerprints = {FROZEN: frozen_fingerprint(model.theta)} if adapts else {}
     theta = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), model.theta)
     config = model.config
     if settings.task == "classify" and model.task == "e":
@@ -68,16 +80,22 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         raise SettingsError(f"{settings.start_from} holds a model of the task {model.task}, but this trains {trains}")
     if settings.l_max > config.l_max:
         raise SettingsError(f"l_max is {settings.l_max}, but {settings.start_from} reads at most {config.l_max} tokens")
-    theta = _shortened(theta, settings.l_max + config.variant.embedding.first_position)
     variant = config.variant.but(dropout=settings.dropout)
-    config = dataclasses.replace(config, l_max=settings.l_max, variant=variant)
+    config = dataclasses.replace(config, variant=variant)
+    if adapts:
+        adapter_shapes(theta, settings)
+    else:  # the model that is adapted reads as much as it did
+        theta = _shortened(theta, settings.l_max + config.variant.embedding.first_position)
+        config = dataclasses.replace(config, l_max=settings.l_max)
     sizes = {name: getattr(config, name) for name in TASKS[settings.task].all_settings() if hasattr(config, name)}
+    sizes["l_max"] = settings.l_max
     sizes["variant"] = name_of(variant) or "PAPER"
     asked = {name: getattr(settings, name) for name in sorted({*given} & sizes.keys())}
     changed = [f"{name} {sizes[name]} instead of {size}" for name, size in asked.items() if size != sizes[name]]
     if changed:
         raise SettingsError(f"{settings.start_from} has other sizes ({'; '.join(changed)}): leave them out")
-    return Start(dataclasses.replace(settings, **sizes), config, model.tokenizer, model.labels, theta)
+    settings = dataclasses.replace(settings, **sizes)
+    return Start(settings, config, model.tokenizer, model.labels, theta, fingerprints)
 
 
 def _shortened(theta: Any, columns: int) -> Any:

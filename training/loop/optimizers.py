@@ -33,11 +33,14 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from algorithms import AttentionParams
 from training.settings import Settings, decay_steps
+from training.tasks.low_rank import LowRank
 
 EMBEDDINGS = ("W_e", "W_p", "W_u", "W_c")
 """Matrices that look tokens, positions or classes up, one column or row for each."""
 HEADS = tuple(name for name in AttentionParams._fields if name.startswith("W_"))
 """Matrices that are stored head by head: together they are one matrix."""
+OF_LOW_RANK = LowRank._fields
+"""Matrices whose product is added to another one."""
 
 
 def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
@@ -79,9 +82,13 @@ def decays(params: Any) -> Any:
 
     def of_leaf(path, leaf):
         name = path[-1].name
-        return name.startswith("W_") and name not in ("W_e", "W_p", "W_t")
+        return _is_matrix(name) and name not in ("W_e", "W_p", "W_t")
 
     return jax.tree_util.tree_map_with_path(of_leaf, params)
+
+
+def _is_matrix(name: str) -> bool:
+    return name.startswith("W_") or name in OF_LOW_RANK
 
 
 def _adam(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -123,7 +130,7 @@ def _kinds(params: Any) -> Any:
 
     def of_leaf(path, _):
         name = path[-1].name
-        return "embedding" if name in EMBEDDINGS else "matrix" if name.startswith("W_") else "vector"
+        return "embedding" if name in EMBEDDINGS else "matrix" if _is_matrix(name) else "vector"
 
     return jax.tree_util.tree_map_with_path(of_leaf, params)
 

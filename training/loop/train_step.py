@@ -7,19 +7,20 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float
 
 from algorithms import Variant
 from algorithms.ops.draws import by_own_key
 from training.settings import REMAT, Settings
-from training.tasks.objectives import Batch, Objective, cast
+from training.tasks.low_rank import merged, scale_of
+from training.tasks.objectives import Objective, cast
 
 
 class TrainState(NamedTuple):
     """What an update changes.
 
     Attributes:
-        params: the parameters, float32.
+        params: the parameters that are trained, float32: θ, or an adapter of low rank.
         opt_state: the optimizer's.
         healthy: false from the first update on whose loss or gradient is not finite; nothing changes any more then.
         ema: exponential moving average of the parameters, or None.
@@ -41,7 +42,7 @@ class StepMetrics(NamedTuple):
     healthy: Bool[Array, ""]
 
 
-Step = Callable[[TrainState, Batch, Int[Array, ""], Key[Array, ""]], tuple[TrainState, StepMetrics]]
+Step = Callable[..., tuple[TrainState, StepMetrics]]
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0) -> TrainState:
@@ -59,17 +60,20 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_deca
 def batch_loss(
     objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
 ) -> Callable[..., Any]:
-    """Return the function (params, batch, step, key) → (loss per token, gradient, tokens) of a whole batch.
+    """Return the function (params, batch, step, key, frozen) → (loss per token, gradient, tokens) of a whole batch.
+
+    Where θ is `frozen`, the parameters are an adapter of it, and the gradient is by that alone.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
     whole batch, so that loss and gradient do not depend on the number of parts.
     """
 
-    def part_loss(params, part, keys, weight):
+    def part_loss(params, part, keys, weight, frozen):
+        params = params if frozen is None else merged(frozen, params, scale_of(settings))
         options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
         return objective.loss(cast(params, settings.dtype), part, keys, variant=variant, **options) / weight
 
-    def whole(params, batch, step, key):
+    def whole(params, batch, step, key, frozen=None):
         tokens = objective.weights(batch).sum()
         weight = jnp.maximum(tokens, 1)
         keys = None
@@ -77,14 +81,14 @@ def batch_loss(
             key = jax.random.fold_in(key, step)
             keys = jax.vmap(by_own_key(jax.random.fold_in), in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
         if settings.accumulation_steps == 1:
-            return *jax.value_and_grad(part_loss)(params, batch, keys, weight), tokens
+            return *jax.value_and_grad(part_loss)(params, batch, keys, weight, frozen), tokens
         parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
 
         def add(total, part):
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight)), None
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight, frozen)), None
 
         first = jax.tree.map(lambda a: a[0], parts)
-        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight)
+        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight, frozen)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         total, _ = jax.lax.scan(add, zero, parts)
         return *total, tokens
@@ -106,7 +110,7 @@ def make_step(
     *,
     N_V: int | None = None,
 ) -> Step:
-    """Return the update (state, batch, step, key) → (state, metrics), to be compiled.
+    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled.
 
     Args:
         objective: the loss to minimize.
@@ -118,8 +122,8 @@ def make_step(
     """
     loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 
-    def step(state, batch, step, key):
-        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key)
+    def step(state, batch, step, key, frozen=None):
+        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key, frozen)
         norm = optax.tree.norm(gradient)
         healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)

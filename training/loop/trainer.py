@@ -40,6 +40,7 @@ from training.runs.metrics import (
     wandb_writer,
 )
 from training.tasks import TASKS, settings_to_json
+from training.tasks.low_rank import init_adapter, merged, scale_of
 from training.tasks.models import init_model
 from training.tasks.objectives import make_totals
 
@@ -56,6 +57,7 @@ class Facts(NamedTuple):
     Attributes:
         step: updates that are done already.
         parameters: numbers in the model.
+        trained: how many of them are trained, or how many low-rank ones beside them.
         tokens: of the training data.
         epochs: how often the training sees each of its examples.
         device: what computes.
@@ -64,6 +66,7 @@ class Facts(NamedTuple):
 
     step: int
     parameters: int
+    trained: int
     tokens: int
     epochs: float
     device: str
@@ -110,7 +113,8 @@ class Trainer:
             interrupts: the signals that end the training.
             observer: receives the progress.
             clock: seconds, for the rates in the metrics.
-            initial: the parameters to start with; None: random ones.
+            initial: the parameters to start with, or those that stay frozen where low-rank ones are trained; None:
+                random ones.
             processes: those that train together; None: this one alone.
 
         Raises:
@@ -118,8 +122,9 @@ class Trainer:
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
-        self._initial, self._processes = initial, processes or Processes()
+        self._processes = processes or Processes()
         self._placement = Placement(self._settings.mesh)
+        self._initial, self._frozen = (None, self._placed(initial)) if self._settings.lora_rank else (initial, None)
         self._rows = self._placement.rows(self._settings.batch_size)
         multiple, N_V = self._settings.vocabulary_multiple, description.config.N_V
         self._N_V = N_V if multiple > 1 and not description.labels else None
@@ -170,6 +175,12 @@ class Trainer:
             self._save()
             raise
 
+    def _placed(self, theta: Any) -> Any:
+        """Parameters that are not trained, where they lie."""
+        theta = padded(theta, self._description.config.N_V, self._settings.vocabulary_multiple)
+        where = jax.tree.map(lambda leaf: leaf.sharding, self._placement.placed(theta))
+        return jax.tree.map(jax.device_put, theta, where)
+
     def _open_log(self) -> MetricsLog | NoLog:
         return MetricsLog(self._files.metrics, self._writers()) if self._processes.is_main else NoLog()
 
@@ -183,11 +194,15 @@ class Trainer:
     def _restore_or_begin(self) -> None:
         def begin(key, params):
             c = self._description
+            if self._frozen is not None:
+                params = init_adapter(key, shapes, rank=c.settings.lora_rank, matrices=c.settings.lora_matrices)
+                return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
             if params is None:
                 params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
             params = padded(params, c.config.N_V, c.settings.vocabulary_multiple)
             return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
 
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._frozen)
         template = self._placement.placed(jax.eval_shape(begin, self._init_key, self._initial))
         self._where = jax.tree.map(lambda leaf: leaf.sharding, template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
@@ -254,10 +269,10 @@ class Trainer:
         step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant, N_V=self._N_V)
         totals = make_totals(self._objective, settings, self._variant, N_V=self._N_V)
         peak = settings.peak or matmul_peak(self._clock, settings.dtype)
-        of_step = self._state, self._batch(0), np.int32(0), self._key
+        of_step = self._state, self._batch(0), np.int32(0), self._key, self._frozen
         return (
             self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0),
-            self._placement.compiled(totals, (self._evaluated_params(), next(self._held_out()))),
+            self._placement.compiled(totals, (self._model(), next(self._held_out()))),
             peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1),  # whose devices share cores
         )
 
@@ -272,15 +287,15 @@ class Trainer:
 
     def _facts(self) -> Facts:
         settings, step = self._settings, self._progress.step
-        held_out = next(self._held_out())
-        seconds = []
+        held_out, model, seconds = next(self._held_out()), self._model(), []
         for _ in range(2):  # the first one warms up
             start = self._clock()
-            jax.block_until_ready(self._totals(self._evaluated_params(), held_out))
+            jax.block_until_ready(self._totals(model, held_out))
             seconds.append(self._clock() - start)
         return Facts(
             step=step,
-            parameters=sum(array.size for array in jax.tree.leaves(jax.eval_shape(self._unpadded, self._state.params))),
+            parameters=_size(jax.eval_shape(self._unpadded, model)),
+            trained=_size(jax.eval_shape(self._unpadded, self._state.params)),
             tokens=self._data.n_tokens,
             epochs=settings.steps * settings.batch_size / self._data.train.n_examples,
             device=self._placement.devices,
@@ -302,7 +317,8 @@ class Trainer:
                 jax.profiler.start_trace(str(self._files.profile))
             done = np.int32(self._progress.step)
             try:
-                self._state, metrics = self._step(self._state, self._divided(next(batches)), done, self._key)
+                batch = self._divided(next(batches))
+                self._state, metrics = self._step(self._state, batch, done, self._key, self._frozen)
                 if self._progress.step == first:
                     jax.block_until_ready(metrics)
             except jax.errors.JaxRuntimeError as error:
@@ -386,7 +402,7 @@ class Trainer:
     def _evaluation(self, limit: int) -> dict[str, float]:
         return evaluate(
             self._totals,
-            self._evaluated_params(),
+            self._model(),
             self._held_out(),
             limit=limit,
             tokens_per_byte=self._data.tokens_per_byte,
@@ -396,9 +412,20 @@ class Trainer:
     def _evaluated_params(self) -> Any:
         return self._state.params if self._state.ema is None else self._state.ema
 
+    def _model(self) -> Any:
+        """The model that is evaluated: those parameters, merged into the frozen ones where there are such."""
+        params = self._evaluated_params()
+        if self._frozen is None:
+            return params
+        where = jax.tree.map(lambda leaf: leaf.sharding, self._frozen)
+        with self._placement.in_use():
+            return jax.jit(merged, static_argnums=2, out_shardings=where)(
+                self._frozen, params, scale_of(self._settings)
+            )
+
     def _gathered(self) -> Any:
-        """The parameters that are evaluated, as a single device has them."""
-        return self._unpadded(self._placement.gathered(self._evaluated_params()))
+        """The model that is evaluated, as a single device has it."""
+        return self._unpadded(self._placement.gathered(self._model()))
 
     def _unpadded(self, params: Any) -> Any:
         return unpadded(params, self._description.config.N_V, self._settings.vocabulary_multiple)
@@ -421,7 +448,8 @@ class Trainer:
         """Compute the gradient of a bad update again; the state is still that before it."""
         gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant, N_V=self._N_V))
         with self._placement.in_use():
-            _, gradients, _ = gradient(self._state.params, self._batch(step - 1), np.int32(step - 1), self._key)
+            of_step = self._state.params, self._batch(step - 1), np.int32(step - 1), self._key, self._frozen
+            _, gradients, _ = gradient(*of_step)
         return not_finite(step, loss, rate, self._placement.gathered(gradients), self._last_checkpoint())
 
     def _finish(self) -> dict[str, float]:
@@ -434,12 +462,17 @@ class Trainer:
             self._state = self._state._replace(params=restored.trees["params"], ema=None)
             results = self._evaluation(0)
         self._checkpoints.wait()
-        theta = self._gathered()
+        is_whole = self._frozen is None
+        trained = self._gathered() if is_whole else self._placement.gathered(self._evaluated_params())
         if self._processes.is_main:
             step = self._progress.best_step if self._best else self._progress.step
-            self._files.save_parameters(theta)
+            self._files.save_parameters(trained, self._files.parameters if is_whole else self._files.adapter)
             self._files.save_results({"step": step, **results})
         return results
+
+
+def _size(tree: Any) -> int:
+    return sum(array.size for array in jax.tree.leaves(tree))
 
 
 def _items(state: TrainState) -> dict[str, Any]:

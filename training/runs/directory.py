@@ -9,6 +9,7 @@
 | checkpoints/STEP/ | what training resumes from |
 | best/STEP/ | the best parameters, where training stops early |
 | parameters.safetensors | the trained parameters, when the run is complete |
+| adapter.safetensors | the same of a run that trains low-rank matrices beside the parameters of another one |
 | results.json | their figures on the held-out data |
 """
 
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from training.data.records import fingerprint
 from training.data.tokenizers import Tokenizer, load_tokenizer
 from training.disk import parse_json, read_text, reason, require_file, write_atomically
 from training.mesh.padding import padded, unpadded
@@ -34,9 +36,12 @@ from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_st
 from training.runs.named_arrays import checksums, flatten, read_tensor, save_tensors, unflatten
 from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
+from training.tasks.low_rank import adapter_shapes, merged, scale_of
 from training.tasks.models import config_from_json, config_to_json, model_shapes
 
 FORMAT = "formal-algorithms run 4"
+FROZEN = "frozen parameters"
+"""What the fingerprint of the parameters is called that a run adapts."""
 
 
 class RunError(ValueError):
@@ -102,6 +107,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.best = self.path / "best"
         self.parameters = self.path / "parameters.safetensors"
+        self.adapter = self.path / "adapter.safetensors"
         self.results = self.path / "results.json"
 
     def exists(self) -> bool:
@@ -129,7 +135,8 @@ class RunDirectory:
         Raises:
             RunError: one is a pipe or a directory, or a link, through which a file elsewhere would be overwritten.
         """
-        for file in (self.config, self.tokenizer, self.metrics, self.picture, self.parameters, self.results):
+        written = (self.metrics, self.picture, self.parameters, self.adapter, self.results)
+        for file in (self.config, self.tokenizer, *written):
             if file in (self.metrics, self.picture) and file.is_symlink():
                 raise RunError(f"{file}: expected a file, got a symbolic link; delete it, or name another directory")
             try:
@@ -241,14 +248,19 @@ class RunDirectory:
                     "give the same to resume it, or name another directory"
                 )
 
-    def save_parameters(self, theta: Any) -> None:
-        """Write the trained parameters, with their checksums."""
-        self.save_leaves({name: np.ascontiguousarray(array) for name, array in flatten(theta).items()})
+    def save_parameters(self, params: Any, file: Path | None = None) -> None:
+        """Write the trained parameters, with their checksums.
 
-    def save_leaves(self, leaves: dict[str, np.ndarray]) -> None:
+        Args:
+            params: a pytree.
+            file: `adapter` for one; None: `parameters`.
+        """
+        self.save_leaves({name: np.ascontiguousarray(array) for name, array in flatten(params).items()}, file)
+
+    def save_leaves(self, leaves: dict[str, np.ndarray], file: Path | None = None) -> None:
         """Write the trained parameters, given as contiguous arrays by their dotted names."""
         metadata = {"checksums": json.dumps(checksums(leaves))}
-        write_atomically(self.parameters, lambda path: save_tensors(path, leaves, metadata))
+        write_atomically(file or self.parameters, lambda path: save_tensors(path, leaves, metadata))
 
     def save_results(self, results: dict[str, Any]) -> None:
         """Write the figures of the trained parameters on the held-out data."""
@@ -280,6 +292,9 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
     if tokenizer.fingerprint() != description.fingerprints["tokenizer"]:
         raise RunError(f"{files.tokenizer} is another tokenizer than the run began with")
     task = description.settings.task
+    if description.settings.lora_rank:
+        theta = _as(_adapted(files, description, placement), dtype, placement)
+        return Run(theta, description.config, tokenizer, task)
     template = model_shapes(task, description.config, N_C=len(description.labels))
     N_V, multiple = description.config.N_V, description.settings.vocabulary_multiple
     if files.parameters.is_file():
@@ -287,10 +302,58 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
     else:
         stored = jax.eval_shape(lambda theta: padded(theta, N_V, multiple), template)
         theta = unpadded(_from_checkpoint(files, stored, ema=description.settings.ema_decay > 0), N_V, multiple)
-        theta = theta if dtype is None else jax.tree.map(lambda a: a.astype(dtype), theta)
-        if placement is not None:
-            theta = jax.device_put(theta, jax.tree.map(lambda leaf: leaf.sharding, placement.placed(theta)))
+        theta = _as(theta, dtype, placement)
     return Run(theta, description.config, tokenizer, task, description.labels)
+
+
+def frozen_fingerprint(theta: Any) -> str:
+    """Return a hash of the parameters that a run adapts, whatever type their numbers are stored in."""
+    leaves = {name: np.asarray(leaf) for name, leaf in flatten(theta).items()}
+    wide = {name: checksums({"": a.astype(np.promote_types(a.dtype, np.float32))}) for name, a in leaves.items()}
+    return fingerprint(json.dumps(wide))
+
+
+def _as(theta: Any, dtype: Any, placement: Placement | None) -> Any:
+    """Parameters in another type, and where they are to lie."""
+    theta = theta if dtype is None else jax.tree.map(lambda a: a.astype(dtype), theta)
+    if placement is None:
+        return theta
+    return jax.device_put(theta, jax.tree.map(lambda leaf: leaf.sharding, placement.placed(theta)))
+
+
+def _adapted(files: RunDirectory, description: Description, placement: Placement | None) -> Any:
+    """The parameters of a run that has only an adapter of another run's."""
+    settings = description.settings
+    try:
+        theta = load_run(settings.start_from, placement=placement).theta
+    except RunError as error:
+        raise RunError(
+            f"{files.path} adapts the model of {settings.start_from}, which cannot be read: {error}"
+        ) from None
+    if frozen_fingerprint(theta) != description.fingerprints.get(FROZEN):
+        raise RunError(
+            f"{settings.start_from} has other parameters than those that {files.path} adapts: put the same run there"
+        )
+    adapter = _as(read_adapter(files, description, theta), None, placement)
+    return merged(theta, adapter, scale_of(settings))
+
+
+def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
+    """Read the trained adapter of a run, or that of the last sound checkpoint of an unfinished run.
+
+    Args:
+        files: of the run.
+        description: of the run.
+        theta: what it adapts, or its shapes.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    settings = description.settings
+    template = adapter_shapes(theta, settings)
+    if files.adapter.is_file():
+        return _read_parameters(files.adapter, template, None, None)
+    return _from_checkpoint(files, template, ema=settings.ema_decay > 0)
 
 
 def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement | None) -> Any:

@@ -73,7 +73,9 @@ def _checksum_of_slices(stored: Any) -> int:
     first = stored[:1]
     checksum, rows = zlib.crc32(f"{first.dtype}{shape}".encode()), max(1, AT_ONCE // max(1, first.nbytes))
     for i in range(0, shape[0], rows):
-        checksum = zlib.crc32(np.ascontiguousarray(stored[i : min(i + rows, shape[0])]).reshape(-1).view(np.uint8).data, checksum)
+        checksum = zlib.crc32(
+            np.ascontiguousarray(stored[i : min(i + rows, shape[0])]).reshape(-1).view(np.uint8).data, checksum
+        )
     return checksum
 
 

@@ -1,0 +1,125 @@
+"""Data sets that are streamed: the rows that were asked for and no others, once, in a file like any other."""
+
+import json
+
+import pytest
+
+from training.data.files import read_corpus
+from training.data.loading import load_run_data
+from training.data.records import DataError
+from training.data.streams import Stream, parse_stream, streamed
+from training.data.tokenizers import ByteTokenizer
+from training.tasks import settings_from
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e .[data]")
+TEXTS = [f"The text of row {n}, with « quotes ».\nAnd its second line." for n in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data set as the hub has it: a directory of JSON lines, with two splits."""
+    (tmp_path / "set").mkdir()
+    for split, texts in (("train", TEXTS), ("test", TEXTS[:3])):
+        rows = [{"text": t, "body": t.upper(), "n": n} for n, t in enumerate(texts)]
+        (tmp_path / "set" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "set"
+
+
+def texts_of(file):
+    return [json.loads(line)["text"] for line in file.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [("", TEXTS), (":test", TEXTS[:3]), (":train[:7]", TEXTS[:7]), (":train[:2]:body", [t.upper() for t in TEXTS[:2]])],
+)
+def test_the_rows_are_those_of_the_split(folder, tmp_path, behind, expected):
+    assert texts_of(streamed(f"hf:{folder}{behind}", "text", tmp_path / "cache")) == expected
+
+
+def test_it_is_fetched_once_and_no_more_than_asked_for(folder, tmp_path, monkeypatch):
+    read, original = [], datasets.load_dataset
+
+    def load(*args, **options):
+        assert options["streaming"]
+        return original(*args, **options).map(lambda row: read.append(row["n"]) or row)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    first = streamed(f"hf:{folder}:train[:5]", "text", tmp_path / "cache")
+    assert read[:5] == [0, 1, 2, 3, 4]
+    assert len(read) <= 6  # the library looks one row ahead
+    assert streamed(f"hf:{folder}:train[:5]", "text", tmp_path / "cache") == first
+    assert len(read) <= 6
+
+
+def test_conversations_pairs_and_labels(tmp_path):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    kinds = {
+        "text": {"messages": messages},
+        "pairs": {"source": "a", "target": "b"},
+        "labeled": {"label": "spam", "text": "b"},
+    }
+    for kind, row in kinds.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "train.jsonl").write_text(json.dumps({**row, "more": 1}) + "\n")
+        file = streamed(f"hf:{folder}", kind, tmp_path / "cache")
+        assert [json.loads(line) for line in file.read_text().splitlines()] == [row]
+    column = streamed(f"hf:{tmp_path / 'text'}:train:messages", "text", tmp_path / "cache")
+    assert json.loads(column.read_text()) == {"messages": messages}
+
+
+def test_a_run_reads_it_like_a_file(folder, tmp_path):
+    values = {"l_max": 16, "batch_size": 2}
+    settings = settings_from({"data": [f"hf:{folder}"], **values}, task="d")
+    data = load_run_data(settings, tokenizer=ByteTokenizer(), cache_dir=tmp_path / "cache")
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+    expected = read_corpus([plain], "text")
+    assert [r.text for r in data.corpus.train] == [r.text for r in expected.train]
+    (folder / "train.jsonl").unlink()  # as without the network
+    again = load_run_data(settings, tokenizer=ByteTokenizer(), cache_dir=tmp_path / "cache")
+    assert again.fingerprints == data.fingerprints
+
+
+def test_a_directory_of_text_says_how_many_files_it_has(tmp_path):
+    (tmp_path / "texts" / "below").mkdir(parents=True)
+    for name in ("b.txt", "a.md", "below/c.txt", "other.csv"):
+        (tmp_path / "texts" / name).write_text(f"All that {name} says.\n\n" * 300)
+    settings = settings_from({"data": [str(tmp_path / "texts")], "l_max": 16, "batch_size": 2}, task="d")
+    notes = load_run_data(settings, tokenizer=ByteTokenizer(), cache_dir=tmp_path / "cache").notes
+    assert f"{tmp_path / 'texts'} has 3 files of text, read in the order of their names" in notes
+
+
+def test_what_is_written_is_read():
+    assert parse_stream("hf:stories") == Stream("stories", None, "train", None, None)
+    assert parse_stream("hf:a/b/en:test[:12]:body text") == Stream("a/b", "en", "test", 12, "body text")
+
+
+@pytest.mark.parametrize("written", ["hf:", "hf::train", "hf:a:train[5:]", "hf:a:train[:0]", "hf:a:b:c:d", "hf:a:"])
+def test_what_is_no_name_is_said(written, tmp_path):
+    with pytest.raises(DataError, match="--data: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN, got"):
+        streamed(written, "text", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("behind", "kind", "message"),
+    [
+        ("/none", "text", "cannot be read: "),
+        (":validation", "text", "cannot be read: "),
+        (":train:story", "text", "expected a column story, got text, body, n; name it, as in hf:NAME:SPLIT:COLUMN"),
+        ("", "pairs", "expected a column source and target, got text, body, n"),
+        (":train:body", "pairs", "expected no column for pairs, got 'body'; leave it out"),
+    ],
+)
+def test_what_there_is_not_is_said(folder, tmp_path, behind, kind, message):
+    with pytest.raises(DataError) as error:
+        streamed(f"hf:{folder}{behind}", kind, tmp_path / "cache")
+    assert str(error.value).startswith(f"hf:{folder}{behind}: {message}")
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "cache" / "streams").iterdir())

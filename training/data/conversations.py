@@ -1,0 +1,105 @@
+"""Conversations to learn from: a line of JSON each, and which of their tokens are answers.
+
+    {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+
+The template that came with the tokenizer writes them; the loss is on what the assistant says, to its end token.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from training.data.chat import ChatTemplate, check_messages
+from training.data.records import Conversation, DataError
+from training.data.tokenizers import LibraryTokenizer, Tokenizer
+
+FOLLOWS = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
+"""Whom each may follow; the user may also begin, or follow the system."""
+NO_TEMPLATE = (
+    "--data: expected text, as the model has no chat template, got conversations; go on --from a model of "
+    "instructions, or give text"
+)
+
+
+def conversation(value: object, where: str) -> Conversation:
+    """Return a conversation, checked.
+
+    Args:
+        value: an object of JSON with messages, and perhaps with the tools that they name; what else it has is not read.
+        where: file and line, for messages.
+
+    Raises:
+        DataError: it is not a conversation that ends with an answer.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):
+        shown = json.dumps(value, default=str)[:80]
+        raise DataError(
+            f'{where}: expected an object {{"messages": [{{"role": "…", "content": "…"}}, …]}}, got {shown}'
+        )
+    messages = value["messages"]
+    try:
+        check_messages(messages, answered=True)
+        _check_order([message["role"] for message in messages])
+        read = {"messages": messages, **({"tools": value["tools"]} if value.get("tools") else {})}
+        text = json.dumps(read, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: a message has a lone surrogate, which is not valid Unicode") from None
+    except (DataError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from None
+    for number, message in enumerate(messages, start=1):
+        if (
+            message["role"] == "assistant"
+            and not (message.get("content") or "").strip()
+            and "tool_calls" not in message
+        ):
+            raise DataError(f"{where}: message {number}: content: expected an answer, got an empty text")
+    return Conversation(text, where)
+
+
+def _check_order(roles: list[str]) -> None:
+    for i, role in enumerate(roles):
+        before = roles[i - 1] if i else None
+        first = before in (None, "system")
+        if role != "system" and not (role == "user" if first else before in FOLLOWS[role]):
+            place = "at first" if before is None else f"behind {before}"
+            wanted = "user" if first else " or ".join(r for r, others in FOLLOWS.items() if before in others)
+            raise DataError(f"message {i + 1}: role: expected {wanted} {place}, got {role}")
+    if roles[-1] != "assistant":
+        raise DataError(f"message {len(roles)}: role: expected the assistant to speak last, got {roles[-1]}")
+
+
+class Answers:
+    """Makes tokens of conversations, and says which of them are answers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Take the template that came with a tokenizer.
+
+        Raises:
+            DataError: none did.
+        """
+        if tokenizer.chat_template is None or not isinstance(tokenizer, LibraryTokenizer):
+            raise DataError(NO_TEMPLATE)
+        self._template, self._tokenizer = ChatTemplate.of(tokenizer), tokenizer
+
+    def encode(self, record: Conversation) -> tuple[list[int], np.ndarray]:
+        """Return a conversation's tokens, and which are answers: those that have a character of one.
+
+        Raises:
+            DataError: names file and line of what the template does not take.
+        """
+        state: dict[str, Any] = json.loads(record.text)
+        try:
+            rendered = self._template.render_with_answers(state.pop("messages"), **state)
+            tokens, spans = self._tokenizer.encode_markup_with_spans(rendered.text)
+        except DataError as error:
+            raise DataError(f"{record.where}: {error}" if record.where else str(error)) from None
+        begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
+        answered = np.zeros(len(tokens), bool)
+        for begin, end in rendered.answers:
+            answered |= (begins < end) & (ends > begin)
+        if not answered[1:].any():
+            raise DataError(f"{record.where}: the conversation has no token of an answer; give one")
+        return tokens, answered

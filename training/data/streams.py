@@ -1,0 +1,135 @@
+"""Data sets of the hub, streamed by the library datasets: row by row into a file, which is then read like any other.
+
+    hf:NAME, hf:NAME:SPLIT, hf:NAME:SPLIT:COLUMN        such as hf:roneneldan/TinyStories:train[:10000]
+
+NAME is that of the hub, with the name of a configuration behind it if there are several (owner/name/configuration), or
+a directory. Of a split such as train[:10000] the first 10000 rows are read, and nothing behind them is fetched. The
+file lies in the cache, so a run that is resumed has the same rows, without the network.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from training.data.records import DataError, Kind, fingerprint
+from training.disk import reason, write_atomically
+
+HUB = "hf:"
+COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "text": (("text",), ("messages",)),
+    "pairs": (("source", "target"),),
+    "labeled": (("label", "text"),),
+}
+"""The columns that are wanted of a kind of data, the first of these that a data set has."""
+
+
+class Stream(NamedTuple):
+    """Which rows of which data set are read.
+
+    Attributes:
+        name: of the data set, or its directory.
+        configuration: of the data set; None: it has only one.
+        split: of its parts.
+        take: how many rows; None: all of them.
+        column: of the text; None: text or messages.
+    """
+
+    name: str
+    configuration: str | None
+    split: str
+    take: int | None
+    column: str | None
+
+
+def parse_stream(written: str) -> Stream:
+    """Read hf:NAME[:SPLIT[:COLUMN]].
+
+    Raises:
+        DataError: it is something else.
+
+    Example:
+        >>> parse_stream("hf:owner/stories/en:train[:100]:body")
+        Stream(name='owner/stories', configuration='en', split='train', take=100, column='body')
+    """
+    found = re.fullmatch(r"hf:([^:]+)(?::(\w[\w.-]*)(?:\[:([1-9]\d{0,11})\])?(?::([^:]+))?)?", written)
+    if found is None:
+        raise DataError(f"--data: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN, got {written!r}")
+    name, split, take, column = found.groups()
+    parts = name.split("/")
+    configuration = None
+    if len(parts) == 3 and not Path(name).exists():
+        name, configuration = "/".join(parts[:2]), parts[2]
+    return Stream(name, configuration, split or "train", int(take) if take else None, column)
+
+
+def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int], None] = lambda n: None) -> Path:
+    """Return the file of a data set's rows, which is written now if it was not before.
+
+    Args:
+        written: as `parse_stream` reads it.
+        kind: what the rows are to hold.
+        cache_dir: where the file lies.
+        progress: is told how many more bytes are written.
+
+    Raises:
+        DataError: there is no such data set, it lacks a column, or cannot be read.
+    """
+    stream = parse_stream(written)
+    file = cache_dir / "streams" / f"{fingerprint(kind, *stream)[:32]}.jsonl"
+    if file.is_file():
+        return file
+
+    def write(path: Path) -> None:
+        with path.open("w", encoding="utf-8") as lines:
+            for line in _lines(written, stream, kind):
+                lines.write(line)
+                progress(len(line))
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, write)
+    except OSError as error:
+        raise DataError(f"{written}: cannot be written to {file.parent}: {reason(error)}") from None
+    return file
+
+
+def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
+    """The rows as lines of JSON."""
+    try:
+        rows = importlib.import_module("datasets").load_dataset(
+            stream.name, stream.configuration, split=stream.split, streaming=True
+        )
+        rows = rows if stream.take is None else rows.take(stream.take)
+        features, n = rows.features or {}, 0
+        named = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
+        for n, row in enumerate(rows, start=1):  # noqa: B007
+            names = _columns(written, stream, kind, row)
+            values = {ours: named[name](row[name]) if name in named else row[name] for ours, name in names.items()}
+            yield json.dumps(values, ensure_ascii=False) + "\n"
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise DataError(f"{written}: datasets is not installed: pip install 'formal-algorithms[data]'") from None
+    except (DataError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # whatever the library raises where it finds nothing, or not what it expects
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{written}: cannot be read: {first}") from None
+    if not n:
+        raise DataError(f"{written}: expected rows, got none; name another split")
+
+
+def _columns(written: str, stream: Stream, kind: Kind, row: Any) -> dict[str, str]:
+    """The columns of a row by what they are to be called."""
+    if stream.column is not None and kind != "text":
+        raise DataError(f"{written}: expected no column for {kind}, got {stream.column!r}; leave it out")
+    for names in COLUMNS[kind] if stream.column is None else ((stream.column,),):
+        if all(name in row for name in names):
+            if stream.column is None:
+                return {name: name for name in names}
+            return {"text" if isinstance(row[stream.column], str) else "messages": stream.column}
+    wanted = " or ".join(" and ".join(names) for names in COLUMNS[kind]) if stream.column is None else stream.column
+    raise DataError(f"{written}: expected a column {wanted}, got {', '.join(row)}; name it, as in hf:NAME:SPLIT:COLUMN")
