@@ -101,7 +101,7 @@ def test_a_head_that_is_replaced_is_said(train, tmp_path):
 
 
 def called(name, *arguments, capsys):
-    status = commands.run(f"training.commands.{name}", [str(a) for a in arguments])
+    status = getattr(commands, f"{name}_main")([str(a) for a in arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 

@@ -158,11 +158,14 @@ def convert(
         InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
     """
     source, target = Path(source), Path(target)
-    if adapted is not None or (source.is_dir() and peft.is_adapter(source)):
-        return _read_adapter(source, target, adapted)
-    adapts = is_ours(source) and RunDirectory(source).description().settings.lora_rank
+    reads = adapted is not None or (source.is_dir() and peft.is_adapter(source))
+    adapts = not reads and is_ours(source) and RunDirectory(source).description().settings.lora_rank
     if merge and not adapts:
         raise InterchangeError(f"--merge: expected a run with an adapter (--lora-rank), got {source}; leave it out")
+    if dtype is not None and (reads or (adapts and not merge)):
+        raise InterchangeError(f"--dtype: expected none for an adapter, which is in float32, got {dtype}; leave it out")
+    if reads:
+        return _read_adapter(source, target, adapted)
     if adapts and not merge:
         return _save_adapter(source, target, to)
     if is_ours(source):

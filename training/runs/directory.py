@@ -293,7 +293,7 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
         raise RunError(f"{files.tokenizer} is another tokenizer than the run began with")
     task = description.settings.task
     if description.settings.lora_rank:
-        theta = _placed(_adapted(files, description), dtype, placement)
+        theta = _in_place(_adapted(files, description, placement), dtype, placement)
         return Run(theta, description.config, tokenizer, task)
     template = model_shapes(task, description.config, N_C=len(description.labels))
     N_V, multiple = description.config.N_V, description.settings.vocabulary_multiple
@@ -302,16 +302,8 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
     else:
         stored = jax.eval_shape(lambda theta: padded(theta, N_V, multiple), template)
         theta = unpadded(_from_checkpoint(files, stored, ema=description.settings.ema_decay > 0), N_V, multiple)
-        theta = _placed(theta, dtype, placement)
+        theta = _in_place(theta, dtype, placement)
     return Run(theta, description.config, tokenizer, task, description.labels)
-
-
-def _placed(theta: Any, dtype: Any, placement: Placement | None) -> Any:
-    """Parameters in another type, and divided among devices."""
-    theta = theta if dtype is None else jax.tree.map(lambda a: a.astype(dtype), theta)
-    if placement is None:
-        return theta
-    return jax.device_put(theta, jax.tree.map(lambda leaf: leaf.sharding, placement.placed(theta)))
 
 
 def frozen_fingerprint(theta: Any) -> str:
@@ -321,11 +313,19 @@ def frozen_fingerprint(theta: Any) -> str:
     return fingerprint(json.dumps(wide))
 
 
-def _adapted(files: RunDirectory, description: Description) -> Any:
+def _in_place(theta: Any, dtype: Any, placement: Placement | None) -> Any:
+    """Parameters in another type, and where they are to lie."""
+    theta = theta if dtype is None else jax.tree.map(lambda a: a.astype(dtype), theta)
+    if placement is None:
+        return theta
+    return jax.device_put(theta, jax.tree.map(lambda leaf: leaf.sharding, placement.placed(theta)))
+
+
+def _adapted(files: RunDirectory, description: Description, placement: Placement | None) -> Any:
     """The parameters of a run that has only an adapter of another run's."""
     settings = description.settings
     try:
-        theta = load_run(settings.start_from).theta
+        theta = load_run(settings.start_from, placement=placement).theta
     except RunError as error:
         raise RunError(
             f"{files.path} adapts the model of {settings.start_from}, which cannot be read: {error}"
@@ -334,7 +334,8 @@ def _adapted(files: RunDirectory, description: Description) -> Any:
         raise RunError(
             f"{settings.start_from} has other parameters than those that {files.path} adapts: put the same run there"
         )
-    return merged(theta, read_adapter(files, description, theta), scale_of(settings))
+    adapter = _in_place(read_adapter(files, description, theta), None, placement)
+    return merged(theta, adapter, scale_of(settings))
 
 
 def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
