@@ -29,7 +29,7 @@ from algorithms import (
     init_ed_transformer,
 )
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
-from algorithms.ops.attention import blockwise
+from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
@@ -68,9 +68,10 @@ def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
 
 
 @every_kind
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_packed_documents_are_the_documents_alone(kind, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
+    monkeypatch.setattr(strips, "LEAST", 3)
     theta, options = theta_of(kind), {"variant": variant_of(kind), "implementation": implementation}
     segments, positions = jnp.array([0] * 4 + [1] * 9), jnp.array([*range(4), *range(9)])
     packed = d_hidden_state(X[0], theta, segments=segments, positions=positions, **options)
@@ -79,18 +80,20 @@ def test_packed_documents_are_the_documents_alone(kind, implementation, monkeypa
 
 
 @every_kind
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_padding_reaches_nothing(kind, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
+    monkeypatch.setattr(strips, "LEAST", 3)
     theta, options = theta_of(kind), {"variant": variant_of(kind), "implementation": implementation}
     padded = d_transformer(X, theta, length=jnp.array([13, 6]), **options)
     np.testing.assert_allclose(padded[:, 1, :6], d_transformer(X[1, :6], theta, **options), atol=1e-12)
 
 
 @every_kind
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_dropout_has_the_printed_lines_gradients(kind, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
+    monkeypatch.setattr(strips, "LEAST", 3)
     theta, variant, keys = theta_of(kind), variant_of(kind).but(dropout=0.4), jax.random.split(jax.random.key(3), 2)
 
     def gradient(how):
@@ -102,9 +105,10 @@ def test_dropout_has_the_printed_lines_gradients(kind, implementation, monkeypat
     cases.assert_trees_close(gradient(implementation), gradient("paper"), 1e-10)
 
 
-@pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
+@pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise", "strips"])
 def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
+    monkeypatch.setattr(strips, "LEAST", 3)
     theta = theta_of("distances", ETransformerConfig, init_e_transformer, H_kv=6)
     variant = variant_of("distances")
     P = e_transformer(X, theta, variant=variant, implementation=implementation)
@@ -116,6 +120,7 @@ def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch)
 @every_kind
 def test_a_mesh_changes_nothing(kind, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
+    monkeypatch.setattr(strips, "LEAST", 3)
     theta, x = theta_of(kind, H=4), cases.random_tokens(4, 12, n=19)
 
     def loss(theta):

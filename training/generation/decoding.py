@@ -101,9 +101,7 @@ class State(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("variant", "int8"))
-def unstacked(
-    theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False
-) -> Weights:
+def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
     """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied.
 
     A slice of stacked layers, and a transposed matrix, would be copied for every token.
@@ -124,7 +122,9 @@ def unstacked(
 def _layer(params: Any, kept: Callable[[Array], Any]) -> Any:
     """A layer with `Projections` for the parameters of its attentions, and every matrix as it is to be kept."""
     attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
-    laid_out = {name: Projections.of(getattr(params, name), context=c).with_matrices(kept) for name, c in attentions.items()}
+    laid_out = {
+        name: Projections.of(getattr(params, name), context=c).with_matrices(kept) for name, c in attentions.items()
+    }
     if params.mlp is not None:
         matrices = {name: W for name, W in params.mlp._asdict().items() if name.startswith("W_") and W is not None}
         laid_out["mlp"] = params.mlp._replace(**{name: kept(W) for name, W in matrices.items()})
