@@ -48,13 +48,13 @@ from .lines import (
     after,
     before,
     cap,
-    document_positions,
     join_masks,
     linear,
     mh_attention,
     mlp,
     normalize,
     part,
+    where_tokens_are,
 )
 from .positions import Positions, sinusoid
 from .transformers import causal_mask, ones_mask
@@ -216,22 +216,6 @@ def unembed(X: Array, theta: Any, model: Model) -> Array:
     W_out, W_u = part(theta, "W_out"), part(theta, "W_u")
     X = X if W_out is None else W_out @ X
     return cap(linear(s * (theta.W_e.T if W_u is None else W_u), part(theta, "b_u"), X), model["logit_cap"])
-
-
-def where_tokens_are(x: Tokens, positions: Positions | None, documents: Sequence[int] | None) -> Positions:
-    """Return the positions given; or 0, 1, ... of the whole sequence, or of each document.
-
-    Args:
-        x: token IDs.
-        positions: of the tokens, or None.
-        documents: number of each token's document, or None.
-
-    Returns:
-        Positions [l].
-    """
-    if positions is not None:
-        return positions
-    return list(range(len(x))) if documents is None else document_positions(documents)
 
 
 def d_logits(

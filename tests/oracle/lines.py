@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .components import Array, gelu, relu, softmax
+from .components import Array, Tokens, gelu, relu, softmax
 from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, rotate, transformer_xl_scores
 
 
@@ -409,3 +409,19 @@ def document_positions(documents: Sequence[int]) -> list[int]:
         goes_on = t > 0 and documents[t] == documents[t - 1]
         positions.append(positions[t - 1] + 1 if goes_on else 0)
     return positions
+
+
+def where_tokens_are(x: Tokens, positions: Positions | None, documents: Sequence[int] | None) -> Positions:
+    """Return the positions given; or 0, 1, ... of the whole sequence, or of each document.
+
+    Args:
+        x: token IDs.
+        positions: of the tokens, or None.
+        documents: number of each token's document, or None.
+
+    Returns:
+        Positions [l].
+    """
+    if positions is not None:
+        return positions
+    return list(range(len(x))) if documents is None else document_positions(documents)

@@ -1,5 +1,6 @@
 """The cross-check agrees on the shipped code, and names algorithm and line where the code is made wrong."""
 
+import collections
 import json
 import math
 import re
@@ -24,7 +25,14 @@ from training.commands.arguments import UsageError
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
-SAMPLE = ("token off by one", "mask transposed", "1/√d dropped", "bias of the output skipped", "ε misplaced")
+SAMPLE = (
+    "token off by one",
+    "mask transposed",
+    "1/√d dropped",
+    "bias of the output skipped",
+    "ε misplaced",
+    "keys not rotated",
+)
 
 
 def crosscheck(numbers, implementation="paper", **sizes):
@@ -91,7 +99,7 @@ def test_fused_lines_are_one_step():
 
 @pytest.fixture(scope="module")
 def cache():
-    return {}
+    return collections.defaultdict(dict)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
