@@ -174,7 +174,9 @@ class Settings:
         "decay of an exponential moving average of the parameters, which is then what is evaluated and kept; 0: none",
     )
     dtype: str = _setting(
-        "float32", "of the computation; parameters and optimizer stay float32", choices=("float32", "bfloat16")
+        "float32",
+        "of the computation; parameters and optimizer stay float32; in float16 the loss is scaled",
+        choices=("float32", "bfloat16", "float16"),
     )
     remat: str = _setting(
         "nothing",

@@ -14,6 +14,36 @@ from algorithms.ops.draws import by_own_key
 from training.settings import REMAT, Settings
 from training.tasks.objectives import Batch, Objective, cast
 
+FIRST_SCALE = 2.0**15
+"""What a loss in float16 is first multiplied by: its gradients would be too small for numbers down to 6e-8."""
+GROWTH = 2000
+"""Updates in a row with finite gradients after which the scale doubles."""
+
+
+class LossScale(NamedTuple):
+    """What the loss of float16 is multiplied by, and its gradient divided by.
+
+    A gradient that is not finite is left out, and the scale halved; where that does not help, it falls below 1.
+
+    Attributes:
+        scale: the factor.
+        sound: updates since the scale was last changed.
+    """
+
+    scale: Float[Array, ""]
+    sound: Int[Array, ""]
+
+    @staticmethod
+    def first() -> "LossScale":
+        """Return the one to begin with."""
+        return LossScale(jnp.asarray(FIRST_SCALE, jnp.float32), jnp.asarray(0, jnp.int32))
+
+    def after(self, finite: Bool[Array, ""]) -> "LossScale":
+        """Return the next one, after a gradient that was finite or not."""
+        grows = self.sound + 1 >= GROWTH
+        scale = jnp.where(finite, jnp.where(grows, 2 * self.scale, self.scale), self.scale / 2)
+        return LossScale(scale, jnp.where(finite & ~grows, self.sound + 1, 0))
+
 
 class TrainState(NamedTuple):
     """What an update changes.
@@ -23,12 +53,14 @@ class TrainState(NamedTuple):
         opt_state: the optimizer's.
         healthy: false from the first update on whose loss or gradient is not finite; nothing changes any more then.
         ema: exponential moving average of the parameters, or None.
+        loss_scale: in float16; else None.
     """
 
     params: Any
     opt_state: Any
     healthy: Bool[Array, ""]
     ema: Any
+    loss_scale: LossScale | None = None
 
 
 class StepMetrics(NamedTuple):
@@ -44,16 +76,20 @@ class StepMetrics(NamedTuple):
 Step = Callable[[TrainState, Batch, Int[Array, ""], Key[Array, ""]], tuple[TrainState, StepMetrics]]
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0) -> TrainState:
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0, dtype: str = "float32"
+) -> TrainState:
     """Return the state before the first update.
 
     Args:
         params: the parameters.
         optimizer: what updates them.
         ema_decay: decay of their exponential moving average; 0 for none.
+        dtype: of the computation.
     """
     copy = jax.tree.map(jnp.copy, params) if ema_decay else None  # a buffer may be donated only once
-    return TrainState(params, optimizer.init(params), jnp.asarray(True), copy)
+    scale = LossScale.first() if dtype == "float16" else None
+    return TrainState(params, optimizer.init(params), jnp.asarray(True), copy, scale)
 
 
 def batch_loss(
@@ -65,11 +101,12 @@ def batch_loss(
     whole batch, so that loss and gradient do not depend on the number of parts.
     """
 
-    def part_loss(params, part, keys, weight):
+    def part_loss(params, part, keys, weight, scale):
         options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
-        return objective.loss(cast(params, settings.dtype), part, keys, variant=variant, **options) / weight
+        loss = objective.loss(cast(params, settings.dtype), part, keys, variant=variant, **options) / weight
+        return loss if scale is None else loss * scale
 
-    def whole(params, batch, step, key):
+    def whole(params, batch, step, key, scale=None):
         tokens = objective.weights(batch).sum()
         weight = jnp.maximum(tokens, 1)
         keys = None
@@ -77,14 +114,14 @@ def batch_loss(
             key = jax.random.fold_in(key, step)
             keys = jax.vmap(by_own_key(jax.random.fold_in), in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
         if settings.accumulation_steps == 1:
-            return *jax.value_and_grad(part_loss)(params, batch, keys, weight), tokens
+            return *jax.value_and_grad(part_loss)(params, batch, keys, weight, scale), tokens
         parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
 
         def add(total, part):
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight)), None
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight, scale)), None
 
         first = jax.tree.map(lambda a: a[0], parts)
-        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight)
+        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight, scale)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         total, _ = jax.lax.scan(add, zero, parts)
         return *total, tokens
@@ -119,18 +156,28 @@ def make_step(
     loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 
     def step(state, batch, step, key):
-        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key)
+        scaling, scale = state.loss_scale, None
+        if scaling is not None:
+            scale = scaling.scale
+        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key, scale)
+        if scale is not None:
+            loss, gradient = jax.tree.map(lambda a: a / scale, (loss, gradient))
         norm = optax.tree.norm(gradient)
-        healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        if scaling is not None:
+            scaling = scaling.after(finite)
+        healthy = applied = state.healthy & finite
+        if scaling is not None:  # a loss that is not finite has overflowed in the forward pass, which no scale helps
+            healthy = state.healthy & jnp.isfinite(loss) & (scaling.scale >= 1)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:  # at first over few steps, so that the start is soon forgotten
             decay = jnp.minimum(settings.ema_decay, (1 + step) / (10 + step)).astype(jnp.float32)
             ema = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, params)
-        new = TrainState(params, opt_state, healthy, ema)
-        new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), new, state)
-        new = new._replace(healthy=healthy)
+        new = TrainState(params, opt_state, healthy, ema, scaling)
+        new = jax.tree.map(lambda after, before: jnp.where(applied, after, before), new, state)
+        new = new._replace(healthy=healthy, loss_scale=scaling)
         return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy)
 
     return step

@@ -308,18 +308,19 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
         def add_context(j, visited, sums):
             of_x, of_z = sums
-            at = j * blocks.b_z
-            firsts, sizes = (at, at, blocks.first_distance(j, i)), (blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x)
+            sizes = blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x
             nothing = (
                 tuple(map(jnp.zeros_like, of_x)),
                 tuple(jnp.zeros_like(a, shape=(n, a.shape[1])) for a, n in zip(of_z, sizes, strict=False)),
             )
             of_x_j, of_z_j = _where(visited, lambda: of_context(j), nothing)
-            added = (
+            at = j * blocks.b_z
+            firsts = (at, at, blocks.first_distance(j, i)) if by_distance else (at, at)
+            of_z = tuple(
                 dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, n, 0) + a_j, at, 0)
                 for a, a_j, at, n in zip(of_z, of_z_j, firsts, sizes, strict=False)
             )
-            return tuple(a + a_j for a, a_j in zip(of_x, of_x_j, strict=True)), tuple(added)
+            return tuple(a + a_j for a, a_j in zip(of_x, of_x_j, strict=True)), of_z
 
         of_x, of_z = sums
         of_x_i = tuple(jnp.zeros_like(a, dtype, shape=(len(a), blocks.b_x)) for a in of_x)
