@@ -127,8 +127,9 @@ def test_a_mesh_changes_nothing(kind, monkeypatch):
 
 
 @every_kind
-def test_blockwise_never_forms_all_scores(kind):
+def test_blockwise_never_forms_all_scores(kind, monkeypatch):
     """No array of forward and backward has as many entries as there are scores; the lines as printed have one."""
+    monkeypatch.setattr(blockwise, "BLOCK", 128)
     l = 2048
     config = DTransformerConfig(**{**SIZES, "l_max": l, "L": 1, "H": 2}, variant=variant_of(kind))
     shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))

@@ -27,6 +27,7 @@ from algorithms.ops.attention import blockwise
 from tests import cases, family_cases
 
 BLOCK_000 = PAPER.but(
+    norm=LayerNorm(epsilon=1e-3),
     attention=Attention(biases=False, normalize_output=LayerNorm(epsilon=1e-3)),
     mlp=MLP(activation="relu", biases=False),
     order="no_norm",
@@ -151,8 +152,9 @@ def test_the_complexities_of_003():
         assert flops_of_layers(n, d, d_ff, N) == expected(n, d, d_ff, N)
 
 
-def test_scores_take_memory_of_n_squared_only_where_they_are_kept():
+def test_scores_take_memory_of_n_squared_only_where_they_are_kept(monkeypatch):
     """Section 12.8: O(n² h N) for attention weights; "blockwise" keeps none of them."""
+    monkeypatch.setattr(blockwise, "BLOCK", 128)
 
     def largest(implementation, l):
         config = DTransformerConfig(N_V=4, l_max=l, L=1, H=2, d_e=8, d_mlp=8)
