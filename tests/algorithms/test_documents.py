@@ -82,10 +82,10 @@ def test_the_loss_of_003_is_a_mean_over_tokens():
 
 
 def test_a_model_of_attention_alone_has_no_mlp():
-    """Document 001's: the residual stream gets what the heads read, and nothing else."""
-    config = DTransformerConfig(
-        **{**family_cases.SIZES, "H_kv": 6}, variant=PAPER.but(mlp=None, order="no_norm", final_norm=False)
-    )
+    """Document 001's: the residual stream gets what the heads read, and queries and keys alone read positions."""
+    embedding = Embedding(positions="in_attention")
+    variant = PAPER.but(embedding=embedding, mlp=None, order="no_norm", final_norm=False)
+    config = DTransformerConfig(**{**family_cases.SIZES, "H_kv": 6}, variant=variant)
     theta = family_cases.theta_of(config)
     assert theta.layers.mlp is None
     assert theta.layers.norm1 is None

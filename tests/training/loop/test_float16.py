@@ -45,7 +45,7 @@ def updates(f, n, *, dtype="float16", w=1.0):
 
 def tiny(w):
     """Its gradient is 2⁻²⁷: float16 has nothing between 0 and 2⁻²⁴."""
-    return (w * w.dtype.type(2.0**-13)) * w.dtype.type(2.0**-14)
+    return jnp.square(w * w.dtype.type(2.0**-14))
 
 
 def huge(w):
