@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = (
-    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3",
-    "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "MARIAN", "FSMT",
+    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA",
+    "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
 )  # fmt: skip
 # A choice brings its own defaults; they hold where it differs from the task's own choice.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
