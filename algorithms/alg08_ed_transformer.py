@@ -150,6 +150,11 @@ def ed_decoding(
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
+    if variant.embedding.positions == "in_attention":
+        raise ValueError(
+            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
+            "keys of other positions than its queries"
+        )
     if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
         raise ValueError(
             "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "

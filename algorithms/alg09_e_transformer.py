@@ -12,7 +12,6 @@ from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
 from algorithms.masks import BIDIRECTIONAL, SelfMask
-from algorithms.model.distances import Table
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import Implementation, Length, OptionalKey, Remat
@@ -116,9 +115,9 @@ def e_encoding(
 
     ``types`` has the type of each token, where the parameters embed it: BERT's two sentences. None: all are of type 0.
     """
-    table = Table(theta.distances, both_ways=True)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, table=table)
     t = positions_in(x)  # line 1
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    f = f.sharing(theta.distances, x, t, theta, both_ways=True)
     X = f.embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
     mask = padded(mask, length)
 

@@ -10,7 +10,7 @@ from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
-from algorithms.model.distances import ByDistance, Table
+from algorithms.model.distances import ByDistance
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import Implementation, Length, OptionalKey, Remat
@@ -96,7 +96,7 @@ def hidden_state(
 ) -> Float[Array, "d_e *columns"]:
     """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
     t = positions_in(x) if t is None else t  # line 1
-    f = f._replace(table=Table(theta.distances))
+    f = f.sharing(theta.distances, x, t, theta)
     X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
     mask = padded(mask, length)
 

@@ -73,12 +73,17 @@ class Lines(NamedTuple):
         """
         line = self.variant.embedding
         X = shard_residual_stream(line.tokens(x, theta, self.implementation))
-        W_p_t = line.of_positions(t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape), theta, self.implementation)
+        W_p_t = line.of_positions(_of_columns(t, x), theta, self.implementation)
         X = X if W_p_t is None else X + W_p_t
         if getattr(theta, "W_t", None) is not None:
             types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
             X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
         return self.layer_norm(X, theta.embedding_norm)
+
+    def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
+        """The lines, with what all attentions share: θ's distances, and positions for queries and keys."""
+        P = self.variant.embedding.in_attention(_of_columns(t, x), theta, self.implementation)
+        return self._replace(table=Table(numbers, both_ways, P))
 
     def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X itself where θ has no norm."""
@@ -214,6 +219,11 @@ def _recomputed(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     kept = () if remat is True else ATTENTION_RESIDUALS
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
     return jax.checkpoint(turn, prevent_cse=False, policy=policy)
+
+
+def _of_columns(t: Any, x: Any) -> Any:
+    """Positions with as many axes as the tokens."""
+    return t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape)
 
 
 def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:

@@ -49,7 +49,7 @@ POSITIONS = {
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "norm": (LayerNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3, offset=1.0)),
-    "embedding": ("learned", "sinusoidal_halves", None),
+    "embedding": ("learned", "in_attention", "sinusoidal_halves", None),
     "positions": (None, *POSITIONS),
     "order": (None, "norm_last", "side_by_side", "no_norm"),
     "windows": ((None,), (5,), (None, 3)),
@@ -187,10 +187,14 @@ def options_of(variant: Variant) -> dict[str, Any]:
     e, norm, u = variant.embedding, variant.norm, variant.unembedding
     rows = {"sinusoidal": "neighbors", "sinusoidal_fairseq": "fairseq"}.get(str(e.positions), "halves")
     sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows, "first": e.first_position}
-    learned = {"kind": "learned", "first": e.first_position}
+    kinds = {
+        None: None,
+        "learned": {"kind": "learned", "first": e.first_position},
+        "in_attention": {"kind": "learned_in_attention"},
+    }
     return {
         **family.PAPER,
-        "positions": None if e.positions is None else learned if e.positions == "learned" else sinusoid,
+        "positions": kinds.get(e.positions, sinusoid),
         "embedding_scale": "sqrt_d_e" if e.scaled else 1.0,
         "norm": "rms_norm" if isinstance(norm, RMSNorm) else "layer_norm",
         "epsilon": norm.epsilon,

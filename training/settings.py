@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = (
-    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3",
-    "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "MARIAN", "FSMT",
+    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA",
+    "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
 )  # fmt: skip
 # A choice brings its own defaults; they hold where it differs from the task's own choice.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -189,7 +189,9 @@ class Settings:
         "decay of an exponential moving average of the parameters, which is then what is evaluated and kept; 0: none",
     )
     dtype: str = _setting(
-        "float32", "of the computation; parameters and optimizer stay float32", choices=("float32", "bfloat16")
+        "float32",
+        "of the computation; parameters and optimizer stay float32; in float16 the loss is scaled",
+        choices=("float32", "bfloat16", "float16"),
     )
     remat: str = _setting(
         "nothing",

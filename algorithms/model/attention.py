@@ -13,6 +13,7 @@ from algorithms.model.distances import NO_TABLE, ALiBi, ByDistance, Distances, T
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
+from algorithms.ops.linear import linear
 from algorithms.parameters import MHAttentionParams
 
 
@@ -106,16 +107,20 @@ class Attention(Line):
 
         Only ``positions`` reads these: without, they may be None, as t_z is where Z is another sequence than X.
         """
+        P = None if t_z is None else table.positions
+
+        def read(Q, W_q):
+            return Q if P is None else Q + linear(W_q, P, None, implementation)
 
         def by_distance(Q, l_z):
             if not isinstance(self.positions, ByDistance) or t_z is None:
                 return ()
             distances = indices(l_z + Q.shape[-1]) - (Q.shape[-1] - 1)
-            return self.distant(Q, W, implementation), self.positions.keys(distances, W, table, Q)
+            return self.distant(read(Q, W.heads.W_q), W, implementation), self.positions.keys(distances, W, table, Q)
 
         hooks = Hooks(
-            queries=lambda Q: self.queries(Q, W, t_x, implementation),
-            keys=lambda K: self.keys(K, W, t_z, implementation),
+            queries=lambda Q: self.queries(read(Q, W.heads.W_q), W, t_x, implementation),
+            keys=lambda K: self.keys(read(K, W.heads.W_k), W, t_z, implementation),
             cap=self.cap,
             by_distance=by_distance,
         )

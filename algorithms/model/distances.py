@@ -23,10 +23,12 @@ class Table(NamedTuple):
     Attributes:
         numbers: θ's distances, ``[H, buckets]``, where the kind has such.
         both_ways: whether tokens attend to later ones, too.
+        positions: what queries and keys read beside X, or None.
     """
 
     numbers: Any = None
     both_ways: bool = False
+    positions: Any = None
 
 
 NO_TABLE = Table()

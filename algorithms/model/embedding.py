@@ -20,20 +20,23 @@ class Embedding(Line):
         positions: ``"learned"`` adds W_p; ``"sinusoidal"`` adds sin and cos of t/10000^{2i/d_e} by turns,
             ``"sinusoidal_halves"`` all sines before all cosines, ``"sinusoidal_fairseq"`` likewise with
             10000^{2i/(d_e − 2)}; None adds nothing: queries and keys know where they are, or nothing does.
+            ``"in_attention"`` adds W_p to what queries and keys read, in all layers, and to nothing else.
         first_position: the number of the first token's position; W_p has as many columns more.
         scaled: multiply W_e[:, x[t]] by √d_e.
         normalized: a norm of the variant's kind follows, as in BERT.
         context_positions: the context of Algorithm 8 has a W_p of its own, as in BART.
     """
 
-    positions: Literal["learned", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq"] | None = "learned"
+    positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq"] | None = (
+        "learned"
+    )
     first_position: int = 0
     scaled: bool = False
     normalized: bool = False
     context_positions: bool = False
 
     optional: ClassVar[dict[str, str]] = {
-        "W_p": "positions=learned",
+        "W_p": "positions=learned,in_attention",
         "embedding_norm": "normalized",
         "context_positions": "context_positions positions=learned",
     }
@@ -51,14 +54,21 @@ class Embedding(Line):
 
     def of_positions(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_e *#columns"] | None:
         """``W_p[:, t]`` of every position (Algorithm 2), or sinusoids; None where the line adds nothing."""
-        if self.positions is None:
+        if self.positions in (None, "in_attention"):
             return None
-        t = self.first_position + t
         if self.positions == "learned":
-            return positional_embedding(jnp.asarray(t), theta.W_p, implementation=implementation)
+            return self._learned(t, theta, implementation)
+        t = self.first_position + t
         d_e, dtype = theta.W_e.shape[0], theta.W_e.dtype
         W_p = sinusoid(t, d_e, base=10000, form=self.positions, dtype=accumulation_dtype(dtype))
         return jnp.asarray(W_p, dtype)
+
+    def in_attention(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_e *#columns"] | None:
+        """``W_p[:, t]`` of every position, which queries and keys read beside X; None where they read X alone."""
+        return self._learned(t, theta, implementation) if self.positions == "in_attention" else None
+
+    def _learned(self, t, theta, implementation):
+        return positional_embedding(jnp.asarray(self.first_position + t), theta.W_p, implementation=implementation)
 
     def limit(self, theta: Any) -> int | None:
         """The longest sequence that θ has positions for; None where nothing limits it."""

@@ -29,6 +29,7 @@ from algorithms import (
     init_ed_transformer,
 )
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
+from algorithms.model.distances import NO_TABLE
 from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
@@ -131,8 +132,9 @@ def test_a_mesh_changes_nothing(kind, monkeypatch):
 
 
 @every_kind
-def test_blockwise_never_forms_all_scores(kind):
+def test_blockwise_never_forms_all_scores(kind, monkeypatch):
     """No array of forward and backward has as many entries as there are scores; the lines as printed have one."""
+    monkeypatch.setattr(blockwise, "BLOCK", 128)
     l = 2048
     config = DTransformerConfig(**{**SIZES, "l_max": l, "L": 1, "H": 2}, variant=variant_of(kind))
     shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
@@ -150,7 +152,7 @@ def test_blockwise_never_forms_all_scores(kind):
 
 def test_alibi_in_bfloat16_keeps_its_distances():
     """A slope times a distance is formed in float32: bfloat16 has no odd distances above 256."""
-    P = ALiBi().keys(np.array([-257, -256]), None, None, jnp.zeros((8, 4, 1), jnp.bfloat16))
+    P = ALiBi().keys(np.array([-257, -256]), None, NO_TABLE, jnp.zeros((8, 4, 1), jnp.bfloat16))
     assert P.dtype == jnp.float32
     np.testing.assert_array_equal(P[0, 0], [-128.5, -128.0])
 
@@ -165,7 +167,6 @@ REFUSED = [
     (lambda: Distances(buckets=7), "Distances.buckets: expected an even number >= 4, got 7"),
     (lambda: Distances(farthest=16), "Distances.farthest: expected a distance > 16, half of the buckets, got 16"),
     (lambda: TransformerXL(base=1.0), "TransformerXL.base: expected a number > 1, got 1.0"),
-    (lambda: Attention(positions="alibi"), "Attention.positions: expected Rotary or Distances or ALiBi or "),
     (
         lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("alibi"), implementation="cudnn"),
         'implementation="cudnn" cannot serve: it has no scores by distance; give implementation="auto"',

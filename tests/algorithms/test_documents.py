@@ -17,7 +17,9 @@ from algorithms import (
     EDTransformerConfig,
     count_params,
     d_hidden_state,
+    d_inference,
     d_transformer,
+    ed_transformer,
     init_d_transformer,
     init_ed_transformer,
     log_loss,
@@ -27,6 +29,7 @@ from algorithms.ops.attention import blockwise
 from tests import cases, family_cases
 
 BLOCK_000 = PAPER.but(
+    norm=LayerNorm(epsilon=1e-3),
     attention=Attention(biases=False, normalize_output=LayerNorm(epsilon=1e-3)),
     mlp=MLP(activation="relu", biases=False),
     order="no_norm",
@@ -80,17 +83,41 @@ def test_the_loss_of_003_is_a_mean_over_tokens():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-def test_a_model_of_attention_alone_has_no_mlp():
-    """Document 001's: the residual stream gets what the heads read, and nothing else."""
-    config = DTransformerConfig(
-        **{**family_cases.SIZES, "H_kv": 6}, variant=PAPER.but(mlp=None, order="no_norm", final_norm=False)
-    )
-    theta = family_cases.theta_of(config)
+ALONE_001 = PAPER.but(embedding=Embedding(positions="in_attention"), mlp=None, order="no_norm", final_norm=False)
+"""Document 001: the residual stream gets what the heads read, and queries and keys alone read positions."""
+
+
+def case_001():
+    config = DTransformerConfig(**{**family_cases.SIZES, "H_kv": 2, "l_max": 23}, variant=ALONE_001)
+    return config, family_cases.theta_of(config)
+
+
+@pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
+def test_a_model_of_attention_alone_has_no_mlp(implementation):
+    config, theta = case_001()
     assert theta.layers.mlp is None
     assert theta.layers.norm1 is None
     logits = family_cases.oracle_logits(family_cases.X[0], theta, config.variant)
-    P = d_transformer(jnp.asarray(family_cases.X[0]), theta, variant=config.variant)
+    P = d_transformer(jnp.asarray(family_cases.X[0]), theta, variant=config.variant, implementation=implementation)
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
+
+
+def test_queries_and_keys_read_positions_from_the_cache_too():
+    config, theta = case_001()
+    key = jax.random.key(3)
+    options = {"l_gen": 7, "tau": 0.8}
+    tokens = generate(theta, family_cases.X, lengths=np.array([13, 9]), config=config, key=key, **options)
+    for r, length in enumerate((13, 9)):
+        x, own = jnp.asarray(family_cases.X[r, :length]), jax.random.fold_in(key, r)
+        assert tokens[r].tolist() == d_inference(x, theta, key=own, variant=config.variant, **options).tolist()
+
+
+def test_algorithm_8_has_no_positions_for_queries_and_keys_alone():
+    variant = PAPER.but(embedding=Embedding(positions="in_attention"))
+    config = EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=2, d_e=4, d_mlp=4, variant=variant)
+    theta, x = init_ed_transformer(jax.random.key(0), config), jnp.arange(3)
+    with pytest.raises(ValueError, match="expected another value than 'in_attention'"):
+        ed_transformer(x, x, theta, variant=variant)
 
 
 BASE = {"N_V": 50_000, "l_max": 512, "L_enc": 6, "L_dec": 6, "H": 8, "d_e": 512, "d_mlp": 2048}
@@ -151,8 +178,9 @@ def test_the_complexities_of_003():
         assert flops_of_layers(n, d, d_ff, N) == expected(n, d, d_ff, N)
 
 
-def test_scores_take_memory_of_n_squared_only_where_they_are_kept():
+def test_scores_take_memory_of_n_squared_only_where_they_are_kept(monkeypatch):
     """Section 12.8: O(n² h N) for attention weights; "blockwise" keeps none of them."""
+    monkeypatch.setattr(blockwise, "BLOCK", 128)
 
     def largest(implementation, l):
         config = DTransformerConfig(N_V=4, l_max=l, L=1, H=2, d_e=8, d_mlp=8)

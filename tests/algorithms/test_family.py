@@ -17,6 +17,7 @@ from algorithms import (
     GPT3,
     LLAMA,
     PAPER,
+    VARIANTS,
     DTransformerConfig,
     ETransformerConfig,
     d_hidden_state,
@@ -32,6 +33,7 @@ from algorithms.machinery.record import Record
 from algorithms.ops.attention import blockwise
 from tests import family_cases as cases
 from tests.cases import assert_close
+from training import settings
 from training.generation import generate
 
 QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN2", "QWEN3", "GPT_NEO", "row0", "row1", "row2")
@@ -98,6 +100,10 @@ def test_json_there_and_back(name):
     back = Record.from_json(json.loads(json.dumps(variant.to_json())))
     assert back == variant
     assert hash(back) == hash(variant)
+
+
+def test_every_named_variant_can_be_trained():
+    assert tuple(VARIANTS) == settings.VARIANTS
 
 
 def test_equal_variants_compile_once():

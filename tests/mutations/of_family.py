@@ -24,6 +24,10 @@ DISTANCES_T = "tests/algorithms/test_distances.py"
 SHIFT = (f"{DISTANCES_T}::test_the_shift_by_a_reshape_is_the_printed_index[7-5]",)
 PACKED = (f"{DISTANCES_T}::test_packed_documents_are_the_documents_alone[blockwise-transformer_xl]",)
 BOTH_WAYS = (f"{DISTANCES_T}::test_an_encoder_has_buckets_for_both_directions[dense]",)
+DOCUMENTS = "tests/algorithms/test_documents.py"
+ALONE = (f"{DOCUMENTS}::test_a_model_of_attention_alone_has_no_mlp[dense]",)
+ALONE_CACHE = (f"{DOCUMENTS}::test_queries_and_keys_read_positions_from_the_cache_too",)
+POST_NORM = (f"{DOCUMENTS}::test_the_blocks_are_the_documents[003-dense]",)
 CACHE_IN_TURN = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[GEMMA2]",)
 
 POSITIONS = "algorithms/model/positions.py"
@@ -84,6 +88,15 @@ OF_FAMILY: dict[str, Mutation] = {
         4,
         None,
         PACKED,
+    ),
+    "keys without positions": Mutation(
+        ATTENTION, "Attention.__call__", "hooks", "read(K, W.heads.W_k)", "K", 10, None, ALONE
+    ),
+    "positions of queries and keys not in the cache": Mutation(
+        CACHED, "mh_attention_cached", "Q", "Q + of_Q, own[0] + of_K", "Q, own[0]", 14, None, ALONE_CACHE
+    ),
+    "norms after the additions left out": Mutation(
+        "algorithms/alg10_d_transformer.py", "hidden_state.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
     ),
     "distances counted in slots": Mutation(
         DECODING, "_scores", "distances", "t_of_slots - t[:, None]", "s - state.slot", 14, None, GOPHER_CACHE

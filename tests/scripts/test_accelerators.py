@@ -7,10 +7,15 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from scripts.benchmarks.accelerators import ENVIRONMENT
+from algorithms import LLAMA, DTransformerConfig, init_d_transformer
+from scripts.benchmarks.accelerators import ENVIRONMENT, llama, steps
 from scripts.benchmarks.accelerators.programs import read, total
+from tests import cases
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = {"N_V": 4099, "l_max": 1024, "L": 2, "H": 4, "d_e": 256, "d_mlp": 1024}
@@ -78,3 +83,22 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
 def test_a_loop_counts_for_each_of_its_turns():
     report = read(HLO)
     assert total(report.sources) == [3, 3 * 2 * 8 * 4 * 4, 0]
+
+
+def test_the_peer_of_llama_computes_the_librarys_loss():
+    """With the same weights: in bfloat16, so within its rounding."""
+    sizes = {"N_V": 19, "l_max": 16, "L": 2, "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 24}
+    config = DTransformerConfig(**sizes, variant=LLAMA)
+    shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
+    theta = cases.random_like(shapes, dtype=jnp.dtype("float32"), scale=0.3)
+    W, mlp, layers = theta.layers.attention, theta.layers.mlp, theta.layers
+    names = {"q": W.heads.W_q, "k": W.heads.W_k, "v": W.heads.W_v, "out": W.W_o}
+    names |= {"gate": mlp.W_gate, "up": mlp.W_mlp1, "down": mlp.W_mlp2}
+    of_layers = {name: a.reshape(2, -1, a.shape[-1]).swapaxes(1, 2) for name, a in names.items()}
+    of_layers |= {"norm1": layers.norm1.gamma, "norm2": layers.norm2.gamma}
+    theirs = {"W_e": theta.W_e.T, "W_u": theta.W_u, "norm": theta.norm.gamma, "layers": of_layers}
+    assert jax.tree.map(jnp.shape, theirs) == jax.tree.map(jnp.shape, llama.parameters(sizes))
+    x = jnp.asarray(np.random.default_rng(0).integers(19, size=(3, 16)))
+    expected = llama.loss(theirs, x, H=4, kernel="xla", remat=False)
+    found = steps._loss(theta, x, variant=LLAMA, remat=False)
+    np.testing.assert_allclose(found, expected, rtol=0.01)

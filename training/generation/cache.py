@@ -114,7 +114,12 @@ def _rows(columns: Float[Array, "H d B"]) -> Float[Array, "HB d"]:
 
 
 def keys_and_values(
-    Z: Float[Array, "d_e B l"], W: MHAttentionParams, line: Attention, t: Any, implementation: str
+    Z: Float[Array, "d_e B l"],
+    W: MHAttentionParams,
+    line: Attention,
+    t: Any,
+    implementation: str,
+    beside: Float[Array, "d_e _ l"] | None = None,
 ) -> KeyValues:
     """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens.
 
@@ -124,13 +129,16 @@ def keys_and_values(
         line: the attention's line, which gives the keys their positions.
         t: the positions of the tokens.
         implementation: how the products are computed.
+        beside: what the keys read beside Z, or None.
     """
 
     def arranged(columns):
         H, d, B, l = columns.shape
         return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
 
-    K = line.keys(linear(W.heads.W_k, Z, W.heads.b_k, implementation), W, t, implementation)
+    K = linear(W.heads.W_k, Z, W.heads.b_k, implementation)
+    K = K if beside is None else K + linear(W.heads.W_k, beside, None, implementation)
+    K = line.keys(K, W, t, implementation)
     V = linear(W.heads.W_v, Z, W.heads.b_v, implementation)
     return KeyValues(arranged(K), arranged(V))
 
@@ -230,9 +238,12 @@ class Projections:
 
     def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
         """Return the queries, and where the tokens attend to each other, the keys and the values."""
+        return [Y if b is None else Y + b[..., None] for Y, b in zip(self.products(X), self.b, strict=True)]
+
+    def products(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
+        """Return the same without biases."""
         ends = np.cumsum([H * d for H, d in self.heads])[:-1]
-        parts = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
-        return [Y if b is None else Y + b[..., None] for Y, b in zip(parts, self.b, strict=True)]
+        return [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
 
 
 def mh_attention_cached(
@@ -244,6 +255,7 @@ def mh_attention_cached(
     t: Int[Array, "B"],
     slot: Int[Array, ""] | None,
     distances: Int[Array, "B C"] | None = None,
+    beside: Float[Array, "d_e B"] | None = None,
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
     """Algorithm 5 for one more token of each sequence, by an attention line.
 
@@ -256,11 +268,15 @@ def mh_attention_cached(
         t: the positions of the new tokens.
         slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
         distances: from the new tokens to those of the slots; None for a context.
+        beside: what queries and keys read beside X, or None.
 
     Returns:
         the output of the attention, and the cache.
     """
     Q, *own = W.read(X)
+    if beside is not None:
+        of_Q, of_K, _ = W.products(beside)
+        Q, own[0] = Q + of_Q, own[0] + of_K
     if slot is not None:
         K, V = own
         cache = cache.stored(line.keys(K, W, t, "paper"), V, slot)

@@ -149,7 +149,7 @@ def prefill(
 
     def attend(line, X, Z, W, mask, **options):
         Y, _ = attend_in_full(line, X, Z, W, mask, **options)
-        return Y, keys_and_values(Z, W, line, options["t_z"], "auto")
+        return Y, keys_and_values(Z, W, line, options["t_z"], "auto", options["table"].positions)
 
     kept: list[Any] = []
     hidden_state(x, None, theta, UNIDIRECTIONAL, None, decoder_lines(variant, "auto", attend=attend, kept=kept))
@@ -303,11 +303,13 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
     distances = t_of_slots - t[:, None]
     caches, of_context = [], iter(() if context is None else context.caches)
 
-    def attend(line, X, Z, W, mask, **_):
+    def attend(line, X, Z, W, mask, **options):
         if Z is context and context is not None:
             return mh_attention_cached(line, X, W, next(of_context), context.permitted, t, None)[0], None
         within = permitted if line.window is None else permitted & (-line.window < distances)
-        Y, cache = mh_attention_cached(line, X, W, state.caches[len(caches)], within, t, state.slot, distances)
+        Y, cache = mh_attention_cached(
+            line, X, W, state.caches[len(caches)], within, t, state.slot, distances, options["table"].positions
+        )
         caches.append(cache)
         return Y, None
 

@@ -15,6 +15,36 @@ from training.settings import REMAT, Settings
 from training.tasks.low_rank import merged, scale_of
 from training.tasks.objectives import Objective, cast
 
+FIRST_SCALE = 2.0**15
+"""What a loss in float16 is first multiplied by: its gradients would be too small for numbers down to 6e-8."""
+GROWTH = 2000
+"""Updates in a row with finite gradients after which the scale doubles."""
+
+
+class LossScale(NamedTuple):
+    """What the loss of float16 is multiplied by, and its gradient divided by.
+
+    A gradient that is not finite is left out, and the scale halved; where that does not help, it falls below 1.
+
+    Attributes:
+        scale: the factor.
+        sound: updates since the scale was last changed.
+    """
+
+    scale: Float[Array, ""]
+    sound: Int[Array, ""]
+
+    @staticmethod
+    def first() -> "LossScale":
+        """Return the one to begin with."""
+        return LossScale(jnp.asarray(FIRST_SCALE, jnp.float32), jnp.asarray(0, jnp.int32))
+
+    def after(self, finite: Bool[Array, ""]) -> "LossScale":
+        """Return the next one, after a gradient that was finite or not."""
+        grows = self.sound + 1 >= GROWTH
+        scale = jnp.where(finite, jnp.where(grows, 2 * self.scale, self.scale), self.scale / 2)
+        return LossScale(scale, jnp.where(finite & ~grows, self.sound + 1, 0))
+
 
 class TrainState(NamedTuple):
     """What an update changes.
@@ -24,12 +54,14 @@ class TrainState(NamedTuple):
         opt_state: the optimizer's.
         healthy: false from the first update on whose loss or gradient is not finite; nothing changes any more then.
         ema: exponential moving average of the parameters, or None.
+        loss_scale: in float16; else None.
     """
 
     params: Any
     opt_state: Any
     healthy: Bool[Array, ""]
     ema: Any
+    loss_scale: LossScale | None = None
 
 
 class StepMetrics(NamedTuple):
@@ -45,50 +77,58 @@ class StepMetrics(NamedTuple):
 Step = Callable[..., tuple[TrainState, StepMetrics]]
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0) -> TrainState:
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0, dtype: str = "float32"
+) -> TrainState:
     """Return the state before the first update.
 
     Args:
         params: the parameters.
         optimizer: what updates them.
         ema_decay: decay of their exponential moving average; 0 for none.
+        dtype: of the computation.
     """
     copy = jax.tree.map(jnp.copy, params) if ema_decay else None  # a buffer may be donated only once
-    return TrainState(params, optimizer.init(params), jnp.asarray(True), copy)
+    scale = LossScale.first() if dtype == "float16" else None
+    return TrainState(params, optimizer.init(params), jnp.asarray(True), copy, scale)
 
 
 def batch_loss(
     objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
 ) -> Callable[..., Any]:
-    """Return the function (params, batch, step, key, frozen) → (loss per token, gradient, tokens) of a whole batch.
+    """Return the function (params, batch, step, key, frozen, scale) → (loss per token, gradient, tokens) of a batch.
 
-    Where θ is `frozen`, the parameters are an adapter of it, and the gradient is by that alone.
+    Where θ is `frozen`, the parameters are an adapter of it, and the gradient is by that alone. Loss and gradient are
+    multiplied by `scale`.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
     whole batch, so that loss and gradient do not depend on the number of parts.
     """
 
-    def part_loss(params, part, keys, weight, frozen):
-        params = params if frozen is None else merged(frozen, params, scale_of(settings))
-        options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
-        return objective.loss(cast(params, settings.dtype), part, keys, variant=variant, **options) / weight
-
-    def whole(params, batch, step, key, frozen=None):
+    def whole(params, batch, step, key, frozen=None, scale=None):
         tokens = objective.weights(batch).sum()
         weight = jnp.maximum(tokens, 1)
         keys = None
         if variant.dropout:
             key = jax.random.fold_in(key, step)
             keys = jax.vmap(by_own_key(jax.random.fold_in), in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
+
+        def part_loss(params, part, keys):
+            theta = params if frozen is None else merged(frozen, params, scale_of(settings))
+            options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
+            loss = objective.loss(cast(theta, settings.dtype), part, keys, variant=variant, **options) / weight
+            return loss if scale is None else loss * scale
+
+        loss_and_gradient = jax.value_and_grad(part_loss)
         if settings.accumulation_steps == 1:
-            return *jax.value_and_grad(part_loss)(params, batch, keys, weight, frozen), tokens
+            return *loss_and_gradient(params, batch, keys), tokens
         parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
 
         def add(total, part):
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(part_loss)(params, *part, weight, frozen)), None
+            return jax.tree.map(jnp.add, total, loss_and_gradient(params, *part)), None
 
         first = jax.tree.map(lambda a: a[0], parts)
-        shapes = jax.eval_shape(jax.value_and_grad(part_loss), params, *first, weight, frozen)
+        shapes = jax.eval_shape(loss_and_gradient, params, *first)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         total, _ = jax.lax.scan(add, zero, parts)
         return *total, tokens
@@ -123,18 +163,28 @@ def make_step(
     loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 
     def step(state, batch, step, key, frozen=None):
-        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key, frozen)
+        scaling, scale = state.loss_scale, None
+        if scaling is not None:
+            scale = scaling.scale
+        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key, frozen, scale)
+        if scale is not None:
+            loss, gradient = jax.tree.map(lambda a: a / scale, (loss, gradient))
         norm = optax.tree.norm(gradient)
-        healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        if scaling is not None:
+            scaling = scaling.after(finite)
+        healthy = applied = state.healthy & finite
+        if scaling is not None:  # a loss that is not finite has overflowed in the forward pass, which no scale helps
+            healthy = state.healthy & jnp.isfinite(loss) & (scaling.scale >= 1)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:  # at first over few steps, so that the start is soon forgotten
             decay = jnp.minimum(settings.ema_decay, (1 + step) / (10 + step)).astype(jnp.float32)
             ema = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, params)
-        new = TrainState(params, opt_state, healthy, ema)
-        new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), new, state)
-        new = new._replace(healthy=healthy)
+        new = TrainState(params, opt_state, healthy, ema, scaling)
+        new = jax.tree.map(lambda after, before: jnp.where(applied, after, before), new, state)
+        new = new._replace(healthy=healthy, loss_scale=scaling)
         return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy)
 
     return step

@@ -200,7 +200,7 @@ class Trainer:
             if params is None:
                 params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
             params = padded(params, c.config.N_V, c.settings.vocabulary_multiple)
-            return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
+            return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay, dtype=c.settings.dtype)
 
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._frozen)
         template = self._placement.placed(jax.eval_shape(begin, self._init_key, self._initial))
@@ -213,7 +213,7 @@ class Trainer:
             return
         trees = restored.trees
         opt_state, healthy = trees["state"]
-        self._state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"))
+        self._state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"), trees.get("loss_scale"))
         self._progress = Progress.from_json(restored.meta["progress"])
         if not self._cut_metrics(restored.meta["metrics_bytes"]):
             self._observer.warned(f"{self._files.metrics} is shorter than it was: a part of the record is lost")
@@ -478,4 +478,5 @@ def _size(tree: Any) -> int:
 def _items(state: TrainState) -> dict[str, Any]:
     """The items of a checkpoint; the parameters can be read without the rest."""
     items: dict[str, Any] = {"params": state.params, "state": (state.opt_state, state.healthy)}
-    return items if state.ema is None else {**items, "ema": state.ema}
+    optional = {"ema": state.ema, "loss_scale": state.loss_scale}
+    return items | {name: tree for name, tree in optional.items() if tree is not None}

@@ -247,6 +247,24 @@ def _of_block(blocks, U, P, j, i):
     return U_i, dynamic_slice_in_dim(*P, blocks.first_distance(j, i), blocks.b_z + blocks.b_x, 0).T
 
 
+def _with_block(blocks, j, i, visited, of_block, sums):
+    """The sums by the queries of block i, and by all context tokens and distances, with those of the block (j, i)."""
+    of_x, of_z = sums
+    sizes = blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x
+    nothing = (
+        tuple(map(jnp.zeros_like, of_x)),
+        tuple(jnp.zeros_like(a, shape=(n, a.shape[1])) for a, n in zip(of_z, sizes, strict=False)),
+    )
+    of_x_j, of_z_j = _where(visited, of_block, nothing)
+    at = j * blocks.b_z
+    firsts = (at, at, blocks.first_distance(j, i)) if len(of_z) == 3 else (at, at)
+    of_z = tuple(
+        dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, n, 0) + a_j, at, 0)
+        for a, a_j, at, n in zip(of_z, of_z_j, firsts, sizes, strict=False)
+    )
+    return tuple(a + a_j for a, a_j in zip(of_x, of_x_j, strict=True)), of_z
+
+
 def _backward_of_tile(matrices, mask, seed, dropout, cap):
     """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), block by block::
 
@@ -296,19 +314,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
             return (*of_x, dU_ij), (*of_z, dP_ji.T)
 
         def add_context(j, visited, sums):
-            of_x, of_z = sums
-            at = j * blocks.b_z
-            firsts, sizes = (at, at, blocks.first_distance(j, i)), (blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x)
-            nothing = (
-                tuple(map(jnp.zeros_like, of_x)),
-                tuple(jnp.zeros_like(a, shape=(n, a.shape[1])) for a, n in zip(of_z, sizes, strict=False)),
-            )
-            of_x_j, of_z_j = _where(visited, lambda: of_context(j), nothing)
-            added = (
-                dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, n, 0) + a_j, at, 0)
-                for a, a_j, at, n in zip(of_z, of_z_j, firsts, sizes, strict=False)
-            )
-            return tuple(a + a_j for a, a_j in zip(of_x, of_x_j, strict=True)), tuple(added)
+            return _with_block(blocks, j, i, visited, lambda: of_context(j), sums)
 
         of_x, of_z = sums
         of_x_i = tuple(jnp.zeros_like(a, dtype, shape=(len(a), blocks.b_x)) for a in of_x)

@@ -1,4 +1,4 @@
-"""Training steps and decoding steps of GPT-2 124M, compiled for TPUs and for H100s: what they would execute.
+"""Training and decoding steps of GPT-2 124M and Llama 1.1 G, compiled for TPUs and H100s: what they would execute.
 
 python -m scripts.benchmarks.accelerators.steps [--details]
 """
@@ -13,10 +13,30 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import GPT2, DTransformerConfig, d_hidden_state, init_d_transformer, log_loss
-from scripts.benchmarks.accelerators import compilers, programs, reference
+from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
+from scripts.benchmarks.accelerators import compilers, llama, programs, reference
 from scripts.benchmarks.timing import table
 from training.generation.decoding import empty_state, step, unstacked
+
+
+class Model(NamedTuple):
+    """A model and its peer.
+
+    Attributes:
+        name: in the tables.
+        variant: the lines.
+        sizes: of the configuration.
+        peer: the module with the parameters and the loss of a plain implementation.
+    """
+
+    name: str
+    variant: Variant
+    sizes: Mapping[str, Any]
+    peer: Any
+
+
+GPT2_124M = Model("GPT-2 124M", GPT2, reference.GPT2_124M, reference)
+LLAMA_1G = Model("Llama 1.1 G", LLAMA, llama.LLAMA_1G, llama)
 
 
 class Case(NamedTuple):
@@ -26,11 +46,13 @@ class Case(NamedTuple):
         device: a TPU topology, of which one chip is used, or "h100".
         B: sequences.
         remat: whether a training step computes the layers' activations again.
+        model: which model.
     """
 
     device: str
     B: int
     remat: bool = False
+    model: Model = GPT2_124M
 
     @property
     def is_gpu(self) -> bool:
@@ -49,50 +71,58 @@ TRAINING = (
     Case("v5p:2x2x1", 64, remat=True),
     Case("h100", 8),
     Case("h100", 32),
+    Case("v5p:2x2x1", 8, remat=True, model=LLAMA_1G),
+    Case("h100", 8, remat=True, model=LLAMA_1G),
 )
-DECODING = (Case("v5e:2x4", 16), Case("h100", 16))
-SIZES = reference.GPT2_124M
+DECODING = (
+    Case("v5e:2x4", 16),
+    Case("h100", 16),
+    Case("v5e:2x4", 16, model=LLAMA_1G),
+    Case("h100", 16, model=LLAMA_1G),
+)
 
 
-def training_step(case: Case, which: str, sizes: Mapping[str, Any] = SIZES) -> programs.Report:
+def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None) -> programs.Report:
     """A training step with AdamW in bfloat16, of the library or of the reference, read from the compiled program."""
     jax.clear_caches()  # a cached trace keeps the source lines of whoever made it
-    optimizer = optax.adamw(1e-3)
+    optimizer, model = optax.adamw(1e-3), case.model
+    sizes = sizes or model.sizes
     if which == "library":
-        config = DTransformerConfig(**sizes, variant=GPT2)
+        config = DTransformerConfig(**sizes, variant=model.variant)
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-        loss: Callable[..., Any] = functools.partial(_loss, remat=case.remat)
+        loss: Callable[..., Any] = functools.partial(_loss, variant=model.variant, remat=case.remat)
     else:
-        theta = reference.parameters(dict(sizes))
+        theta = model.peer.parameters(dict(sizes))
         kernel = "cudnn" if case.is_gpu else "splash"
-        loss = functools.partial(reference.loss, H=sizes["H"], kernel=kernel, remat=case.remat)
+        loss = functools.partial(model.peer.loss, H=sizes["H"], kernel=kernel, remat=case.remat)
     x = jax.ShapeDtypeStruct((case.B, sizes["l_max"]), jnp.int32)
     arguments = theta, jax.eval_shape(optimizer.init, theta), x
     update = reference.training_step(loss, optimizer)
     return programs.of(compilers.compile_for(update, arguments, case.mesh(), donate_argnums=(0, 1)))
 
 
-def _loss(theta: Any, x: jax.Array, *, remat: bool) -> jax.Array:
+def _loss(theta: Any, x: jax.Array, *, variant: Variant, remat: bool) -> jax.Array:
     theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-    X = d_hidden_state(x, theta, variant=GPT2, remat=remat)
+    X = d_hidden_state(x, theta, variant=variant, remat=remat)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
-    return log_loss(X, GPT2.unembedding.matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
+    return log_loss(X, variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
 
 
-def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] = SIZES) -> tuple[programs.Report, int]:
+def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) -> tuple[programs.Report, int]:
     """One token for each of B sequences from a cache of C slots, in bfloat16; and the bytes of weights and cache."""
     jax.clear_caches()
-    config = DTransformerConfig(**sizes, variant=GPT2)
+    variant = case.model.variant
+    config = DTransformerConfig(**(sizes or case.model.sizes), variant=variant)
 
     def begin(key):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), init_d_transformer(key, config))
-        weights = unstacked(theta, variant=GPT2)
+        weights = unstacked(theta, variant=variant)
         return weights, empty_state(weights, B=case.B, C=C, bos=0)
 
     weights, state = jax.eval_shape(begin, jax.random.key(0))
 
     def generate(weights, state):
-        P, caches = step(weights, None, state, variant=GPT2)
+        P, caches = step(weights, None, state, variant=variant)
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, P.argmax(0)[:, None], state.slot + 1, axis=1)
         return state._replace(caches=caches, tokens=tokens, slot=state.slot + 1)
 
@@ -123,11 +153,11 @@ def tables(details: bool) -> Iterator[str]:
             continue
         reports = {which: training_step(case, which) for which in ("library", "reference")}
         pairs = zip(*(columns(report) for report in reports.values()), strict=True)
-        what = f"{case.device}, batch {case.B}{', remat' if case.remat else ''}"
+        what = f"{case.model.name}, {case.device}, batch {case.B}{', remat' if case.remat else ''}"
         rows.append([what, *(_compared(a, b) for a, b in pairs)])
         if details:
             yield from (f"{what}, {which}:\n{_details(report)}" for which, report in reports.items())
-    yield "Training step, AdamW, bfloat16, GPT-2 124M, l = 1024: library / reference = ratio.\n"
+    yield "Training step, AdamW, bfloat16, of l = l_max tokens: library / reference = ratio.\n"
     yield table(["", *HEADER], rows)
     rows = []
     for case in DECODING:
@@ -135,11 +165,15 @@ def tables(details: bool) -> Iterator[str]:
             report, read = decoding_step(case, 1024)
             values = columns(report)[:4]
             rows.append(
-                [f"{case.device}, batch {case.B}", *(f"{v:.4g}" for v in values), f"{values[1] / read * 1e9:.2f}"]
+                [
+                    f"{case.model.name}, {case.device}, batch {case.B}",
+                    *(f"{v:.4g}" for v in values),
+                    f"{values[1] / read * 1e9:.2f}",
+                ]
             )
             if details:
                 yield f"decoding, {case.device}:\n{_details(report)}"
-    yield "\nDecoding step, bfloat16, GPT-2 124M, 1024 slots of cache.\n"
+    yield "\nDecoding step, bfloat16, 1024 slots of cache.\n"
     yield table(["", *HEADER[:4], "HBM / (weights and cache)"], rows)
     yield from missing.values()
 
