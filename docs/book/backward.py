@@ -84,7 +84,7 @@ def _rules(package: ModuleType) -> list[_Rule]:
               attention),
         _Rule("attention, block by block", (4,), "ops.attention.blockwise", "_backward_of_tile", "blockwise", scores,
               attention),
-        _Rule("attention, strip by strip", (4,), "ops.attention.strips", "_backward_of_tile", "strips", scores, attention),
+        _Rule("attention in strips", (4,), "ops.attention.strips", "_backward_of_tile", "strips", scores, attention),
         _Rule("layer norm", (6,), "ops.normalization", "_backward", "dense", {"X": (6, 5), "gamma": (6,), "beta": (6,)},
               norm),
         _Rule("ReLU", (8,), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("relu")),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from algorithms import Variant
 from algorithms.ops.draws import by_own_key
