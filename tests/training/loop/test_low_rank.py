@@ -184,7 +184,7 @@ def test_it_learns_and_keeps_the_adapter_alone(undisturbed, base):
     averaged = merged(theta, jax.tree.map(jnp.asarray, checkpoint["ema"]), 1.5)
     for a, b in zip(jax.tree.leaves(averaged), jax.tree.leaves(run.theta), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
-    assert results["loss"] < 3
+    assert results["loss"] < losses[1]
 
 
 def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
