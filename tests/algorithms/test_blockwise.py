@@ -74,10 +74,11 @@ def test_a_blocks_mask_is_the_masks_block(width):
 
 
 def test_the_blocks_outside_a_band_are_never_computed(monkeypatch):
-    """GPT-3's window of 256 in 8,192 tokens: 31 of 256 blocks of 512, and the loop runs 3 times, not 16."""
+    """GPT-3's window of 256 in 8,192 tokens: 63 of 1,024 blocks of 256, and the loop runs 3 times, not 32."""
     monkeypatch.setattr(blockwise, "BLOCK", 512)
     blocks = blockwise._Blocks(8192, 8192, banded(256), None, 0.0)
-    assert sum(len(visited(blocks, i)) for i in range(blocks.n_x)) == 31
+    assert (blocks.n_x, blocks.b_x) == (32, 256)
+    assert sum(len(visited(blocks, i)) for i in range(blocks.n_x)) == 63
     assert blocks._most_visited() == 3
     dense = blockwise._Blocks(8192, 8192, UNIDIRECTIONAL, None, 0.0)
     assert sum(len(visited(dense, i)) for i in range(dense.n_x)) == 16 * 17 // 2

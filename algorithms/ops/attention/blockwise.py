@@ -33,6 +33,8 @@ from algorithms.ops.softmax import capped, capped_derivative
 T = TypeVar("T")
 BLOCK = 512
 """Rows and columns of the largest block of scores."""
+NARROWEST = 128
+"""The same in the narrowest window: products of smaller blocks would be slow."""
 
 
 class _Residuals(NamedTuple):
@@ -86,8 +88,9 @@ class _Blocks:
 
     def __init__(self, l_z: int, l_x: int, mask: Mask, seed: Array | None, dropout: float) -> None:
         self.l_z, self.l_x, self.seed, self.dropout = l_z, l_x, seed, dropout
-        self.n_z, self.b_z = _cut(l_z)
-        self.n_x, self.b_x = _cut(l_x)
+        largest = _largest(mask)
+        self.n_z, self.b_z = _cut(l_z, largest)
+        self.n_x, self.b_x = _cut(l_x, largest)
         self.mask = (
             mask
             if isinstance(mask, StructuralMask)
@@ -164,9 +167,15 @@ class _Blocks:
         return j * self.b_z + jnp.arange(self.b_z), i * self.b_x + jnp.arange(self.b_x)
 
 
-def _cut(l: int) -> tuple[int, int]:
-    """How many blocks of how many tokens, at most BLOCK, hold l tokens."""
-    n = -(-l // BLOCK)
+def _largest(mask: Mask) -> int:
+    """Tokens of the largest block: in a narrow window fewer, since most of a block that is much wider is ruled out."""
+    width = mask.width if isinstance(mask, StructuralMask) else None
+    return BLOCK if width is None else min(BLOCK, max(NARROWEST, width))
+
+
+def _cut(l: int, largest: int) -> tuple[int, int]:
+    """How many blocks of how many tokens, at most ``largest``, hold l tokens."""
+    n = -(-l // largest)
     return n, -(-l // n)
 
 
