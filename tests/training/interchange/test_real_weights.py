@@ -1,5 +1,6 @@
 """Trained weights that packages carry: logits and gradients against PyTorch, and their real tasks."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_hidden_state, e_encoding, ed_hidden_state
+from algorithms import d_hidden_state, d_transformer, e_encoding, ed_hidden_state
 from tests import interchange_cases as cases
 from tests import real_weights
 from tests.training.interchange.test_encoder_decoder import Seq2Seq
@@ -291,6 +292,23 @@ def test_a_model_that_people_talk_to_answers_as_in_transformers(tmp_path):
     assert ours == expected
     assert tokenizer.decode(ours) == "The capital of France is Paris."
     assert ours[-1] in tokenizer.end_tokens
+
+
+def test_a_model_in_files_of_numpy_generates_as_its_own_code(tmp_path, monkeypatch):
+    """glassllm: rotary positions of neighbors, four heads on two; in float64, against its reference generator."""
+    path = real_weights.glassllm(tmp_path)
+    monkeypatch.syspath_prepend(str(path))
+    glassllm = importlib.import_module("glassllm.model")
+    theirs = glassllm.GlassLM.load(path / "en.npz", dtype=np.float64)
+    model = load_model(path, dtype="float64")
+    options = {"config": model.config, "l_gen": 60, "tau": 0.0, "key": jax.random.key(0)}
+    for prompt in ([2, 40, 300, 7], np.random.default_rng(0).integers(4, 1024, size=50).tolist()):
+        steps = list(theirs.generate(prompt, 60, greedy=True))
+        ours = generate(model.theta, np.array([prompt]), lengths=np.array([len(prompt)]), **options)[0].tolist()
+        assert ours == [step.token for step in steps]
+        log_P = jnp.log(jnp.asarray(np.stack([step.probs for step in steps])))
+        P = d_transformer(jnp.array([*prompt, *ours[:-1]]), model.theta, variant=model.config.variant)
+        np.testing.assert_allclose(jnp.log(P).T[len(prompt) - 1 :], log_P, rtol=0, atol=1e-9)
 
 
 def test_its_conversations_are_the_tokens_of_transformers(tmp_path, capsys):
