@@ -112,7 +112,12 @@ def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale
 
 def _rows(theta: Any) -> dict[str, int]:
     """How many rows each of our matrices has in a layer, by its dotted name."""
-    return {".".join(key.name for key in path): sides(W)[0] for path, W in matrices_of(theta).items()}
+    return {name: sides(W)[0] for name, W in _matrices(theta).items()}
+
+
+def _matrices(theta: Any) -> dict[str, Any]:
+    """Our matrices that can be adapted, by their dotted names."""
+    return {".".join(key.name for key in path): W for path, W in matrices_of(theta).items()}
 
 
 def _kind(module: str) -> str:
@@ -167,7 +172,7 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
     rank = max(len(A) for A, _ in pairs.values())
     scales = {module: _scale(fields, module, len(A)) for module, (A, _) in pairs.items()}
     scale = next(iter(scales.values()))
-    widths = {".".join(key.name for key in p): (W.shape[0], sides(W)[1]) for p, W in matrices_of(theta).items()}
+    widths = {name: (W.shape[0], sides(W)[1]) for name, W in _matrices(theta).items()}
     leaves: dict[str, np.ndarray] = {}
     for module, (A, B) in pairs.items():
         entry, row = modules[module], 0
@@ -179,7 +184,7 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
             B_all[entry.layer, :, : len(A)] = B[row : row + rows[leaf]] * np.float32(scales[module] / scale)
             row += rows[leaf]
     adapted = {leaf.rpartition(".")[0].rpartition(".")[2] for leaf in leaves}
-    names = dict.fromkeys(p[-1].name for p in matrices_of(theta))
+    names = dict.fromkeys(name.rpartition(".")[2] for name in _matrices(theta))
     return Adapter(leaves, rank, scale * rank, tuple(name for name in names if name in adapted))
 
 
@@ -210,7 +215,7 @@ def _of_module(
     found = [tensors[name] for name in _names(module) if name in tensors]
     if not found:
         return None
-    d_in = next(sides(W)[1] for p, W in matrices_of(theta).items() if ".".join(k.name for k in p) == entry.leaves[0])
+    d_in = sides(_matrices(theta)[entry.leaves[0]])[1]
     d_out = sum(rows[leaf] for leaf in entry.leaves)
     shapes = [a.shape for a in found]
     r = shapes[0][0] if shapes[0] else 0

@@ -40,8 +40,8 @@ from training.tasks.low_rank import adapter_shapes, merged, scale_of
 from training.tasks.models import config_from_json, config_to_json, model_shapes
 
 FORMAT = "formal-algorithms run 4"
-FROZEN = "frozen parameters"
-"""What the fingerprint of the parameters is called that a run adapts."""
+FROZEN = "model to adapt"
+"""The name of the fingerprint of the parameters that a run adapts."""
 
 
 class RunError(ValueError):

@@ -29,7 +29,7 @@ def scale_of(settings: Settings) -> float:
     return settings.lora_alpha / settings.lora_rank
 
 
-def matrices_of(theta: Any) -> dict[str, Any]:
+def matrices_of(theta: Any) -> dict[Any, Any]:
     """Return the matrices that an adapter can change, those of the layers, by their paths in θ.
 
     Args:
