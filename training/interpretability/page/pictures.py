@@ -7,9 +7,13 @@ import numpy as np
 
 from training.interpretability.page.look import Circuits, Look, Patched, Prediction, Written
 
-WEIGHTS, SIGNED = "cividis", "PuOr_r"
+WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")
+SIGNED = ("#6f3306", "#b9610f", "#ee9d4f", "#fbd7b1", "#ffffff", "#c4daec", "#74abd6", "#2a70b0", "#0a3468")
+"""The colors of the page in the light, see color.js."""
 MOST_TOKENS = 40
 """That are named along an axis."""
+DOTS = 64
+"""Across a head."""
 
 
 def pictures(found: Look) -> dict[str, bytes]:
@@ -35,6 +39,12 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
+def _map(colors: tuple[str, ...]) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("page", colors)
+
+
 def _png(figure: Any) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png")
@@ -53,7 +63,7 @@ def _attention(found: Look, i: int) -> Any:
     axes = figure.subplots(L, H, squeeze=False)
     for l, h in np.ndindex(L, H):
         ax = axes[l, h]
-        image = ax.imshow(np.sqrt(attended.A[l, h]), cmap=WEIGHTS, vmin=0, vmax=1, interpolation="nearest")
+        image = ax.imshow(np.sqrt(_dots(attended.A[l, h])), cmap=_map(WEIGHTS), vmin=0, vmax=1, interpolation="nearest")
         ax.set(xticks=[], yticks=[])
         if h == 0:
             ax.set_ylabel(l, rotation=0, va="center", ha="right")
@@ -65,6 +75,14 @@ def _attention(found: Look, i: int) -> Any:
     return figure
 
 
+def _dots(A: np.ndarray) -> np.ndarray:
+    """At most `DOTS` across, each the largest of the weights that it covers."""
+    for axis, n in enumerate(A.shape):
+        if n > DOTS:
+            A = np.maximum.reduceat(A, np.arange(DOTS) * n // DOTS, axis=axis)
+    return A
+
+
 def _prediction(found: Look, section: Prediction) -> Any:
     tokens = found.texts[section.of]
     rows, l = section.final.shape
@@ -72,10 +90,10 @@ def _prediction(found: Look, section: Prediction) -> Any:
     figure = _figure(max(6, 0.62 * l if named else 12), 0.27 * rows + 1.6)
     ax = figure.subplots()
     p = section.p[:, :, 0]
-    image = ax.imshow(np.sqrt(p), cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    image = ax.imshow(np.sqrt(p), cmap=_map(WEIGHTS), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     if l <= MOST_TOKENS // 2:
         for row, t in np.ndindex(rows, l):
-            color = "black" if p[row, t] > 0.3 else "white"
+            color = "white" if p[row, t] > 0.4 else "black"
             word = _plain(found.words[int(section.tokens[row, t, 0])][:9])
             ax.text(t, row, word, ha="center", va="center", fontsize=6, color=color, family="monospace")
     ax.set_yticks(range(rows), section.rows, fontsize=7)
@@ -94,7 +112,7 @@ def _name_tokens(ax: Any, tokens: list[str]) -> None:
 
 
 def _signed(ax: Any, values: np.ndarray, most: float, *, numbers: bool) -> Any:
-    image = ax.imshow(values, cmap=SIGNED, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    image = ax.imshow(values, cmap=_map(SIGNED), vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
     ax.set_yticks(range(len(values)))
     ax.tick_params(labelsize=7)
     if numbers:
@@ -121,8 +139,8 @@ def _written(section: Written, token: str) -> Any:
 def _patched(section: Patched, tokens: list[str]) -> Any:
     L, l = section.tokens.shape
     H = section.heads.shape[1]
-    figure = _figure(min(16, 0.45 * l + 0.35 * H + 3), 0.27 * L + 2)
-    left, right = figure.subplots(1, 2, width_ratios=[max(4, l), max(3, H)])
+    figure = _figure(min(16, 0.45 * l + 0.4 * H + 3), 0.27 * L + 2)
+    left, right = figure.subplots(1, 2, width_ratios=[max(4, min(l, 2 * H)), max(3, H)])
     image = _signed(left, section.tokens, 1.0, numbers=l <= MOST_TOKENS)
     _signed(right, section.heads, 1.0, numbers=True)
     pairs = [a if a == b else f"{a} / {b}" for a, b in zip(tokens, section.other, strict=True)]
@@ -143,9 +161,9 @@ def _circuits(section: Circuits) -> Any:
     axes = figure.subplots(1, len(section.scores), squeeze=False)[0]
     for ax, (name, values) in zip(axes, section.scores.items(), strict=True):
         if name == "copying":
-            image = ax.imshow(values, cmap=SIGNED, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+            image = ax.imshow(values, cmap=_map(SIGNED), vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         else:
-            image = ax.imshow(values, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            image = ax.imshow(values, cmap=_map(WEIGHTS), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         ax.set_title(name, fontsize=9)
         ax.tick_params(labelsize=7)
         figure.colorbar(image, ax=ax, location="bottom", aspect=12)
