@@ -65,7 +65,10 @@ def test_wheel_holds_every_module_and_the_type_markers_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert held == modules | {f"{package}/py.typed" for package in PACKAGES}
+    page = ROOT / "training" / "interpretability" / "page"
+    of_page = {path.relative_to(ROOT).as_posix() for path in page.iterdir() if path.suffix in (".css", ".html", ".js")}
+    assert len(of_page) > 2
+    assert held == modules | of_page | {f"{package}/py.typed" for package in PACKAGES}
 
 
 def test_algorithms_work_from_the_wheel_without_the_extras(environment):
@@ -78,7 +81,7 @@ def test_algorithms_work_from_the_wheel_without_the_extras(environment):
 
 
 def test_the_commands_are_installed(environment):
-    for name in ("train", "generate", "evaluate", "compress", "convert"):
+    for name in ("train", "generate", "evaluate", "compress", "convert", "look-inside"):
         assert run(environment / "bin" / f"formal-{name}", "--help", cwd=environment).startswith("usage: formal-")
 
 

@@ -109,13 +109,15 @@ def target(name, words):
         return pathlib.Path(words[words.index("--run") + 1], "parameters.safetensors")
     if name == "convert":
         return pathlib.Path(words[1], "config.json")
+    if name == "look_inside":
+        return pathlib.Path(words[0], "inside", "page.html")
     if "--html" in words:
         return pathlib.Path(words[-1], "index.html")
     return pathlib.Path(words[-1]) if name == "compress" and words[1] != "report" else None
 
 
 SAYS = {"benchmark": "Measured on cpu", "crosscheck": " line", "evaluate": "this model", "generate": "\n"}
-SAYS |= {"train": "held-out data: loss"}
+SAYS |= {"look_inside": "page.html", "train": "held-out data: loss"}
 
 
 @pytest.mark.parametrize(("name", "words"), HERE)

@@ -1,0 +1,345 @@
+"""What the page carries, read back from its text, against NumPy."""
+
+import html
+import html.parser
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from algorithms import VARIANTS, DTransformerConfig
+from tests import cases
+from tests.oracle.components import gelu, softmax
+from tests.oracle.transformers import layer_norm_each
+from tests.run_cases import LETTERS, make_run
+from training.commands import look_inside_main
+from training.data.tokenizers import ByteTokenizer
+from training.interpretability.page import PageError, content, look, patches, pictures
+from training.interpretability.page.packed import Packed, packed, unpacked
+from training.interpretability.page.words import readable, readable_tokens, token_text
+from training.runs.directory import Run, load_run
+
+PROMPT, OTHER = "abcabca d", "abcabca.d"
+
+
+class Scripts(html.parser.HTMLParser):
+    """The texts of a page's scripts by id, and every address that it names."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.texts, self.addresses, self._id = {}, [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self._id = attributes.get("id", tag) if tag == "script" else None
+        self.addresses += [attributes[name] for name in ("src", "href") if name in attributes]
+
+    def handle_data(self, data):
+        if self._id:
+            self.texts[self._id] = self.texts.get(self._id, "") + data
+
+    def handle_endtag(self, tag):
+        self._id = None
+
+
+def read(page):
+    """The texts and the numbers of a page."""
+    texts = Scripts(page).texts
+    data = json.loads(texts["data"])
+    return data, unpacked(Packed(texts["numbers"], data["arrays"]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return load_run(make_run(tmp_path_factory.mktemp("runs") / "d", "d", L=3))
+
+
+@pytest.fixture(scope="module")
+def found(run):
+    return look(run, PROMPT, against=OTHER, name="a <run>")
+
+
+def forward(theta, x, patch=None):
+    """Algorithm 10 by hand: A, the residual stream after each layer, what heads and MLPs add, and the logits.
+
+    ``patch`` is (layer, token, column): X after this layer has another column there.
+    """
+    theta = jax.tree.map(lambda a: np.asarray(a, np.float64), theta)
+    X = theta.W_e[:, x] + theta.W_p[:, : len(x)]
+    allowed = np.triu(np.ones((len(x), len(x)), bool))
+    A, stream, heads, mlps, biases = [], [X], [], [], []
+    for l in range(len(theta.layers.attention.W_o)):
+        W, norm1, mlp, norm2 = jax.tree.map(lambda a, l=l: a[l], theta.layers)
+        X_tilde = layer_norm_each(X, norm1)
+        of_layer, written = [], []
+        for h in range(len(W.heads.W_q)):
+            Q, K, V = (
+                getattr(W.heads, f"W_{n}")[h] @ X_tilde + getattr(W.heads, f"b_{n}")[h][:, None]
+                for n in ("q", "k", "v")
+            )
+            A_h = softmax(np.where(allowed, K.T @ Q / np.sqrt(len(Q)), -np.inf))
+            d = len(V)
+            of_layer.append(A_h.T)
+            written.append(W.W_o[:, h * d : (h + 1) * d] @ V @ A_h)
+        added = sum(written) + W.b_o[:, None]
+        X = X + added
+        hidden = gelu(mlp.W_mlp1 @ layer_norm_each(X, norm2) + mlp.b_mlp1[:, None])
+        of_mlp = mlp.W_mlp2 @ hidden + mlp.b_mlp2[:, None]
+        X = X + of_mlp
+        if patch is not None and patch[0] == l:
+            X = X.copy()
+            X[:, patch[1]] = patch[2]
+        A.append(of_layer)
+        stream.append(X)
+        heads.append(written)
+        mlps.append(of_mlp)
+        biases.append(W.b_o)
+    return np.array(A), stream, np.array(heads), np.array(mlps), np.array(biases), unembed(theta, X)
+
+
+def unembed(theta, X):
+    return np.asarray(theta.W_e, np.float64).T @ layer_norm_each(X, theta.norm)  # W_u is tied
+
+
+def tokens_of(run, text):
+    return np.array(run.tokenizer.framed(run.tokenizer.encode(text), ends=False))
+
+
+def test_the_weights_on_the_page_are_those_of_numpy(run, found):
+    data, arrays = read(found.html())
+    A = forward(run.theta, tokens_of(run, PROMPT))[0]
+    assert arrays["A0"].shape == A.shape == (3, 2, 10, 10)
+    np.testing.assert_allclose(arrays["A0"], A, atol=1 / 255)
+    assert np.abs(arrays["A0"] - A).max() > 1e-6  # they are rounded, so this is what was carried
+    assert data["texts"]["prompt"] == ["[BOS]", *PROMPT.replace(" ", "·")]
+    assert data["name"] == "a <run>"
+    assert "3 layers" in data["facts"]
+
+
+def test_the_predictions_of_each_layer_are_those_of_numpy(run, found):
+    data, arrays = read(found.html())
+    _, stream, *_ = forward(run.theta, tokens_of(run, PROMPT))
+    for row, X in enumerate(stream):
+        P = softmax(unembed(run.theta, X))
+        order = np.argsort(-P, axis=0, kind="stable")[:5].T
+        np.testing.assert_allclose(arrays["prediction.p"][row], np.take_along_axis(P.T, order, 1), atol=1e-4)
+        shown = [[data["words"][int(i)] for i in likeliest] for likeliest in arrays["prediction.tokens"][row]]
+        assert shown == [readable_tokens(run.tokenizer, likeliest) for likeliest in order]
+    x = tokens_of(run, PROMPT)
+    np.testing.assert_allclose(arrays["prediction.follows"][:-1], P[x[1:], np.arange(len(x) - 1)], atol=1e-4)
+    assert np.isnan(arrays["prediction.follows"][-1])
+    assert data["prediction"]["rows"] == ["embedding", "layer 0", "layer 1", "layer 2"]
+
+
+def test_the_parts_of_the_answer_are_those_of_numpy_and_add_up(run, found):
+    _, arrays = read(found.html())
+    theta = run.theta
+    _, stream, heads, mlps, _, logits = forward(theta, tokens_of(run, PROMPT))
+    answers = logits.argmax(0)
+    W_u = np.asarray(theta.W_e, np.float64).T
+    centered = W_u - W_u.mean(0)
+    direction = centered[answers] * np.asarray(theta.norm.gamma)
+    direction -= direction.mean(1, keepdims=True)
+    scale = np.sqrt(stream[-1].var(0))
+    of = {"heads": heads, "mlp": mlps, "embedding": stream[0]}
+    for name, values in of.items():
+        parts = np.einsum("td,...dt->...t", direction, values) / scale
+        bound = np.abs(parts).max() * 1e-4
+        np.testing.assert_allclose(arrays[f"written.{name}"], parts, atol=bound)
+    total = arrays["written.heads"].sum((0, 1)) + arrays["written.mlp"].sum(0)
+    total = total + arrays["written.embedding"] + arrays["written.rest"]
+    columns = np.arange(logits.shape[1])
+    np.testing.assert_allclose(total, logits[answers, columns] - logits.mean(0), atol=5e-3)
+
+
+def test_the_effects_of_patches_are_those_of_numpy(run, found):
+    data, arrays = read(found.html())
+    x, other = (tokens_of(run, text) for text in (PROMPT, OTHER))
+    _, stream, *_, logits = forward(run.theta, x)
+    *_, logits_other = forward(run.theta, other)
+    answer, alternative = logits[:, -1].argmax(), logits_other[:, -1].argmax()
+    assert answer != alternative
+
+    def score(logits):
+        return logits[answer, -1] - logits[alternative, -1]
+
+    ends = score(logits), score(logits_other)
+    np.testing.assert_allclose(data["patched"]["ends"], ends, atol=1e-3)
+    most = np.abs(arrays["patched.tokens"]).max()
+    for layer, token in np.ndindex(3, len(x)):
+        *_, logits = forward(run.theta, other, (layer, token, stream[layer + 1][:, token]))
+        effect = (score(logits) - ends[1]) / (ends[0] - ends[1])
+        np.testing.assert_allclose(arrays["patched.tokens"][layer, token], effect, atol=1e-3 * most)
+    np.testing.assert_allclose(arrays["patched.tokens"][-1, -1], 1, atol=1e-3)
+    assert data["patched"]["other"] == ["[BOS]", *OTHER.replace(" ", "·")]
+    assert not data["patched"]["is_estimate"]
+
+
+def test_patches_of_many_runs_are_estimated_and_the_page_says_so(run, monkeypatch):
+    exact = patches.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
+    monkeypatch.setattr(patches, "MOST_OPERATIONS", 0)
+    estimated = patches.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
+    assert (exact.is_estimate, estimated.is_estimate) == (False, True)
+    differs = tokens_of(run, PROMPT) != tokens_of(run, OTHER)
+    first = int(np.argmax(differs))
+    np.testing.assert_allclose(estimated.tokens[:, :first], 0, atol=1e-6)  # where both runs are the same
+    assert np.abs(estimated.tokens[:, first:]).max() > 1e-2
+
+
+def test_numbers_are_packed_within_half_a_step():
+    rng = np.random.default_rng(0)
+    arrays = {
+        "weights": (rng.uniform(0, 1, (3, 5)), 8),
+        "signed": (rng.normal(0, 7, (4, 2)), 16),
+        "with NaN": (np.array([np.nan, -2.0, 0.0, 2.0]), 8),
+        "tokens": (np.array([0, 65535, 7]), 16),
+        "many": (np.array([100_000]), 32),
+        "nothing": (np.zeros(3), 8),
+    }
+    p = packed(arrays)
+    found = unpacked(p)
+    for entry in p.table:
+        array, bits = arrays[entry["name"]]
+        np.testing.assert_allclose(found[entry["name"]], array, atol=0.501 * entry["step"])
+        assert entry["offset"] % (bits // 8) == 0
+    assert found["with NaN"][2] == 0
+    assert found["tokens"].tolist() == [0, 65535, 7]
+
+
+def test_the_page_needs_nothing_else_and_no_text_ends_its_script(tmp_path):
+    run = load_run(make_run(tmp_path / "d", "d", ByteTokenizer()))
+    found = look(run, "</script><b>&amp;")
+    page = found._replace(texts={"prompt": [*found.texts["prompt"][:-1], "</script><script>alert(1)"]}).html()
+    scripts = Scripts(page)
+    assert set(scripts.texts) == {"data", "numbers", "script"}
+    assert json.loads(scripts.texts["data"])["texts"]["prompt"][-1] == "</script><script>alert(1)"
+    assert set(scripts.addresses) == {"#attention", "data:,"}
+    assert "@import" not in page
+    assert "url(" not in page
+    assert len(page) < 1_000_000
+
+
+def test_a_notebook_shows_the_page(found):
+    shown = found._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert html.unescape(shown.split('"')[1]) == found.html()
+
+
+def test_the_pictures_are_pictures(found):
+    drawn = pictures(found)
+    assert set(drawn) == {"attention", "prediction", "attribution", "patching", "circuits"}
+    for png in drawn.values():
+        with Image.open(io.BytesIO(png)) as image:
+            colors = image.convert("RGB").getcolors(1 << 20)
+        assert len(colors) > 50
+
+
+def random_run(name, **sizes):
+    """A run of a variant, with random parameters."""
+    config = DTransformerConfig(
+        **{"N_V": 15, "l_max": 23, "L": 2, "H": 6, "d_e": 12, "d_mlp": 13} | sizes, variant=VARIANTS[name]
+    )
+    return Run(cases.random_theta(config), config, LETTERS, "d")
+
+
+def test_attribution_is_refused_where_parts_do_not_add_up():
+    found = look(random_run("GEMMA2", d_attn=4, d_mid=4), PROMPT)
+    assert "do not add up to its logits (variant.attention.normalize_output" in found.written
+    assert json.loads(Scripts(found.html()).texts["data"])["written"] == found.written
+    assert set(pictures(found)) == {"attention", "prediction", "circuits"}
+
+
+def test_composition_is_refused_where_queries_are_normalized():
+    found = look(random_run("QWEN3", d_attn=4, d_mid=4), PROMPT)
+    assert "not bilinear (W.gamma_q: expected None" in found.circuits.note
+    assert found.circuits.composition == {}
+    assert not isinstance(found.written, str)
+
+
+@pytest.mark.parametrize(
+    ("task", "shown"),
+    [
+        ("e", {"attention", "prediction", "circuits"}),
+        ("ed", {"attention", "attention-1", "attention-2", "prediction"}),
+        ("classify", {"attention", "prediction", "circuits"}),
+    ],
+)
+def test_what_is_shown_of_other_models(task, shown, tmp_path):
+    run = load_run(make_run(tmp_path / task, task))
+    found = look(run, "abc def")
+    assert set(pictures(found)) == shown
+    assert "no head has a part of its own" in found.written
+    _, arrays = read(found.html())
+    for i, attended in enumerate(found.attention):
+        np.testing.assert_allclose(arrays[f"A{i}"], attended.A, atol=1 / 255)
+        np.testing.assert_allclose(attended.A.sum(-1), 1, atol=1e-5)
+        lengths = (len(found.texts[attended.of]), len(found.texts[attended.to]))
+        assert attended.A.shape[2:] == lengths
+
+
+def test_an_encoder_is_patched_at_its_mask(tmp_path):
+    run = load_run(make_run(tmp_path / "e", "e"))
+    found = look(run, "ab[MASK]de", against="ac[MASK]de")
+    assert found.texts["prompt"] == ["[BOS]", "a", "b", "[MASK]", "d", "e", "[EOS]"]
+    np.testing.assert_allclose(found.patched.tokens[-1, 3], 1, atol=1e-3)
+    assert "needs one at the same token" in look(run, "abade", against="acade").patched
+    same = patches.patched(load_run(make_run(tmp_path / "c", "classify")), np.arange(3), np.arange(3))
+    assert same.startswith("Patching is shown for decoders")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("",), "prompt: expected some text, got none"),
+        (("a" * 60,), "prompt: expected at most l_max = 40 tokens, got 61; shorten it"),
+        (
+            ("abc", "abcd"),
+            r"against: expected as many tokens as the prompt, 4, got 5; change words .* a \| b \| c against",
+        ),
+        (("abc", "abc"), "against: expected another text than the prompt, got the same tokens; change a word"),
+        (("abc", ""), "against: expected some text, got none"),
+    ],
+)
+def test_a_text_that_cannot_be_shown_is_a_sentence(arguments, says, run):
+    with pytest.raises(PageError, match=says):
+        look(run, arguments[0], against=(*arguments, None)[1])
+
+
+def test_a_page_that_would_be_too_large_is_refused(run, monkeypatch):
+    monkeypatch.setattr(content, "MOST_WEIGHTS", 200)
+    with pytest.raises(PageError, match="prompt: expected at most 8 tokens, whose weights of attention"):
+        look(run, PROMPT)
+
+
+def test_a_chat_needs_a_decoder_with_a_template(run, tmp_path):
+    with pytest.raises(ValueError, match="has no chat template"):
+        look(run, PROMPT, chat=True)
+    with pytest.raises(PageError, match="chat: expected a decoder, got a run of e"):
+        look(load_run(make_run(tmp_path / "e", "e")), "abc", chat=True)
+
+
+def test_the_command_writes_page_and_pictures_and_says_what_is_wrong(tmp_path, capsys):
+    path = make_run(tmp_path / "d", "d")
+    words = [str(path), "--prompt", "abc", "--out", str(tmp_path / "out"), "--compilation-cache", "off"]
+    assert look_inside_main(words) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out' / 'page.html'}\n"
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"page.html", "attention.png", "prediction.png", "attribution.png", "circuits.png"}
+    for words, says in (
+        ([str(tmp_path / "none"), "--prompt", "a"], f"there is no run directory {tmp_path / 'none'}"),
+        ([str(path), "--prompt", ""], "--prompt: expected some text, got none"),
+        ([str(path)], "expected --prompt, got none; see --help"),
+        ([str(path), "--prompt", "a", "--out", str(path / "config.json")], "File exists"),
+    ):
+        assert look_inside_main(words) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_tokens_are_readable():
+    assert readable(" a\n\tb\x07\u00a0\u202e") == "·a⏎⇥b⟨U+0007⟩⟨U+00A0⟩⟨U+202E⟩"
+    tokenizer = ByteTokenizer()
+    assert [token_text(tokenizer, v) for v in (65, 0xC3, tokenizer.mask_token)] == ["A", "⟨C3⟩", "[MASK]"]

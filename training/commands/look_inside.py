@@ -1,0 +1,52 @@
+"""Look inside a trained run that reads a text: one page of HTML that needs nothing else, and the same as pictures.
+
+    scripts/look_inside.py runs/docs --prompt "The list is sorted. The list"
+    scripts/look_inside.py runs/docs --prompt "The file is" --against "The list is"
+
+The page shows what attends to what in each layer and head, what each layer predicts, which heads and MLPs wrote the
+answer, and what heads do with any text; with --against, also which values of the prompt, put into the run of the other
+one, bring its answer back. Exit status: 0 done; 2 wrong usage or input.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.commands import compilation_cache
+from training.commands.arguments import Parser
+from training.disk import write_atomically
+from training.interpretability.page import PageError, look, pictures
+from training.runs.directory import load_run
+
+
+def parser() -> Parser:
+    """Return the command line."""
+    main = Parser(description=__doc__)
+    add = main.add_argument
+    add("run", metavar="RUN", help="directory of the run")
+    add("--prompt", required=True, metavar="TEXT", help="what the model reads; an encoder-decoder answers it, too")
+    add("--against", metavar="TEXT", help="another prompt of as many tokens, to find what makes the answers differ")
+    add("--chat", action="store_true", help="put the prompts into the model's chat template, as what a user says")
+    add("--out", metavar="DIR", help="where page.html and the pictures are written (default: RUN/inside)")
+    compilation_cache.add_flags(main)
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
+    run, path = load_run(arguments.run), Path(arguments.run)
+    try:
+        found = look(
+            run, arguments.prompt, against=arguments.against, chat=arguments.chat, name=path.name or str(path.resolve())
+        )
+        page = found.html()
+    except PageError as error:
+        raise PageError(f"--{error}") from None
+    out = Path(arguments.out) if arguments.out else path / "inside"
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "page.html", lambda file: file.write_text(page, encoding="utf-8"))
+    for name, png in pictures(found).items():
+        write_atomically(out / f"{name}.png", lambda file, png=png: file.write_bytes(png))
+    print(out / "page.html")
+    return 0

@@ -1,0 +1,92 @@
+// What heads do with any text: their scores, and how they compose.
+const circuits = (() => {
+  const host = document.getElementById("circuits-body");
+  const MEANING = {
+    "previous token": "attention to the token before",
+    "duplicate token": "attention to the same token before",
+    induction: "attention to what followed it before",
+    copying: "raises what it attends to",
+  };
+  const LETTERS = { Q: "queries", K: "keys", V: "values" };
+  const grids = [];
+  const composed = [];
+
+  function cell(heads) {
+    return window.innerWidth < 640 ? Math.max(0.5, Math.min(1.2, (window.innerWidth / 32 - 3) / heads)) : Math.max(0.7, Math.min(1.3, 13 / heads));
+  }
+
+  function strongest(name) {
+    const [layers, heads] = arrays[`scores.${name}`].shape;
+    const list = [];
+    for (let l = 0; l < layers; l++) for (let h = 0; h < heads; h++) list.push({ name: `${l}.${h}`, value: at(`scores.${name}`, l, h), layer: l, head: h });
+    return list.sort((a, b) => b.value - a.value).slice(0, 3);
+  }
+
+  function make() {
+    const { scores, composition, note } = data.circuits;
+    host.append(element("p", { class: "lead", text: "The first scores are mean weights of attention on random tokens that come twice, so that they do not depend on the prompt; copying is read off the parameters (the eigenvalues of W_u W_o W_v W_e). Below each are its strongest heads, as layer.head." }));
+    const several = element("div", { class: "several" });
+    for (const name of scores) {
+      const [layers, heads] = arrays[`scores.${name}`].shape;
+      const signedScore = name === "copying";
+      const grid = headGrid({
+        title: name[0].toUpperCase() + name.slice(1),
+        note: MEANING[name],
+        layers,
+        heads,
+        cell: cell(heads),
+        describe: (l, h) => `Layer ${l}, head ${h}: ${name} ${at(`scores.${name}`, l, h).toFixed(3)}`,
+        draw: (td, l, h) => {
+          const v = at(`scores.${name}`, l, h);
+          paint(td, signedScore ? ofSigned(v, 1) : ofWeight(v));
+        },
+      });
+      grids.push(grid);
+      several.append(element("div", {}, element("div", { class: "wide" }, grid.table), ranking(strongest(name), 1, { short: true, text: (v) => v.toFixed(2) })));
+    }
+    const scales = element("div", { class: "beside" }, element("div", { class: "legend", "data-scale": "weight" }), element("div", { class: "legend", "data-scale": "signed" }));
+    host.append(scales, several);
+    if (note) host.append(element("p", { class: "note", text: note }));
+    if (!composition.length) return;
+    const block = element("div", { class: "several" });
+    for (const letter of composition) {
+      const [layers, heads] = arrays[`composition.${letter}`].shape;
+      const most = largest(`composition.${letter}`);
+      const value = (l, h) => (l < state.layer ? at(`composition.${letter}`, l, h, state.layer, state.head) : at(`composition.${letter}`, state.layer, state.head, l, h));
+      const grid = headGrid({
+        title: `${letter}-composition`,
+        note: `through ${LETTERS[letter]}; at most ${most.toFixed(2)}`,
+        layers,
+        heads,
+        cell: cell(heads),
+        describe: (l, h) =>
+          l === state.layer
+            ? `Layer ${l}, head ${h}`
+            : `Layer ${l}, head ${h}, ${l < state.layer ? "read by" : "reading"} layer ${state.layer}, head ${state.head}: ${value(l, h).toFixed(3)}`,
+        draw: (td, l, h) => paint(td, l === state.layer ? ofWeight(0) : shade("weight", value(l, h) / most)),
+      });
+      composed.push(grid);
+      block.append(element("div", { class: "wide" }, grid.table));
+    }
+    host.append(element("h3", { id: "composition-title" }), element("p", { class: "lead", text: "How much of what an earlier head writes a later one reads, by the parameters alone: above the chosen head's row what it reads, below what reads it." }), block);
+  }
+
+  function repaint(changes) {
+    if (typeof data.circuits === "string") {
+      if (!changes) host.append(element("p", { class: "note", text: data.circuits }));
+      return;
+    }
+    if (!changes) make();
+    const anew = !changes || changes.theme;
+    for (const grid of grids) anew ? grid.repaint() : grid.mark();
+    const chosen = changes && (changes.layer !== undefined || changes.head !== undefined);
+    for (const grid of composed) anew || chosen ? grid.repaint() : grid.mark();
+    if (composed.length) document.getElementById("composition-title").textContent = `Composition with layer ${state.layer}, head ${state.head}`;
+    if (!anew) return;
+    legend(host.querySelector("[data-scale=weight]"), { label: "Scores from 0 to 1, colors by their square root" });
+    const ofSign = host.querySelector("[data-scale=signed]");
+    if (data.circuits.scores.includes("copying")) legend(ofSign, { scale: "signed", most: 1, label: "Copying from −1 to 1" });
+    else ofSign.remove();
+  }
+  return { repaint };
+})();

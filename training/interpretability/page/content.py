@@ -1,0 +1,273 @@
+"""What is computed for the page: one pass over the text, what is read off it, and what is read off the parameters."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import d_hidden_state, e_encoding, e_transformer, ed_hidden_state
+from algorithms.inside import record
+from training.data.chat import ChatTemplate
+from training.data.tokenizers import LibraryTokenizer
+from training.generation import Translator
+from training.generation.text import MASK
+from training.interpretability import attribution, lens
+from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written
+from training.interpretability.page.of_heads import circuits_of
+from training.interpretability.page.patches import patched
+from training.interpretability.page.words import readable, readable_tokens, token_text
+from training.runs.directory import Run
+from training.tasks.classify import ClassifierParams, class_probabilities
+
+MOST_WEIGHTS = 8_000_000
+"""Weights of attention that a page of 5 MB surely holds; a weight that is masked does not count."""
+K = 5
+"""How many of the likeliest tokens are shown."""
+
+
+class _Pass(NamedTuple):
+    """What a pass over a text gives."""
+
+    texts: dict[str, np.ndarray]
+    attention: list[Attended]
+    prediction: Prediction | str
+    written: Written | str
+
+
+def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = False, name: str = "the model") -> Look:
+    """Look inside a model that reads a prompt.
+
+    Args:
+        run: the model.
+        prompt: what it reads.
+        against: another prompt of as many tokens, to find what makes the answers differ.
+        chat: whether the prompts are what a user says, to be put into the model's chat template.
+        name: of the run, for the reader.
+
+    Raises:
+        PageError: the prompt is empty or too long, or the two are not of the same length.
+    """
+    config, tokenizer = run.config, run.tokenizer
+    x = _tokens(run, "prompt", prompt, chat=chat)
+    other = None if against is None else _tokens(run, "against", against, chat=chat)
+    if other is not None:
+        _check_pair(run, x, other)
+    _check_weights(config, run.task, len(x))
+    passed = {"d": _decoder, "e": _encoder, "ed": _encoder_decoder, "classify": _classifier}[run.task](run, x)
+    words = {}
+    if isinstance(passed.prediction, Prediction):
+        of_labels = run.task == "classify"
+        words = {
+            int(v): run.labels[v] if of_labels else readable(token_text(tokenizer, int(v)))
+            for v in np.unique(passed.prediction.tokens)
+        }
+    return Look(
+        name,
+        _facts(run),
+        {of: readable_tokens(tokenizer, tokens) for of, tokens in passed.texts.items()},
+        words,
+        passed.attention,
+        passed.prediction,
+        passed.written,
+        None if other is None else patched(run, x, other),
+        circuits_of(run),
+    )
+
+
+def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
+    """A prompt as the model reads it."""
+    tokenizer, l_max = run.tokenizer, run.config.l_max
+    if not text:
+        raise PageError(f"{argument}: expected some text, got none")
+    if chat:
+        if run.task != "d":
+            raise PageError(f"chat: expected a decoder, got a run of {run.task}, which does not converse")
+        rendered = ChatTemplate.of(tokenizer).render([{"role": "user", "content": text}])
+        assert isinstance(tokenizer, LibraryTokenizer)
+        tokens = tokenizer.encode_markup(rendered)
+    elif run.task == "e" and MASK in text:
+        parts = [tokenizer.encode(part) for part in text.split(MASK)]
+        joined = [token for part in parts for token in [*part, tokenizer.mask_token]][:-1]
+        tokens = tokenizer.framed(joined, ends=True)
+    else:
+        encoded = tokenizer.encode(text)
+        if not encoded:
+            raise PageError(f"{argument}: expected some text, got {text!r}, of which the tokenizer makes no token")
+        tokens = tokenizer.framed(encoded, ends=run.task != "d")
+    if len(tokens) > l_max:
+        raise PageError(f"{argument}: expected at most l_max = {l_max} tokens, got {len(tokens)}; shorten it")
+    return np.array(tokens)
+
+
+def _check_pair(run: Run, x: np.ndarray, other: np.ndarray) -> None:
+    if len(x) != len(other):
+        both = (" | ".join(readable_tokens(run.tokenizer, tokens)) for tokens in (x, other))
+        raise PageError(
+            f"against: expected as many tokens as the prompt, {len(x)}, got {len(other)}; change words for others of "
+            f"as many tokens: {' against '.join(both)}"
+        )
+    if (x == other).all():
+        raise PageError("against: expected another text than the prompt, got the same tokens; change a word")
+
+
+def _check_weights(config: Any, task: str, l: int) -> None:
+    if task == "ed":
+        return  # which is checked when the length of the answer is known
+    _check_count(config.L * config.H * l * l // (2 if task == "d" else 1), l)
+
+
+def _check_count(n: int, l: int) -> None:
+    if n > MOST_WEIGHTS:
+        most = int(l * (MOST_WEIGHTS / n) ** 0.5)
+        raise PageError(
+            f"prompt: expected at most {most} tokens, whose weights of attention in all layers and heads a page of 5 "
+            f"MB holds, got {l}; shorten it"
+        )
+
+
+def _facts(run: Run) -> list[str]:
+    config = run.config
+    kind = {"d": "decoder", "e": "encoder", "ed": "encoder-decoder", "classify": "classifier"}[run.task]
+    layers = f"{config.L_enc} + {config.L_dec}" if run.task == "ed" else f"{config.L}"
+    n = sum(leaf.size for leaf in jax.tree.leaves(run.theta))
+    return [
+        kind,
+        f"{layers} layers",
+        f"{config.H} heads",
+        f"d_e = {config.d_e:,}",
+        f"vocabulary of {config.N_V:,}",
+        f"{n / 1e6:,.1f} million parameters" if n >= 1e5 else f"{n:,} parameters",
+    ]
+
+
+def _attending(A: jax.Array) -> np.ndarray:
+    """Weights by the token that attends, ``[L, H, l_x, l_z]``."""
+    return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
+
+
+def _decoder(run: Run, x: np.ndarray) -> _Pass:
+    theta, variant = run.theta, run.config.variant.without_dropout()
+
+    def f(x, theta):
+        return d_hidden_state(x, theta, variant=variant)
+
+    _, seen = record(f, "A", *attribution.READS)(x, theta)
+    X = jnp.concatenate([seen["X@3"][None], seen["X@8"]])
+    rows = ["embedding", *(f"layer {l}" for l in range(run.config.L))]
+    prediction = _by_layer(X, theta, variant, x, "prompt", rows)
+    answers = jnp.asarray(prediction.tokens[-1, :, 0])
+    try:
+        written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers, variant)
+    except ValueError as error:
+        written = f"The parts of this model do not add up to its logits ({error})."
+    return _Pass({"prompt": x}, [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))], prediction, written)
+
+
+def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
+    """The logit lens, and the probability of what the last row predicts."""
+
+    def log_p(X, theta):
+        return jax.nn.log_softmax(lens.logit_lens(X[None], theta, variant)[0].T.astype(jnp.float32))
+
+    @jax.jit
+    def every(X, x, theta):
+        last = log_p(X[-1], theta)
+        answers = last.argmax(1)
+
+        def of_row(X):
+            row = log_p(X, theta)
+            p, tokens = jax.lax.top_k(row, K if row.shape[1] >= K else row.shape[1])
+            return tokens, jnp.exp(p), jnp.exp(jnp.take_along_axis(row, answers[:, None], 1)[:, 0])
+
+        follows = jnp.exp(jnp.take_along_axis(last[:-1], x[1:, None], 1)[:, 0])
+        return (*jax.lax.map(of_row, X), follows)
+
+    tokens, p, final, follows = map(np.asarray, every(X, x, theta))
+    return Prediction(of, rows, tokens, p, final, np.append(follows, np.nan), "")
+
+
+def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant: Any) -> Written:
+    """Of every column, the parts of the logit of its own answer above the mean logit."""
+    N_V = theta.W_e.shape[1]
+
+    def of_column(seen, answer, theta):
+        weights = jnp.zeros(N_V, theta.W_e.dtype).at[answer].set(1) - 1 / N_V
+        parts = attribution.attribution(seen, theta, weights, variant)
+        return parts.heads, parts.mlp, parts.embedding, parts.b_o.sum() + parts.constant
+
+    columns = {name: jnp.moveaxis(value, -1, 0) for name, value in seen.items()}
+
+    @jax.jit
+    def every(columns, answers, theta):
+        return jax.lax.map(lambda of: of_column(of[0], of[1], theta), (columns, answers), batch_size=16)
+
+    found = every(columns, answers, theta)
+    heads, mlp, embedding, rest = (np.moveaxis(np.asarray(part, np.float32), 0, -1) for part in found)
+    return Written(heads, mlp, embedding, rest)
+
+
+NORM_LAST = (
+    "Not for this model: it normalizes behind each sum, through which no head has a part of its own in the logits."
+)
+
+
+def _encoder(run: Run, x: np.ndarray) -> _Pass:
+    theta, variant = run.theta, run.config.variant.without_dropout()
+    f = e_transformer if variant.head else e_encoding
+    P, seen = record(lambda x, theta: f(x, theta, variant=variant), "A")(x, theta)
+    attention = [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))]
+    if not variant.head:
+        return _Pass({"prompt": x}, attention, "This encoder has no head that predicts tokens.", NORM_LAST)
+    note = (
+        "An encoder predicts what stands at a token, or is hidden there by [MASK], from its last layer alone: "
+        "lines 10 and 11 of Algorithm 9 read no other."
+    )
+    return _Pass({"prompt": x}, attention, _output(np.asarray(P, np.float32), "prompt", note), NORM_LAST)
+
+
+def _output(P: np.ndarray, of: str, note: str) -> Prediction:
+    """What a model without a lens predicts at each column of P."""
+    likeliest = np.argsort(-P, axis=0, kind="stable")[:K].T
+    p = np.take_along_axis(P.T, likeliest, 1)
+    return Prediction(of, ["output"], likeliest[None], p[None], p[None, :, 0], np.full(P.shape[1], np.nan), note)
+
+
+def _classifier(run: Run, x: np.ndarray) -> _Pass:
+    assert isinstance(run.theta, ClassifierParams)
+    variant = run.config.variant.without_dropout()
+
+    def f(x, theta):
+        return class_probabilities(x, theta, variant=variant)
+
+    p, seen = record(f, "A")(x, run.theta)
+    attention = [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))]
+    P = np.repeat(np.asarray(p, np.float32)[:, None], len(x), axis=1)
+    note = (
+        "A classifier predicts one class for the whole text, from the first token's encoding: the same at each token."
+    )
+    return _Pass({"prompt": x}, attention, _output(P, "prompt", note), NORM_LAST)
+
+
+def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
+    theta, tokenizer, config = run.theta, run.tokenizer, run.config
+    variant = config.variant.without_dropout()
+    translator = Translator(theta, config, bos=tokenizer.bos_token, eos=tokenizer.eos_token)
+    tokens, counts, _ = translator.translate(z[None], lengths=np.array([len(z)]), l_max=config.l_max)
+    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, behind which nothing is predicted
+    H, n, m = config.H, len(z), len(x)
+    _check_count(config.L_enc * H * n * n + config.L_dec * H * (m * m // 2 + m * n), n)
+
+    def f(z, x, theta):
+        return ed_hidden_state(z, x, theta, variant=variant)
+
+    _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
+    blocks = [
+        Attended("Encoder (line 5)", "prompt", "prompt", _attending(seen["A/5"])),
+        Attended("Decoder (line 14)", "answer", "answer", _attending(seen["A/14"])),
+        Attended("Decoder to encoder (line 16)", "answer", "prompt", _attending(seen["A/16"])),
+    ]
+    rows = [f"layer {l}" for l in range(config.L_dec)]
+    prediction = _by_layer(seen["X@19"], theta, variant, x, "answer", rows)
+    note = "The answer is the model's own, decoded greedily; each of its tokens predicts the next one."
+    return _Pass({"prompt": z, "answer": x}, blocks, prediction._replace(note=note), NORM_LAST)

@@ -1,0 +1,59 @@
+"""What heads do with any text: scores on repeated random tokens, and circuits by the parameters alone."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import d_hidden_state, e_encoding
+from algorithms.inside import record
+from training.interpretability import circuits, scores
+from training.interpretability.page.look import Circuits
+from training.runs.directory import Run
+
+SEQUENCES, REPEATED = 4, 32
+MOST_HEADS = 600
+"""Whose pairs a page holds."""
+
+
+def circuits_of(run: Run) -> Circuits | str:
+    """The scores of every head, and its composition with every other one, as far as the model has them."""
+    if run.task == "ed":
+        return "Scores of heads are shown for decoders and encoders; an encoder-decoder has three kinds of them."
+    n = min(REPEATED, run.config.l_max // 2)
+    if n < 2:
+        return f"Scores of heads need room for two random tokens, twice; the model reads {run.config.l_max}."
+    theta: Any = run.theta.encoder if run.task == "classify" else run.theta
+    x = jnp.asarray(repeated_tokens(run, n))
+    variant = run.config.variant.without_dropout()
+    f = d_hidden_state if run.task == "d" else e_encoding
+    A = record(lambda x, theta: f(x, theta, variant=variant), "A")(x, theta)[1]["A"]
+    found = {
+        "previous token": scores.previous_token_scores(A),
+        "duplicate token": scores.duplicate_token_scores(A, x),
+        "induction": scores.induction_scores(A, x),
+    }
+    if run.task == "d":
+        found["copying"] = circuits.copying_scores(theta, variant)
+    composition, note = _composition(theta.layers.attention)
+    return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
+
+
+def repeated_tokens(run: Run, n: int) -> np.ndarray:
+    """Some sequences of n random tokens that are not special, each twice."""
+    special = set(run.tokenizer.special_tokens)
+    usual = np.array([v for v in range(run.config.N_V) if v not in special])
+    return np.tile(np.random.default_rng(0).choice(usual, (SEQUENCES, n)), 2)
+
+
+def _composition(W: Any) -> tuple[dict[str, np.ndarray], str]:
+    L, H = W.heads.W_q.shape[:2]
+    if L < 2:
+        return {}, "A model of one layer has no heads that compose."
+    if L * H > MOST_HEADS:
+        return {}, f"Composition is left out: {L * H:,} heads have more pairs than a page holds."
+    try:
+        found = circuits.composition_scores(W)
+    except ValueError as error:
+        return {}, f"Composition is left out: the scores of this model's heads are not bilinear ({error})."
+    return {name: np.asarray(a, np.float32) for name, a in found.items()}, ""
