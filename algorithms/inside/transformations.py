@@ -17,6 +17,9 @@ from algorithms.inside.names import At, as_at, find, shortest_names
 from algorithms.inside.parts import Added, Part
 from algorithms.machinery.naming import Look, Site, looking
 
+SCORES = ("kernel", "beside", "printed")
+"""How attention shows S and A, see `Look`: each shows what those before it do."""
+
 
 class Intermediate(NamedTuple):
     """What `intermediates` tells of a value.
@@ -72,7 +75,7 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[
     return _compiled(f, recorded)
 
 
-def intervene(f: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[..., Any]:
+def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, Any]) -> Callable[..., Any]:
     """``f`` computing on with other values: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
 
     Where S or A is replaced, attention runs by the lines as printed. The returned function is compiled.
@@ -143,7 +146,7 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
 def intermediates(f: Callable[..., Any]) -> Callable[..., list[Intermediate]]:
     """What `record` can record of f: call the result with f's arguments, or with their shapes."""
 
-    @functools.wraps(f)
+    @functools.wraps(f, updated=())  # its `lower` and `eval_shape` would be those of f
     def listed(*args: Any, **kwargs: Any) -> list[Intermediate]:
         call, arrays = _Call.of(f, args, kwargs)
         program = _Program(call, arrays, "beside")
@@ -194,7 +197,7 @@ def _compiled(f: Callable[..., Any], of_call: Callable[[_Call, list[Array]], Any
     """A function of f's arguments, compiled."""
     jitted = jax.jit(of_call, static_argnums=0)
 
-    @functools.wraps(f)
+    @functools.wraps(f, updated=())  # its `lower` and `eval_shape` would be those of f
     def transformed(*args: Any, **kwargs: Any) -> Any:
         return jitted(*_Call.of(f, args, kwargs))
 
@@ -212,6 +215,9 @@ class _Program:
             return flat
 
         structures: list[Any] = []
+        around = looking.value
+        if around is not None:  # of two that look, one inside the other, both see what they want
+            scores = max(scores, around.scores, key=SCORES.index)
         with looking(Look(scores)):
             self._jaxpr = jax.make_jaxpr(of_arrays)(*arrays)
         self._out = structures[-1]

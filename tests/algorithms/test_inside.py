@@ -318,6 +318,15 @@ def test_threads_do_not_see_each_other():
     assert "named" not in found["plain"]
 
 
+def test_nothing_of_what_is_looked_at_is_taken_for_it():
+    """A compiled function has more than a call: ``lower``, ``eval_shape`` and others."""
+    for f in (record(d_transformer, "A"), intervene(d_transformer, {"A": 0.0}), intermediates(d_transformer)):
+        assert not hasattr(f, "lower")
+        assert f.__name__ == "d_transformer"
+    P, seen = jax.eval_shape(record(d_transformer, "A"), X, D)
+    assert (P.shape, seen["A"].shape) == ((17, 6), (2, 3, 6, 6))
+
+
 # What is refused, and what is listed.
 
 

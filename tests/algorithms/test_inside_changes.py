@@ -94,6 +94,21 @@ def test_changes_are_made_in_their_order_and_what_is_recorded_is_changed():
 
 
 @implementations
+def test_scores_are_seen_beside_a_change_of_something_else(implementation):
+    f = with_implementation(d_transformer, implementation)
+    changes = {at("X@8", layer=0): lambda X: -X}
+    P, seen = record(intervene(f, changes), "A", at("S@4", layer=1))(BATCH, D)
+    cases.assert_close(P, intervene(f, changes)(BATCH, D))
+    _, expected = record(intervene(with_implementation(d_transformer, "paper"), changes), "A", at("S@4", layer=1))(
+        BATCH, D
+    )
+    cases.assert_trees_close(seen, expected)
+    _, seen = record(intervene(f, {at("A", layer=0): lambda A: A * A}), "A", "Y@2")(BATCH, D)
+    _, plain = record(f, "A")(BATCH, D)
+    cases.assert_close(seen["A"][0], plain["A"][0] ** 2)
+
+
+@implementations
 def test_gradients_are_the_differences_of_interventions(implementation):
     def loss(x):
         return -jnp.log(d_transformer(x, D, implementation=implementation)[3, :, -1]).sum()

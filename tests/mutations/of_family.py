@@ -142,7 +142,7 @@ OF_FAMILY: dict[str, Mutation] = {
         "LLAMA",
     ),
     "keys not rotated in the cache": Mutation(
-        CACHED, "mh_attention_cached", "cache", 'line.keys(K, W, t, "paper")', "K", 14, None, CACHE
+        CACHED, "attention_cached", "cache", 'line.keys(K, W, t, "paper")', "K", 14, None, CACHE
     ),
     "gate and MLP exchanged": Mutation(
         "algorithms/model/mlp.py",

@@ -26,6 +26,7 @@ from training.commands.talking import RESET, talk
 from training.commands.terminal import say, show
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
+from training.interpretability.steering import SteeringError, steered_by
 from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
@@ -86,6 +87,12 @@ def parser() -> Parser:
     add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
     add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
     add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
+    add(
+        "--steer",
+        action="append",
+        metavar="FILE[:SCALE]",
+        help="add a saved direction to what the model computes (docs/inside.md); may be repeated",
+    )
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_dtype(add)
     compilation_cache.add_flags(main)
@@ -97,7 +104,11 @@ def options_of(arguments: argparse.Namespace) -> Options:
     stop = tuple(arguments.stop) if arguments.stop else None
     if stop and "" in stop:
         raise AnswerError("--stop: expected some text, got none")
-    return Options(**{name: getattr(arguments, name) for name in NAMES}, stop=stop)
+    try:
+        steer = steered_by(arguments.steer) if arguments.steer else None
+    except SteeringError as error:
+        raise AnswerError(f"--steer: {error}") from None
+    return Options(**{name: getattr(arguments, name) for name in NAMES}, stop=stop, steer=steer)
 
 
 def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:

@@ -7,7 +7,7 @@ What is compiled serves all prompts, contexts and outputs whose lengths lie in o
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import jax
@@ -24,12 +24,14 @@ from algorithms import (
     bos_token,
     eos_token,
 )
+from algorithms.inside import At
 from algorithms.machinery.contract import check_key
 from algorithms.ops.draws import by_own_key
 from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.continuation import Continuation, Model
 from training.generation.decoding import Context, State
+from training.generation.inside import Inside
 from training.generation.prefixes import Prefixes
 from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
 
@@ -90,20 +92,30 @@ class Generator:
     """A decoder that is kept ready; see `generate`."""
 
     def __init__(
-        self, theta: DTransformerParams, config: DTransformerConfig, *, prefixes: Prefixes | None = None
+        self,
+        theta: DTransformerParams,
+        config: DTransformerConfig,
+        *,
+        prefixes: Prefixes | None = None,
+        changes: Mapping[str, Any] | Mapping[At, Any] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Lay out the parameters.
 
         Args:
             theta: trained parameters.
             config: sizes and variant of the model.
-            prefixes: keeps what was read, so that a prompt that begins as an earlier text is read from there on.
+            prefixes: keeps what was read, so that a prompt that begins as an earlier text is read from there on; not
+                where somebody looks inside.
+            changes: what every token is read with, as `algorithms.inside.intervene` takes them.
+            names: what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes them.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, variant=self.config.variant)
         self.prefixes = prefixes
+        self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
     def generate(
         self,
@@ -192,7 +204,7 @@ class Generator:
 
     @property
     def _model(self) -> Model:
-        return Model(self.theta, self.weights, self.config, self.prefixes)
+        return Model(self.theta, self.weights, self.config, self.prefixes, self._inside)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
         """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""

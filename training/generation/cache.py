@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from algorithms import MHAttentionParams
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.naming import beside, numbered, shows
 from algorithms.machinery.platform import platform_of
 from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.linear import linear, product
@@ -246,6 +247,7 @@ class Projections:
         return [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
 
 
+@numbered
 def mh_attention_cached(
     line: Attention,
     X: Float[Array, "d_e B"],
@@ -273,17 +275,63 @@ def mh_attention_cached(
     Returns:
         the output of the attention, and the cache.
     """
-    Q, *own = W.read(X)
-    if beside is not None:
-        of_Q, of_K, _ = W.products(beside)
-        Q, own[0] = Q + of_Q, own[0] + of_K
+    Y, cache = attention_cached(line, X, W, cache, permitted, t, slot, distances, beside)  # lines 1-2
+    Y = Y.reshape(-1, Y.shape[2])  # line 3
+    V_tilde = linear(W.W_o, Y, W.b_o, "paper")  # return
+    return line.output(V_tilde, W, "paper"), cache
+
+
+@numbered
+def attention_cached(
+    line: Attention,
+    X: Float[Array, "d_e B"],
+    W: Projections,
+    cache: KeyValues,
+    permitted: Bool[Array, "B C"],
+    t: Int[Array, "B"],
+    slot: Int[Array, ""] | None,
+    distances: Int[Array, "B C"] | None,
+    positions: Float[Array, "d_e B"] | None,
+) -> tuple[Float[Array, "H d_mid B"], KeyValues]:
+    """Algorithm 4 for one more token of each sequence, of every head; the arguments are those of Algorithm 5."""
+    Q, *own = W.read(X)  # line 1
     if slot is not None:
-        K, V = own
+        K = own[0]  # line 2
+        V = own[1]  # line 3
+        if positions is not None:
+            of_Q, of_K, _ = W.products(positions)
+            Q, K = Q + of_Q, K + of_K
         cache = cache.stored(line.keys(K, W, t, "paper"), V, slot)
     S = None if W.P is None else scores_of_distances(line.distant(Q, W, "paper"), W.P, distances)
     Q = line.queries(Q, W, t, "paper")
-    Y = linear(W.W_o, attend_cached(Q, cache, permitted, line.cap, S), W.b_o, "paper")
-    return line.output(Y, W, "paper"), cache
+    arguments = Q, cache, permitted, line.cap, S
+    if shows("printed"):
+        V_tilde = _as_printed(*arguments)  # lines 4-5, return
+    else:
+        V_tilde = attend_cached(*arguments).reshape(Q.shape[0], -1, Q.shape[2])  # lines 4-5, return
+        V_tilde = beside(V_tilde, lambda: _as_printed(*arguments))  # S and A, for an observer
+    return V_tilde, cache
+
+
+@numbered
+def _as_printed(
+    Q: Float[Array, "H d_attn B"],
+    cache: KeyValues,
+    permitted: Bool[Array, "B C"],
+    cap: float | None,
+    of_distances: Float[Array, "H B C"] | None,
+) -> Float[Array, "H d_mid B"]:
+    """Lines 4 to the end of Algorithm 4 for one query of each head, as printed; the context tokens are the slots."""
+    H, d_attn, B = Q.shape
+    K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in cache)
+    S = jnp.einsum("hbcd,hdb->hcb", K, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
+    if of_distances is not None:
+        S = S + of_distances.swapaxes(1, 2)  # S in the paper
+    S = capped(S, cap, d_attn)  # S in the paper
+    S = jnp.where(permitted.T[None], S, -jnp.inf)  # line 5
+    A = jax.vmap(softmax)(S / jnp.sqrt(d_attn).astype(S.dtype))  # return
+    V_tilde = jnp.einsum("hcb,hbcd->hdb", A, V.astype(A.dtype)).astype(V.dtype)  # return
+    return V_tilde
 
 
 def scores_of_distances(

@@ -1,6 +1,6 @@
 """Prompts on their way: what was generated of each, and the state from which all of them go on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from algorithms import DTransformerConfig, DTransformerParams
 from training.generation import decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Likeliest, State, Weights
+from training.generation.inside import Inside, Reading
 from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
@@ -34,21 +35,25 @@ class Model(NamedTuple):
     weights: Weights
     config: DTransformerConfig
     prefixes: Prefixes | None = None
+    inside: Inside | None = None
 
-    def read(self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1) -> State:
+    def read(
+        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = decoding.prefill
+    ) -> State:
         """Read prompts, padded on the right, with the forward pass of whole sequences.
 
         Args:
             x: the prompts.
             lengths: of each.
             room: how many tokens the caches are to have room for, at least.
+            prefill: reads them.
         """
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
         C = capacity(P + 1 + room)
-        if self.prefixes is not None:
+        if self.prefixes is not None and self.inside is None:
             return self.prefixes.read(self.theta, x, lengths, config=self.config, C=C)
-        return decoding.prefill(self.theta, x, lengths, variant=self.config.variant, C=C)
+        return prefill(self.theta, x, lengths, variant=self.config.variant, C=C)
 
 
 class Continuation:
@@ -99,7 +104,8 @@ class Continuation:
         self.starts = np.zeros(B, np.int64)
         self.ended = False
         self._l_gen = l_gen
-        self._state = self._read(self._texts())
+        self._reading = None if model.inside is None else Reading(model.inside)
+        self._state = self._read_all()
         self._remember(l_gen)
 
     def extend(self, n: int) -> None:
@@ -112,13 +118,14 @@ class Continuation:
             last = first + min(n - done, self._room)
             begins = self._begins if done in self.starts else None
             options = {"sampling": self._sampling, "variant": self._model.config.variant, "begins": begins}
-            self._state = decoding.decoded(self._model.weights, None, self._state, self._keys, last, options)
+            decode = decoding.decode if self._reading is None else self._reading.decode
+            self._state = decoding.decoded(self._model.weights, None, self._state, self._keys, last, options, decode)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
     def keep(self, r: int) -> None:
         """Let texts that begin as request r does, with what was generated of it, be read from there on."""
-        if self._model.prefixes is not None:
+        if self._model.prefixes is not None and self._model.inside is None:
             self._model.prefixes.keep(self._state, r)
 
     def join(
@@ -174,6 +181,8 @@ class Continuation:
         if room > 0 and longest <= slot + 1:
             self._state = decoding.joined(before, self._read(new), jnp.asarray(rows))
             self._room = room
+            if self._reading is not None:
+                self._reading.choose(rows.tolist(), beside=True)
         else:
             self._state = before._replace(ended=jnp.concatenate([before.ended, jnp.zeros(len(new), bool)])[rows])
             self._begin_windows()
@@ -182,6 +191,20 @@ class Continuation:
         """Return the tokens of each request so far."""
         of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
         return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
+
+    def seen(self) -> list[dict[str, Array]]:
+        """What was recorded of each request, as `record` gives it of one pass over the tokens before its last one.
+
+        Where a text has outgrown l_max, these are the tokens of its window.
+        """
+        return [] if self._reading is None else self._reading.seen()
+
+    def _read_all(self) -> State:
+        """Read all texts so far."""
+        state = self._read(self._texts())
+        if self._reading is not None:
+            self._reading.choose(range(len(self._prompts)))
+        return state
 
     def _read(self, texts: list[np.ndarray]) -> State:
         """Read the window of each text, one that several have only once."""
@@ -198,9 +221,13 @@ class Continuation:
         for of_x, window in zip(x, windows, strict=True):
             of_x[: len(window)] = window
         begun = self.tokens.shape[1] > 0
-        state = self._model.read(x, lengths, room=self._room if begun else min(self._l_gen, self._room, ROOM))
+        room = self._room if begun else min(self._l_gen, self._room, ROOM)
+        prefill = decoding.prefill if self._reading is None else self._reading.prefill
+        state = self._model.read(x, lengths, room=room, prefill=prefill)
         if len(windows) < len(texts):
             state = decoding.chosen(state, jnp.asarray(rows))
+            if self._reading is not None:
+                self._reading.latest = [self._reading.latest[r] for r in rows]
         if self._N:
             shape = (*state.tokens.shape, self._N)
             likeliest = Likeliest(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, state.log_p.dtype))
@@ -211,7 +238,7 @@ class Continuation:
         """Go on with the next windows."""
         before, drawn = self._state, self.tokens.shape[1] - self.starts
         drawn = jnp.asarray(drawn, jnp.int32)
-        self._state = self._read(self._texts())._replace(drawn=drawn, ended=before.ended, history=before.history)
+        self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
     def _remember(self, l_gen: int) -> None:
         """Let all tokens decide what may come, where they do, with room for so many more."""

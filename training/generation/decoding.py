@@ -322,7 +322,7 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
     return variant.unembedding.logits(X, weights), tuple(caches)
 
 
-@functools.partial(jax.jit, static_argnames=("variant",), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("variant", "once"), donate_argnames=("state",))
 def decode(
     weights: Weights,
     context: Context | None,
@@ -333,6 +333,7 @@ def decode(
     sampling: SamplingArrays,
     variant: Variant,
     begins: Bool[Array, "N_V B"] | None = None,
+    once: bool = False,
 ) -> State:
     """Generate tokens up to slot `stop`, or until every sequence has ended.
 
@@ -346,6 +347,7 @@ def decode(
             eos again, of log-probability 0.
         variant: the lines of the model.
         begins: the tokens that each sequence may begin with, or None for all.
+        once: generate one token, whatever `stop` is.
     """
     weights = _with_distances(weights, variant, state.tokens.shape[1])
 
@@ -364,7 +366,7 @@ def decode(
         y = jnp.where(state.ended | exhausted, sampling.eos[:, 0], y)
         return _appended(state._replace(caches=caches), P, y, sampling.eos)
 
-    return jax.lax.while_loop(unfinished, generate, state)
+    return generate(state) if once else jax.lax.while_loop(unfinished, generate, state)
 
 
 def _adjusted(scores: Float[Array, "N_V B"], state: State, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
@@ -415,6 +417,7 @@ def decoded(
     keys: Key[Array, "B"],
     stop: int,
     options: dict[str, Any],
+    decode: Callable[..., State] = decode,
 ) -> State:
     """Generate up to slot `stop` as `decode` does, one compiled loop for each bucket of the cache.
 
@@ -425,6 +428,7 @@ def decoded(
         keys: one for each.
         stop: the last slot that gets a token.
         options: the other arguments of `decode`.
+        decode: what generates.
     """
     while True:
         C = state.tokens.shape[1]

@@ -8,12 +8,14 @@ for piece in answerer.stream("once upon"): …   # the one answer to one text, a
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from algorithms import d_hidden_state
+from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator
 from training.generation.pieces import Pieces, pieces_of
@@ -52,6 +54,7 @@ class Options:
         length_penalty: of a beam search.
         seed: of what is drawn.
         stop: texts before which an answer ends.
+        steer: changes of what the model computes, as `algorithms.inside.intervene` takes them.
     """
 
     n: int | None = None
@@ -66,6 +69,7 @@ class Options:
     length_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] | None = None
+    steer: Mapping[At, Any] | None = None
 
 
 def answerer_for(run: Run, options: Options) -> "Answerer":
@@ -106,8 +110,8 @@ class Answerer(abc.ABC):
         self.config: Any = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.options = options
-        for name, value in dataclasses.asdict(options).items():
-            if value is not None and name not in self.applicable:
+        for name in (field.name for field in dataclasses.fields(options)):
+            if getattr(options, name) is not None and name not in self.applicable:
                 flags = ", ".join(map(_flag, self.applicable)) or "none"
                 raise AnswerError(f"{_flag(name)} does not apply: the run is {self.model}, whose options are {flags}")
         if options.n is not None and options.n < 1:
@@ -179,11 +183,14 @@ class Continuer(Answerer):
         "no_repeat_ngram_size",
         "seed",
         "stop",
+        "steer",
     )
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        self.generator = Generator(run.theta, run.config)
+        self.generator = Generator(run.theta, run.config, changes=options.steer)
+        if options.steer:
+            _check_steers(options.steer, self.generator)
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
         """Return a text, as the model reads it.
@@ -422,6 +429,15 @@ class _Classifier(Answerer):
 
 ANSWERERS: dict[str, type[Answerer]] = {"d": Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
 """What answers with a run of a task."""
+
+
+def _check_steers(changes: Mapping[At, Any], generator: Generator) -> None:
+    """Trace the change of a few tokens, before anything is generated."""
+    hidden_state = functools.partial(intervene(d_hidden_state, changes), variant=generator.config.variant)
+    try:
+        jax.eval_shape(hidden_state, jax.ShapeDtypeStruct((1, 2), np.int32), generator.theta)
+    except ValueError as error:
+        raise AnswerError(f"--steer: {error}") from None
 
 
 def _flag(option: str) -> str:

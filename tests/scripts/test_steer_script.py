@@ -1,0 +1,120 @@
+"""generate.py --steer: a saved direction is added to every token that is read."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from algorithms import d_inference
+from algorithms.inside import at, intervene
+from tests.run_cases import make_run
+from training import commands
+from training.interpretability.steering import FORMAT, SteeringError, load_direction, save_direction
+from training.runs.directory import load_run
+
+pytestmark = pytest.mark.usefixtures("x32")
+DIRECTION = np.random.default_rng(1).standard_normal(8).astype(np.float32)
+WRITTEN = {"format": FORMAT, "where": json.dumps({"name": "X@8", "layer": 0})}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("steered") / "d", "d")
+
+
+def generated(capsys, *arguments):
+    assert commands.generate_main([*map(str, arguments), "--tau", "0", "--l_gen", "12", "--prompt", "bad "]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_is_steered_algorithm_14(run, tmp_path, capsys):
+    model = load_run(run)
+    add, head = tmp_path / "add.safetensors", tmp_path / "with:colon"
+    save_direction(add, at("X@8", layer=0), DIRECTION)
+    save_direction(head, at("Y@2", layer=1, head=1), DIRECTION[:4])
+    changes = {
+        at("X@8", layer=0): lambda X: X - 60 * DIRECTION.reshape(8, *(1,) * (X.ndim - 1)),
+        at("Y@2", layer=1, head=1): lambda Y: Y + DIRECTION[:4].reshape(4, *(1,) * (Y.ndim - 1)),
+    }
+    x = jnp.asarray(model.tokenizer.framed(model.tokenizer.encode("bad "), ends=False))
+    variant = model.config.variant.without_dropout()
+    options = {"l_gen": 12, "tau": 0.0, "key": jax.random.key(0), "variant": variant}
+    tokens = intervene(d_inference, changes)(x, model.theta, **options).tolist()
+    tokens = tokens[: tokens.index(model.tokenizer.end)] if model.tokenizer.end in tokens else tokens
+    found = generated(capsys, run, "--steer", f"{add}:-60", "--steer", head)
+    assert found == model.tokenizer.decode(tokens) + "\n"
+    assert found != generated(capsys, run)
+    several = generated(capsys, run, "--steer", f"{add}:-60", "--steer", head, "--json")
+    assert json.loads(several)["answers"][0]["text"] == found[:-1]
+    assert generated(capsys, run, "--steer", f"{add}:-20", "--steer", f"{add}:-40", "--steer", head) == found
+
+
+def test_a_direction_is_read_as_it_was_written(tmp_path):
+    save_direction(tmp_path / "a", at("Y@2", layer=1, head=2), jnp.asarray(DIRECTION, jnp.bfloat16).T)
+    where, direction = load_direction(tmp_path / "a")
+    assert where == at("Y@2", layer=1, head=2)
+    np.testing.assert_array_equal(direction, jnp.asarray(DIRECTION, jnp.bfloat16))
+    for name in (at("X@8", token=2), at("X@8", layer=slice(1, 2)), at("X@8", within=10)):
+        with pytest.raises(SteeringError, match="expected one layer and perhaps one head"):
+            save_direction(tmp_path / "b", name, DIRECTION)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "word", "says"),
+    [
+        (None, None, "{file}", "--steer: {file}: there is no such file"),
+        (
+            None,
+            None,
+            "{file}:much",
+            "--steer: {file}:much: expected FILE or FILE:SCALE with a finite number, got 'much'",
+        ),
+        (None, None, "{file}:nan", "expected FILE or FILE:SCALE with a finite number, got 'nan'"),
+        (b"abc", None, "{file}:2", "--steer: {file}: expected a direction, as save_direction writes it, got "),
+        ({"X@8": DIRECTION}, None, "{file}", "{file}: expected a direction, as save_direction writes it, got other"),
+        ({"direction": DIRECTION}, {**WRITTEN, "where": "X@8"}, "{file}", "{file}: expected a direction, as"),
+        ({"direction": DIRECTION}, {**WRITTEN, "where": '{"layer": 0}'}, "{file}", "{file}: expected a direction, as"),
+        ({"direction": DIRECTION * np.inf}, WRITTEN, "{file}", "{file}: expected finite numbers"),
+        ({"direction": DIRECTION[0]}, WRITTEN, "{file}", "{file}: expected finite numbers [rows] or [H, rows], got"),
+        (
+            {"direction": DIRECTION[:5]},
+            WRITTEN,
+            "{file}",
+            "--steer: {file}: expected a direction [8] for this model, got [5]",
+        ),
+        (
+            {"direction": DIRECTION},
+            {**WRITTEN, "where": '{"name": "X@8", "layer": 2}'},
+            "{file}",
+            "--steer: X@8[layer=2]: expected a layer from 0 to 1, got 2",
+        ),
+        (
+            {"direction": DIRECTION},
+            {**WRITTEN, "where": '{"name": "Z@8"}'},
+            "{file}",
+            "--steer: Z@8: expected one of e, ",
+        ),
+    ],
+)
+def test_what_is_no_direction_is_one_sentence(run, tmp_path, capsys, tensors, metadata, word, says):
+    file = tmp_path / "file.safetensors"
+    if isinstance(tensors, bytes):
+        file.write_bytes(tensors)
+    elif tensors is not None:
+        save_file({name: np.asarray(value) for name, value in tensors.items()}, file, metadata)
+    assert commands.generate_main([str(run), "--prompt", "a", "--steer", word.format(file=file)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert says.format(file=file) in printed.err
+
+
+def test_only_what_continues_text_is_steered(tmp_path, capsys):
+    save_direction(tmp_path / "a", at("X@8", layer=0), DIRECTION)
+    run = make_run(tmp_path / "e", "e")
+    assert commands.generate_main([str(run), "--prompt", "a[MASK]", "--steer", str(tmp_path / "a")]) == 2
+    assert "--steer does not apply: the run is an encoder" in capsys.readouterr().err

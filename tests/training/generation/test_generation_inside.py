@@ -1,0 +1,154 @@
+"""Looking inside while tokens are generated is looking inside one pass over the finished text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_inference, d_transformer
+from algorithms.inside import at, intervene, record
+from tests import cases, family_cases
+from training.generation import Generator
+
+PROMPTS = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0]])
+LENGTHS = np.array([7, 3, 1])
+KEY = jax.random.key(0)
+NAMES = ("X@3", "X@8", "X@10", "A", "S@5", "Q", "K", "V", "Y@2", at("A", layer=1, head=2), at("X@6", layer=-1))
+VARIANTS = [n if n == "LLAMA" else pytest.param(n, marks=pytest.mark.slow) for n in family_cases.NAMED]
+
+
+def model(name, **changes):
+    config = family_cases.config_of(name, **changes)
+    return family_cases.theta_of(config), config
+
+
+def generated(generator, l_gen=6, tau=0.0, **options):
+    begun = generator.begin(PROMPTS, lengths=LENGTHS, l_gen=l_gen, key=KEY, tau=tau, **options)
+    begun.extend(l_gen)
+    return begun
+
+
+def texts(begun):
+    """What each request has read: all but its last token."""
+    rows = zip(PROMPTS, LENGTHS, begun.tokens, strict=True)
+    return [jnp.asarray(np.concatenate([x[:l], y])[:-1]) for x, l, y in rows]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_reading_while_generating_is_one_pass_over_the_text(name):
+    theta, config = model(name)
+    names = NAMES[:-1] if config.variant.order == "side_by_side" else NAMES
+    begun = generated(Generator(theta, config, names=names))
+    np.testing.assert_array_equal(begun.tokens, generated(Generator(theta, config)).tokens)
+    assert begun.tokens.shape == (3, 6)
+    for text, seen in zip(texts(begun), begun.seen(), strict=True):
+        _, expected = record(d_transformer, *names)(text, theta, variant=config.variant)
+        for where in names:
+            finite = [np.maximum(of[where], -1e9) for of in (seen, expected)]
+            cases.assert_close(*finite, 1e-9, name=where)
+
+
+def steer(X):
+    return X + 3 * jnp.sin(jnp.arange(10.0)).reshape(10, *(1,) * (X.ndim - 1))
+
+
+CHANGES = {
+    "a direction": {at("X@8", layer=1): steer},
+    "a head": {at("Y@2", layer=1, head=3): lambda Y: -5 * Y},
+    "scores": {at("S@4", layer=0): lambda S: -S},
+    "attention": {at("A", head=2): lambda A: A * A},
+    "what attention reads": {at("X_tilde@5", layer=2): lambda X: -X, at("Q", layer=0): lambda Q: 3 * Q},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("changes", CHANGES)
+def test_steered_from_the_cache_is_steered_algorithm_14(name, changes):
+    theta, config = model(name)
+    plain, found = (
+        generated(Generator(theta, config)).tokens,
+        generated(Generator(theta, config, changes=CHANGES[changes])),
+    )
+    f = intervene(d_inference, CHANGES[changes])
+    options = {"l_gen": 6, "tau": 0.0, "key": KEY, "variant": config.variant}
+    for x, l, y in zip(PROMPTS, LENGTHS, found.tokens, strict=True):
+        assert y.tolist() == f(jnp.asarray(x[:l]), theta, **options).tolist()
+    assert (found.tokens != plain).any()
+
+
+def test_what_is_recorded_is_changed_and_goes_on_in_larger_caches_and_windows():
+    theta, config = model("LLAMA", l_max=90)
+    changes = {at("X@8", layer=0): steer}
+    generator = Generator(theta, config, changes=changes, names=("X@8", "A"))
+    begun = generated(generator, l_gen=75)  # 64 slots are not enough
+    for text, seen in zip(texts(begun), begun.seen(), strict=True):
+        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta, variant=config.variant)
+        cases.assert_trees_close(seen, expected, 1e-8)
+    theta, config = model("LLAMA", l_max=8)
+    begun = generated(Generator(theta, config, changes=changes, names=("X@8", "A")), sliding=True, l_gen=9)
+    for text, seen in zip(texts(begun), begun.seen(), strict=True):
+        n = seen["X@8"].shape[-1]
+        assert 3 <= n <= 8
+        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text[-n:], theta, variant=config.variant)
+        cases.assert_trees_close(seen, expected, 1e-8)
+
+
+def test_who_joins_is_read_and_steered_as_the_others():
+    """As the server generates."""
+    theta, config = model("LLAMA", l_max=40)
+    changes = {at("Y@2", layer=1, head=3): 0.0}
+    generator = Generator(theta, config, changes=changes, names=("X@8", "A"))
+    begun = generated(generator, l_gen=3, tau=0.7)
+    new, lengths = np.array([[7, 2, 0], [4, 4, 4]]), np.array([2, 3])
+    keys = jax.random.split(jax.random.key(5), 2)
+    sampling = generator.sampling_arrays([{"tau": 0.0}] * 2)
+    begun.join(new, lengths=lengths, keys=keys, rows=[2, 3, 0, 4], l_gen=8, sampling=sampling)
+    begun.extend(8)
+    prompts = [PROMPTS[2, :1], new[0, :2], PROMPTS[0], new[1]]
+    of_rows = zip(prompts, begun.tokens, begun.starts, begun.seen(), strict=True)
+    for x, y, start, seen in of_rows:
+        text = jnp.asarray(np.concatenate([x, y[start:]])[:-1])
+        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta, variant=config.variant)
+        cases.assert_trees_close(seen, expected, 1e-8)
+
+
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+def test_a_model_of_one_layer(tau):
+    theta, config = model("LLAMA", L=1)
+    changes = {at("X@8", layer=0): steer}
+    begun = generated(Generator(theta, config, changes=changes, names=("A", at("X@8", layer=-1))), tau=tau)
+    for text, seen in zip(texts(begun), begun.seen(), strict=True):
+        names = ("A", at("X@8", layer=-1))
+        _, expected = record(intervene(d_transformer, changes), *names)(text, theta, variant=config.variant)
+        cases.assert_trees_close(seen, expected, 1e-9)
+
+
+def test_the_same_prompts_are_read_once():
+    theta, config = model("LLAMA")
+    generator = Generator(theta, config, names=("X@8",))
+    x, lengths = np.tile(PROMPTS[:1], (3, 1)), np.full(3, 7)
+    begun = generator.begin(x, lengths=lengths, l_gen=4, key=KEY, tau=1.0)
+    begun.extend(4)
+    for y, seen in zip(begun.tokens, begun.seen(), strict=True):
+        text = jnp.asarray(np.concatenate([PROMPTS[0], y])[:-1])
+        _, expected = record(d_transformer, "X@8")(text, theta, variant=config.variant)
+        cases.assert_trees_close(seen, expected, 1e-9)
+
+
+def test_nobody_looks_and_nothing_is_seen():
+    assert generated(Generator(*model("LLAMA"))).seen() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"changes": {at("X@8", layer=0, token=2): 0.0}}, r"expected no token while text is generated"),
+        ({"names": (at("A", context=1),)}, "expected no context while text is generated, .* got 1; leave it out"),
+        ({"changes": {at("V", layer=0): 0.0}}, "V.layer=0.: expected a change of something else, .* X_tilde@5"),
+        ({"names": ("X@9",)}, "X@9: expected one of X@3"),
+        ({"changes": {at("X@8", layer=3): 0.0}}, "expected a layer from 0 to 2, got 3"),
+    ],
+)
+def test_what_cannot_be(options, says):
+    with pytest.raises(ValueError, match=says):
+        generated(Generator(*model("LLAMA"), **options))
