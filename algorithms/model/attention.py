@@ -79,7 +79,8 @@ class Attention(Line):
     def distant(self, Q: Float[Array, "H d_attn *columns"], W: Any, implementation: Any) -> Array:
         """U: what of the queries meets the distances of their tokens, where ``positions`` are scores by distance."""
         Q = self._placed(Q, W.gamma_q, None, implementation)
-        return self.positions.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
+        by_distance: Any = self.positions
+        return by_distance.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
 
     def windowed(self, mask: Mask) -> Mask:
         """The mask, within the window."""

@@ -101,7 +101,7 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
         head=masked,
         pooler=any(name.endswith("pooler.dense.weight") for name in names),
     )
-    sizes = {name: fields.integer(*own.fields[name]) for name in ("N_V", "L", "H", "d_e", "d_mlp")}
+    sizes: dict[str, Any] = {name: fields.integer(*own.fields[name]) for name in ("N_V", "L", "H", "d_e", "d_mlp")}
     l_max = fields.integer("max_position_embeddings", 512, least=first + 1) - first
     N_types = fields.integer("type_vocab_size", 2) if kind == "roberta" else 0
     return Model("e", ETransformerConfig(**sizes, l_max=l_max, N_types=N_types, variant=variant))

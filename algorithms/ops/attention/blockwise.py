@@ -207,7 +207,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
             S = jnp.matmul(K_j.T, Q_i, preferred_element_type=dtype)
             if by_distance:
-                S = S + scores_by_distance(*_of_block(blocks, U, P, j, i), dtype)
+                S = S + scores_by_distance(*_of_block(blocks, U, P, j, i), dtype=dtype)
             S = jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf)
             larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
             finite = jnp.where(jnp.isneginf(larger), 0, larger)
@@ -252,8 +252,8 @@ def _of_distances(blocks, by_distance, scale):
 
 def _of_block(blocks, U, P, j, i):
     """U and P of the block (j, i)."""
-    U_i = dynamic_slice_in_dim(*U, i * blocks.b_x, blocks.b_x, 1)
-    return U_i, dynamic_slice_in_dim(*P, blocks.first_distance(j, i), blocks.b_z + blocks.b_x, 0).T
+    U_i = dynamic_slice_in_dim(U[0], i * blocks.b_x, blocks.b_x, 1)
+    return U_i, dynamic_slice_in_dim(P[0], blocks.first_distance(j, i), blocks.b_z + blocks.b_x, 0).T
 
 
 def _with_block(blocks, j, i, visited, of_block, sums):
@@ -310,7 +310,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
             K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
             S = product(K_j.T, Q_i)
             U_P = _of_block(blocks, U, P, j, i) if by_distance else ()
-            S = S + scores_by_distance(*U_P, dtype) if by_distance else S
+            S = S + scores_by_distance(*U_P, dtype=dtype) if by_distance else S
             A = jnp.exp(jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf) - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
@@ -319,7 +319,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
             of_x, of_z = (product(K_j, dS.astype(K.dtype)),), (product(dS.astype(Q.dtype), Q_i.T), dV_j)
             if not by_distance:
                 return of_x, of_z
-            dU_ij, dP_ji = scores_by_distance_backward(*U_P, dS)
+            dU_ij, dP_ji = scores_by_distance_backward(*U_P, dS=dS)
             return (*of_x, dU_ij), (*of_z, dP_ji.T)
 
         def add_context(j, visited, sums):

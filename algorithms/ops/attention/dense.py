@@ -52,7 +52,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 def _scores(Q, K, by_distance):
     """KᵀQ, and what the tokens' distances add to it."""
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
-    return S + scores_by_distance(*by_distance, S.dtype) if by_distance else S
+    return S + scores_by_distance(*by_distance, dtype=S.dtype) if by_distance else S
 
 
 def _kept(seed, dropout, A):
@@ -103,7 +103,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     by_matrices = dQ.astype(Q.dtype), dK.astype(K.dtype), dV.astype(V.dtype)
     if not by_distance:
         return by_matrices
-    dU, dP = scores_by_distance_backward(*by_distance, dS)
+    dU, dP = scores_by_distance_backward(*by_distance, dS=dS)
     return *by_matrices, dU.astype(by_distance[0].dtype), dP.astype(by_distance[1].dtype)
 
 

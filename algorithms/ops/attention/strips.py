@@ -200,7 +200,7 @@ def _keys_of(first: int, end: int, l_z: int, mask: Mask) -> slice:
 def _scores(strip, Qt, K, U_P):
     """QᵀK of a strip, and what the tokens' distances add to it."""
     S = jnp.matmul(strip.queries(Qt), K[:, strip.keys], preferred_element_type=accumulation_dtype(Qt.dtype))
-    return S + scores_by_distance(*U_P, S.dtype).T if U_P else S
+    return S + scores_by_distance(*U_P, dtype=S.dtype).T if U_P else S
 
 
 def _forward_of_tile(matrices, mask, seed, dropout, cap):
@@ -263,7 +263,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         dV_z = product(dynamic_slice_in_dim(E, strip.first, strip.n, 1), (A * D).astype(E.dtype))
         if U_P:
             dU, dP = by_U_P
-            dU_x, dP_z = scores_by_distance_backward(*U_P, dS.T)
+            dU_x, dP_z = scores_by_distance_backward(*U_P, dS=dS.T)
             at = strip.first_distance(len(Qt))
             dP_z = dP_z + dynamic_slice_in_dim(dP, at, dP_z.shape[1], 1)
             by_U_P = [dynamic_update_slice_in_dim(dU, dU_x, strip.first, 1)]
