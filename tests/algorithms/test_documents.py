@@ -27,6 +27,7 @@ from algorithms import (
 from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Unembedding
 from algorithms.ops.attention import blockwise
 from tests import cases, family_cases
+from training.generation import generate
 
 BLOCK_000 = PAPER.but(
     norm=LayerNorm(epsilon=1e-3),

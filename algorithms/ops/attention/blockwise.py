@@ -207,7 +207,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
             S = jnp.matmul(K_j.T, Q_i, preferred_element_type=dtype)
             if by_distance:
-                S = S + scores_by_distance(*_of_block(blocks, U, P, j, i), dtype)
+                S = S + scores_by_distance(*_of_block(blocks, U, P, j, i), dtype=dtype)
             S = jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf)
             larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
             finite = jnp.where(jnp.isneginf(larger), 0, larger)
