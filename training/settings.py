@@ -40,7 +40,7 @@ DECAYING = ("adamw", "lion", "muon")
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
 
 
-PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "l_max", "l_gen", "p_mask"})
+PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
 
 
 def flag(name: str) -> str:
@@ -120,6 +120,10 @@ class Settings:
     L: int = _setting(4, "layers", common=False)
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
+    patch: int = _setting(4, "side of a patch of an image, in pixels", common=False)
+    d_r: int = _setting(16, "channels of the residual block that embeds a patch", common=False)
+    n_groups: int = _setting(4, "groups of channels that its norms are taken over", common=False)
+    n_places: int = _setting(16, "rows of patches, and columns of patches, that an image may have", common=False)
     H: int = _setting(4, "heads")
     H_kv: int = _setting(0, "heads of keys and values, each of which several heads share (0: as many as heads)")
     d_e: int = _setting(128, "dimensions of the residual stream")

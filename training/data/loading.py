@@ -12,6 +12,8 @@ from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
 from training.data.formats import text_files
 from training.data.mixtures import Weighted, mixture, weighted, weights_of
+from training.data.modalities.batches import Modalities
+from training.data.modalities.sequences import Vocabulary
 from training.data.records import Corpus, DataError, Kind
 from training.data.store import (
     LabeledStore,
@@ -27,14 +29,18 @@ from training.data.streams import HUB, streamed
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 from training.tasks import TASKS
+from training.tasks.models import model_config
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "d": lambda store, settings, **sizes: NextTokens(store, mode=settings.rows, **sizes),
-    "e": lambda store, settings, **sizes: MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes),
-    "ed": lambda store, settings, **sizes: SequencePairs(store, **sizes),
-    "classify": lambda store, settings, **sizes: LabeledTexts(store, **sizes),
+    "d": lambda store, settings, _, **sizes: NextTokens(store, mode=settings.rows, **sizes),
+    "e": lambda store, settings, _, **sizes: MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes),
+    "ed": lambda store, settings, _, **sizes: SequencePairs(store, **sizes),
+    "classify": lambda store, settings, _, **sizes: LabeledTexts(store, **sizes),
+    "gato": lambda store, settings, tokenizer, **sizes: Modalities(
+        store, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
+    ),
 }
-"""The data set of each task."""
+"""The data set of each task, from the tokens of a part, the settings, and the tokenizer."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
@@ -114,7 +120,7 @@ def load_run_data(
         tokenizer = _tokenizer(settings, corpus)
     of_total = functools.partial(_of_total, progress, corpus.n_bytes)
     stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=of_total)
-    make = functools.partial(make_dataset, settings)
+    make = functools.partial(make_dataset, settings, tokenizer=tokenizer)
     train = mixture(stores.train, corpus.files, weights, make) if weights else make(stores.train)
     validation = make(stores.validation)
     return RunData(
@@ -128,18 +134,19 @@ def load_run_data(
     )
 
 
-def make_dataset(settings: Settings, store: Any) -> Dataset:
+def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
     """Return the batches of a part of the data.
 
     Args:
         settings: of the run.
         store: the part's tokens.
+        tokenizer: what made them, for tasks that make more.
 
     Raises:
         DataError: there are none that fit.
     """
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    return DATASETS[settings.task](store, settings, **sizes)
+    return DATASETS[settings.task](store, settings, tokenizer, **sizes)
 
 
 def _of_total(progress: Callable[[int, int], None], total: int, n_bytes: int) -> None:
