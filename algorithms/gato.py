@@ -198,15 +198,15 @@ def patch_embedding(
     """
     side, *_ = patches.shape
     columns = patches.shape[3:]
-    p = jnp.moveaxis(patches.reshape(side, side, patches.shape[2], -1), -1, 0)
+    p = jnp.moveaxis(patches.reshape(side, side, patches.shape[2], -1), -1, 0).astype(image.K_in.dtype)
     U = _conv(p, image.K_in, image.b_in)
     V = _conv(activate("gelu", _group_norm(U, image.gamma1, image.beta1), implementation), image.K_1, image.b_1)
     U = U + _conv(activate("gelu", _group_norm(V, image.gamma2, image.beta2), implementation), image.K_2, image.b_2)
     vec = jnp.moveaxis(U, 0, -1).reshape(-1, *columns)
     E = linear(image.W_out, vec, image.b_out, implementation)
     for place, W in ((row, image.W_row), (column, image.W_column)):
-        place = place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape)
-        E = E + positional_embedding(place, W, implementation=implementation)
+        of_batch = place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape)
+        E = E + positional_embedding(of_batch, W, implementation=implementation)
     return E
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.commands import run
+from training.commands import gato_main
 
 if __name__ == "__main__":
-    sys.exit(run("training.commands.gato"))
+    sys.exit(gato_main())

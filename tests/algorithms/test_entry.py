@@ -118,11 +118,19 @@ def test_what_stands_in_the_padding_reaches_nothing(filler):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"X": jnp.zeros((11, 5), int)}, TypeError, r"^X: expected floating-point numbers \[d_e, \*batch, l\].*, got int"),
+        (
+            {"X": jnp.zeros((11, 5), int)},
+            TypeError,
+            r"^X: expected floating-point numbers \[d_e, \*batch, l\].*, got int",
+        ),
         ({"X": jnp.zeros((10, 5))}, ValueError, r"^theta\.W_e: expected .*d_e = 10 from X, got float64\[11, 17\]"),
         ({"X": jnp.zeros((11, 24))}, ValueError, r"^X: expected at most l_max = 23 tokens, got 24; "),
         ({"length": 6}, ValueError, r"^length: expected at least 0 and at most l = 5 tokens, got 6"),
-        ({"positions": jnp.zeros(4, int)}, ValueError, r"^positions: expected integers .* l = 5 from X, got int64\[4\]"),
+        (
+            {"positions": jnp.zeros(4, int)},
+            ValueError,
+            r"^positions: expected integers .* l = 5 from X, got int64\[4\]",
+        ),
         ({"variant": GPT2.but(dropout=0.1)}, ValueError, r"^key: "),
     ],
 )

@@ -18,8 +18,8 @@ from algorithms import (
     patch_embedding,
     raster_patches,
     raster_places,
-    unembedding,
     undiscretize,
+    unembedding,
 )
 from tests import cases, oracle
 from tests.oracle import gato as printed
@@ -82,7 +82,8 @@ def test_every_parameter_of_the_residual_block_and_of_the_positions_matters(left
     changed = THETA._replace(image=THETA.image._replace(**{left_out: 0 * getattr(THETA.image, left_out)}))
     X, elements = sequence(changed)
     difference = np.abs(np.asarray(X) - printed.gato_embedding(elements, as_numpy(THETA))).max(axis=0)
-    assert np.all(difference[2:8].max() > 1e-3) and np.all(difference[[0, 1, 8, 9]] < 1e-10)
+    assert np.all(difference[2:8].max() > 1e-3)
+    assert np.all(difference[[0, 1, 8, 9]] < 1e-10)
 
 
 def test_without_images_gato_is_algorithm_10():
@@ -163,4 +164,5 @@ def test_a_patch_without_a_position_makes_nan():
     patches = raster_patches(jnp.asarray(IMAGE), side=2)
     row, column = raster_places(4, 6, side=2, n_places=5)
     e = patch_embedding(patches, row, column.at[2].set(5), THETA.image)
-    assert np.isnan(e[:, 2]).all() and np.isfinite(np.delete(e, 2, axis=1)).all()
+    assert np.isnan(e[:, 2]).all()
+    assert np.isfinite(np.delete(e, 2, axis=1)).all()

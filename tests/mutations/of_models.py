@@ -105,7 +105,14 @@ OF_MODELS: dict[str, Mutation] = {
         ED_ORACLE,
     ),
     "norm 4 for norm 5": Mutation(
-        "algorithms/alg08_ed_transformer.py", "primary_residual_stream.layer", "19", "norm5", "norm4", 8, "19", ED_ORACLE
+        "algorithms/alg08_ed_transformer.py",
+        "primary_residual_stream.layer",
+        "19",
+        "norm5",
+        "norm4",
+        8,
+        "19",
+        ED_ORACLE,
     ),
     "no residual": Mutation(
         "algorithms/alg09_e_transformer.py", "e_layers.layer", "7", "X + f.mlp", "f.mlp", 9, "7", E_ORACLE
@@ -131,7 +138,14 @@ OF_MODELS: dict[str, Mutation] = {
         D_ORACLE,
     ),
     "MLP of the residual stream": Mutation(
-        "algorithms/alg10_d_transformer.py", "residual_stream.layer", "8", "f.mlp(X_tilde,", "f.mlp(X,", 10, "8", D_ORACLE
+        "algorithms/alg10_d_transformer.py",
+        "residual_stream.layer",
+        "8",
+        "f.mlp(X_tilde,",
+        "f.mlp(X,",
+        10,
+        "8",
+        D_ORACLE,
     ),
     "no final norm": Mutation(
         "algorithms/alg10_d_transformer.py",

@@ -20,7 +20,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
 PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
 MODULES = {
-    name: f"training.commands.{name}" for name in ("train", "generate", "evaluate", "compress", "convert", "serve")
+    name: f"training.commands.{name}"
+    for name in ("train", "generate", "evaluate", "compress", "convert", "serve", "gato")
 }
 MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "tests.crosscheck.command"}
 MODULES |= {"scaling": "scripts.benchmarks.accelerators.scaling"}

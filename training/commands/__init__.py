@@ -16,7 +16,16 @@ from types import FrameType, TracebackType
 
 from training.disk import reason
 
-__all__ = ["command", "compress_main", "convert_main", "evaluate_main", "generate_main", "serve_main", "train_main"]
+__all__ = [
+    "command",
+    "compress_main",
+    "convert_main",
+    "evaluate_main",
+    "gato_main",
+    "generate_main",
+    "serve_main",
+    "train_main",
+]
 
 Arguments = Sequence[str] | None
 """Those of a command line; None for those of the process."""
@@ -133,6 +142,14 @@ def compress_main(argv: Arguments) -> int:
 def convert_main(argv: Arguments) -> int:
     """Run scripts/convert.py."""
     from training.commands.convert import main
+
+    return main(argv)
+
+
+@command
+def gato_main(argv: Arguments) -> int:
+    """Show what one set of weights does with text, digits and a pendulum."""
+    from training.commands.gato import main
 
     return main(argv)
 

@@ -1,4 +1,5 @@
-"""Train a transformer: next tokens (d), masked tokens (e), sequence to sequence (ed), or classes of texts (classify).
+"""Train a transformer: next tokens (d), masked tokens (e), sequence to sequence (ed), classes of texts (classify), or
+text, images and control at once (gato).
 
     scripts/train.py d --run runs/docs                                # on Python's documentation
     scripts/train.py d --run runs/mine --data a.txt b.txt --steps 5000

@@ -33,7 +33,9 @@ from training.tasks.models import model_config
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "d": lambda store, settings, _, **sizes: NextTokens(store, mode=settings.rows, **sizes),
-    "e": lambda store, settings, _, **sizes: MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes),
+    "e": lambda store, settings, _, **sizes: MaskedTokens(
+        store, p_mask=settings.p_mask, rule=settings.masking, **sizes
+    ),
     "ed": lambda store, settings, _, **sizes: SequencePairs(store, **sizes),
     "classify": lambda store, settings, _, **sizes: LabeledTexts(store, **sizes),
     "gato": lambda store, settings, tokenizer, **sizes: Modalities(

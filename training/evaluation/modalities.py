@@ -48,7 +48,7 @@ def swing(controller: Any, *, n: int = SWINGS, seed: int = 1000, steps: int = pe
     """Steer pendulums in a closed loop, without disturbances.
 
     Args:
-        controller: from all observations so far, [n, steps, 3], and torques, [n, steps − 1, 1], to the next torques [n].
+        controller: from observations so far, [n, steps, 3], and torques, [n, steps − 1, 1], to the next ones [n].
         n: pendulums.
         seed: decides how they begin.
         steps: of each.

@@ -28,8 +28,8 @@ import numpy as np
 from training.data.batches import Dataset
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation import modalities
+from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
 from training.generation import Generator
 from training.generation.scoring import classify

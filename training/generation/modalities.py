@@ -52,7 +52,9 @@ class Gato:
         tokenizer = self.vocabulary.tokenizer
         asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
         tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=tokenizer.eos_token)
-        return [tokenizer.decode(row[: [*row, tokenizer.eos_token].index(tokenizer.eos_token)]) for row in tokens.tolist()]
+        return [
+            tokenizer.decode(row[: [*row, tokenizer.eos_token].index(tokenizer.eos_token)]) for row in tokens.tolist()
+        ]
 
     def drawings(
         self, texts: Sequence[str], *, n: int, levels: int, tau: float = 1.0, key: Key[Array, ""] | None = None

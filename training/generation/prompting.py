@@ -1,4 +1,4 @@
-"""What a prompt and several answers can do for a trained decoder: examples in front, a scratchpad, a majority vote.
+r"""What a prompt and several answers can do for a trained decoder: examples in front, a scratchpad, a majority vote.
 
     shots = read_shots("shots.tsv")                     # lines of source TAB target
     few_shot(shots, "cat")                              # "dog\tdogs\n…cat\t"
@@ -51,14 +51,14 @@ def read_shots(path: str | Path) -> list[Shot]:
 
 
 def few_shot(shots: Sequence[Shot], text: str) -> str:
-    """Return a prompt: the examples, a line each, and the text, whose target the model is to write.
+    r"""Return a prompt: the examples, a line each, and the text, whose target the model is to write.
 
     Raises:
         DataError: the text has a line break or a TAB.
 
     Example:
         >>> few_shot([Shot("dog", "dogs"), Shot("box", "boxes")], "cat")
-        'dog\\tdogs\\nbox\\tboxes\\ncat\\t'
+        'dog\tdogs\nbox\tboxes\ncat\t'
     """
     if NEWLINE in text or TAB in text:
         raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one for each line")
@@ -66,7 +66,7 @@ def few_shot(shots: Sequence[Shot], text: str) -> str:
 
 
 def final_answer(text: str, after: str | None) -> str | None:
-    """Return the answer in a text: all of it, or what stands behind the last `after`, to the end of that line.
+    r"""Return the answer in a text: all of it, or what stands behind the last `after`, to the end of that line.
 
     Args:
         text: what a model wrote.
@@ -76,7 +76,7 @@ def final_answer(text: str, after: str | None) -> str | None:
         the answer without white space at its ends, or None where `after` is not in the text.
 
     Example:
-        >>> final_answer("3+8=11, carry 1. answer: 81\\n", "answer:"), final_answer("81 ", None), final_answer("3", "=")
+        >>> final_answer("3+8=11, carry 1. answer: 81\n", "answer:"), final_answer("81 ", None), final_answer("3", "=")
         ('81', '81', None)
     """
     if after is None:

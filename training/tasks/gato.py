@@ -27,11 +27,11 @@ def hidden_state(params: GatoParams, batch: Batch, *, variant: Variant, **option
 
     Args:
         params: the parameters.
-        batch: x, at, patches, places, positions and segment_ids, as the data set of `training.data.modalities` makes them.
+        batch: x, at, patches, places, positions and segment_ids, of the data set `Modalities`.
         variant: what differs from the pseudocode.
         options: other arguments of `d_layers`.
     """
-    patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4)).astype(params.image.K_in.dtype)
+    patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
     options_of_lines = {"variant": variant.without_dropout(), "positions": positions}
     X = gato_embedding(batch["x"], patches, batch["at"], places[0], places[1], *params, **options_of_lines)
@@ -56,8 +56,10 @@ def of_text(params: GatoParams, config: GatoConfig, N_V: int) -> tuple[DTransfor
     theta = params.transformer
     W_u = None if theta.W_u is None else theta.W_u[:N_V]
     b_u = None if theta.b_u is None else theta.b_u[:N_V]
-    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DTransformerConfig)}
-    return theta._replace(W_e=theta.W_e[:, :N_V], W_u=W_u, b_u=b_u), DTransformerConfig(**sizes | {"N_V": N_V})
+    sizes: dict[str, Any] = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(DTransformerConfig)
+    }
+    return theta._replace(W_e=theta.W_e[:, :N_V], W_u=W_u, b_u=b_u), DTransformerConfig(**{**sizes, "N_V": N_V})
 
 
 GATO = Task(

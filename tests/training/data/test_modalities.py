@@ -70,7 +70,10 @@ def test_tokens_of_control_give_the_values_back():
 @pytest.mark.parametrize(
     ("elements", "message"),
     [
-        ([Text("two"), Image(PIXELS)], r"^modalities: expected one of these orders: text; an image, then text; .* got text, then an image"),
+        (
+            [Text("two"), Image(PIXELS)],
+            r"^modalities: expected one of these orders: text; an image, then text; .* got text, then an image",
+        ),
         ([Discrete(np.array([1])), Text("two")], r"got discrete values, then text"),
         ([Image(PIXELS), Discrete(np.array([1]))], r"got an image, then discrete values"),
         ([Image(PIXELS)], r"got an image$"),
@@ -103,19 +106,25 @@ def data():
 def test_a_batch_is_half_text_and_the_loss_is_on_text_and_actions(data):
     batch = data.batch(0)
     assert {len(array) for array in batch.values()} == {8}
-    assert np.all(batch["at"][:4] == -1) and np.all(batch["x"][:4] < FIRST)
+    assert np.all(batch["at"][:4] == -1)
+    assert np.all(batch["x"][:4] < FIRST)
     target = np.roll(batch["x"], -1, axis=1)
     for row in (4, 5):
         mask, at = batch["loss_mask"][row], batch["at"][row]
-        assert np.all(np.roll(at, -1)[mask] == -1) and np.all(target[row][mask] != SEPARATOR)
+        assert np.all(np.roll(at, -1)[mask] == -1)
+        assert np.all(target[row][mask] != SEPARATOR)
         patches = batch["patches"][row][at[at >= 0]]
-        assert len(patches) and np.all(np.diff(at[at >= 0]) == 1)
+        assert len(patches)
+        assert np.all(np.diff(at[at >= 0]) == 1)
         drawn = target[row][mask & (target[row] >= FIRST)]
-        assert len(drawn) == 64 and np.all(drawn < FIRST + 17)
+        assert len(drawn) == 64
+        assert np.all(drawn < FIRST + 17)
     for row in (6, 7):
         mask = batch["loss_mask"][row]
-        assert mask.sum() == 16 and np.all(batch["x"][row][mask] == SEPARATOR)
-        assert batch["x"][row][0] == BOS and np.all(np.diff(batch["positions"][row][:81]) == 1)
+        assert mask.sum() == 16
+        assert np.all(batch["x"][row][mask] == SEPARATOR)
+        assert batch["x"][row][0] == BOS
+        assert np.all(np.diff(batch["positions"][row][:81]) == 1)
 
 
 def test_a_drawing_is_that_of_its_name(data):
@@ -126,7 +135,8 @@ def test_a_drawing_is_that_of_its_name(data):
     name = "".join(chr(ord("a") + v) for v in x[1:end])
     shades = (x[end + 1 : end + 65] - FIRST).reshape(8, 8)
     labels = train.labels[(train.shades == shades).all(axis=(1, 2))]
-    assert len(labels) and set(labels) == {digits.NAMES.index(name)}
+    assert len(labels)
+    assert set(labels) == {digits.NAMES.index(name)}
 
 
 def test_the_batch_of_a_step_depends_on_seed_and_step_alone(data):
@@ -149,7 +159,8 @@ def test_sizes_that_do_not_fit_are_refused():
 def test_no_held_out_digit_is_trained_on():
     train, held_out = digits.load("train"), digits.load("validation")
     assert (len(train.labels), len(held_out.labels)) == (1437, 360)
-    assert train.pixels.min() == -1 and train.pixels.max() == 1
+    assert train.pixels.min() == -1
+    assert train.pixels.max() == 1
 
 
 def test_the_pendulum_moves_as_a_rod_does():

@@ -1,4 +1,4 @@
-"""What a model of several modalities names, draws and does, against one column after another by Algorithm 10's lines."""
+"""What a model of several modalities names, draws and does, against one column after another by Algorithm 10."""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ from training.evaluation.modalities import by_expert, by_nobody, cloned, swing
 from training.generation.modalities import Gato
 from training.generation.text import Options, answerer_for
 from training.runs.directory import Run
+from training.tasks import TASKS
 from training.tasks.gato import of_text
 from training.tasks.objectives import next_tokens
-from training.tasks import TASKS
 
 TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
 SIZES = {"l_max": 24, "L": 1, "H": 2, "d_e": 8, "d_mlp": 12, "patch": 4, "d_r": 4, "n_groups": 2, "n_places": 2}
@@ -61,7 +61,9 @@ def test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0():
             assert next_column(columns, TOKENIZER.N_V, TOKENIZER.N_V + 17) == TOKENIZER.N_V + shade
             columns = extended(columns, TOKENIZER.N_V + shade)
     sampled = GATO.drawings(["two"] * 40, n=5, levels=17, key=jax.random.key(0))
-    assert sampled.min() >= 0 and sampled.max() < 17 and len(np.unique(sampled)) > 5
+    assert sampled.min() >= 0
+    assert sampled.max() < 17
+    assert len(np.unique(sampled)) > 5
 
 
 def test_an_action_is_the_likeliest_value_behind_the_separator():
@@ -86,7 +88,7 @@ def test_text_is_continued_by_the_decoder_of_the_text_tokens_alone():
     theta, config = of_text(PARAMS, CONFIG, TOKENIZER.N_V)
     x = jnp.asarray([TOKENIZER.bos_token, 3, 5])
     P, whole = d_transformer(x, theta, variant=config.variant), d_transformer(x, PARAMS.transformer)[: TOKENIZER.N_V]
-    np.testing.assert_allclose(P, whole / whole.sum(axis=0), rtol=2e-5)
+    np.testing.assert_allclose(P, np.asarray(whole) / np.asarray(whole).sum(axis=0), rtol=2e-5)
     ((answer,),) = answerer_for(RUN, Options(tau=0.0, l_gen=6)).answers(["ab"])
     assert set(answer["text"]) <= set("abcdefghijklmnopqrstuvwxyz")
 
@@ -131,7 +133,9 @@ def test_the_clone_reads_the_last_steps_that_it_has_columns_for():
 
     steered, expert = swing(cloned(Recording()), n=3), swing(by_expert, n=3)
     np.testing.assert_allclose(steered.cos, expert.cos)
-    assert [len(o) for o, _ in asked[:6]] == [1, 2, 3, 4, 4, 4] and [len(a) for _, a in asked[:6]] == [0, 1, 2, 3, 3, 3]
+    assert [len(o) for o, _ in asked[:6]] == [1, 2, 3, 4, 4, 4]
+    assert [len(a) for _, a in asked[:6]] == [0, 1, 2, 3, 3, 3]
     np.testing.assert_allclose(asked[9][0][:, 0], expert.cos[0, 6:10])
     np.testing.assert_allclose(asked[9][1][:, 0] * 2, expert.torques[0, 6:9])
-    assert expert.figures()["upright"] == 1.0 and swing(by_nobody, n=3).figures()["upright"] < 0.5
+    assert expert.figures()["upright"] == 1.0
+    assert swing(by_nobody, n=3).figures()["upright"] < 0.5

@@ -34,8 +34,7 @@ def test_a_missing_file_and_text_of_several_lines_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"^--shots: cannot read .*none\.tsv: No such file"):
         read_shots(tmp_path / "none.tsv")
     with pytest.raises(DataError, match=r"^--shots: cannot read "):
-        (tmp_path / "latin").write_bytes(b"caf\xe9\tx")
-        read_shots(tmp_path / "latin")
+        read_shots(tmp_path)
     with pytest.raises(DataError, match=r"^--shots: expected prompts of one line without TAB, got 'a\\nb'"):
         few_shot([Shot("a", "b")], "a\nb")
 
@@ -77,6 +76,8 @@ class Answering:
 def test_an_answerer_whose_answers_vote():
     voted = Voted(Answering("4", "5", "5"))
     assert [answer["text"] for (answer,) in voted.answers(["2+3=", "1+4="])] == ["5", "5"]
-    assert not voted.streams and not voted.takes_lines and voted.n == 3
+    assert not voted.streams
+    assert not voted.takes_lines
+    assert voted.n == 3
     with pytest.raises(DataError, match=r"^--vote: expected several answers to vote, got 1; give --n 15"):
         Voted(Answering("4"))

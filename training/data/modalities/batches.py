@@ -1,7 +1,7 @@
 """Batches of text, digits and control: half of the rows, a quarter, and a quarter.
 
-A row of text is one of `NextTokens`, packed; one of digits has a drawing, and as many images and their names as there is
-room for; one of control is a part of an episode of the expert's.
+A row of text is one of `NextTokens`, packed; one of digits has a drawing, and as many images with their names as there
+is room for; one of control is a part of an episode of the expert's.
 """
 
 from typing import Any
@@ -22,16 +22,19 @@ EPISODES = {"train": (96, 0), "validation": (8, 1)}
 
 
 class Modalities(Dataset):
-    """Rows of text, of digits and of control: {"x", "segment_ids", "positions", "loss_mask", "at", "patches", "places"}.
+    """Rows of text, of digits and of control.
 
-    ``at`` says which of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places``
-    [B, n, 2] where in its image it is; the others are those of `NextTokens`.
+    {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"at", "patches", "places"}: ``at``
+    says which of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places``
+    [B, n, 2] where in its image it is.
 
     Raises:
         DataError: as `NextTokens`; or l_max has no room for a drawing.
     """
 
-    def __init__(self, store: TokenStore, vocabulary: Vocabulary, *, l_max: int, batch_size: int, seed: int = 0) -> None:
+    def __init__(
+        self, store: TokenStore, vocabulary: Vocabulary, *, l_max: int, batch_size: int, seed: int = 0
+    ) -> None:
         if batch_size % 4:
             raise DataError(f"--batch-size: expected a multiple of 4, half of it text, got {batch_size}")
         self._text = NextTokens(store, l_max=l_max, batch_size=batch_size // 2, seed=seed, mode="packed")

@@ -1,6 +1,6 @@
 """The handwritten digits that scikit-learn carries: 1,797 images of 8 × 8 pixels in 17 shades, 0 to 16."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def load(part: str) -> Digits:
     """
     from sklearn.datasets import load_digits  # takes a second to import, and few runs need it
 
-    data = load_digits()
+    data: Any = load_digits()
     held_out = np.arange(len(data.target)) % HELD_OUT == 0
     chosen = ~held_out if part == "train" else held_out
     return Digits(data.images[chosen].astype(np.int32), data.target[chosen].astype(np.int32))

@@ -6,14 +6,15 @@
     Control(observations, actions)         continuous values, as the same tokens: μ-law and 1,024 bins for what is
                                            observed, the bins alone for actions, which are within ±1
 
-A sequence begins with bos; a separator stands before what answers: the name of an image, the drawing of a text, and each
-action. As Gato's, the loss is on text and actions (the drawing's shades are its actions), never on images, observations
-and separators.
+A sequence begins with bos; a separator stands before what answers: the name of an image, the drawing of a text, and
+each action. As with Gato, the loss is on text and actions (a drawing's shades are actions), never on images,
+observations and separators.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from algorithms.gato import (
@@ -102,19 +103,19 @@ class Vocabulary(NamedTuple):
 
     def observed(self, values: np.ndarray) -> np.ndarray:
         """Return the tokens of continuous values within ±256."""
-        return self.first + np.asarray(discretize(mu_law(np.asarray(values, np.float32))))
+        return self.first + np.asarray(discretize(mu_law(jnp.asarray(values, jnp.float32))))
 
     def actions(self, values: np.ndarray) -> np.ndarray:
         """Return the tokens of continuous values within ±1."""
-        return self.first + np.asarray(discretize(np.asarray(values, np.float32)))
+        return self.first + np.asarray(discretize(jnp.asarray(values, jnp.float32)))
 
     def action_of(self, tokens: np.ndarray) -> np.ndarray:
         """Return the values that `actions` made these tokens of, to within 1/1,024."""
-        return np.asarray(undiscretize(np.asarray(tokens) - self.first))
+        return np.asarray(undiscretize(jnp.asarray(tokens) - self.first))
 
     def observation_of(self, tokens: np.ndarray) -> np.ndarray:
         """Return the values that `observed` made these tokens of, to within half a bin."""
-        return np.asarray(inverse_mu_law(undiscretize(np.asarray(tokens) - self.first)))
+        return np.asarray(inverse_mu_law(undiscretize(jnp.asarray(tokens) - self.first)))
 
     def discrete(self, values: np.ndarray) -> np.ndarray:
         """Return the tokens of integers from 0 to 1,023.
@@ -177,7 +178,7 @@ class Vocabulary(NamedTuple):
             raise DataError(
                 f"image: expected [height, width, {self.config.channels} channels], got {list(pixels.shape)}"
             )
-        patches = np.moveaxis(np.asarray(raster_patches(pixels, side=side)), -1, 0)
+        patches = np.moveaxis(np.asarray(raster_patches(jnp.asarray(pixels), side=side)), -1, 0)
         places = raster_places(*pixels.shape[:2], side=side, n_places=self.config.n_places)
         n = len(patches)
         return Columns(np.zeros(n, np.int32), np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
