@@ -111,6 +111,15 @@ class Settings:
         "paper", "how tokens are hidden: Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
     )
     p_mask: float = _setting(0.15, "probability to hide a token", common=False)
+    token_noise: float = _setting(
+        0.0, "probability to replace a token that the model reads in training by a random one", common=False
+    )
+    token_deletion: float = _setting(
+        0.0, "probability to leave a token out of a source, or of a text to classify, in training", common=False
+    )
+    fold: str = _setting(
+        "", "I/K: hold out the I-th of K equal parts of the training and validation data, from 1", common=False
+    )
     # model
     variant: str = _setting(
         "PAPER",
@@ -290,6 +299,8 @@ _RANGES = {
     "ema_decay": (0, 1),
     "lora_rank": (0, _MANY),
     "dropout": (0, 1),
+    "token_noise": (0, 1),
+    "token_deletion": (0, 1),
     "log_every": (1, _MANY),
     "eval_every": (1, _MANY),
     "eval_batches": (0, _MANY),

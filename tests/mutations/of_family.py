@@ -62,7 +62,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "an encoder with the buckets of a decoder": Mutation(
         "algorithms/alg09_e_transformer.py",
-        "e_encoding",
+        "e_layers",
         "table",
         "both_ways=True",
         "both_ways=False",

@@ -10,10 +10,12 @@ from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextToken
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
+from training.data.folds import folded
 from training.data.formats import text_files
 from training.data.mixtures import Weighted, mixture, weighted, weights_of
 from training.data.modalities.batches import Modalities
 from training.data.modalities.sequences import Vocabulary
+from training.data.noise import Noisy
 from training.data.records import Corpus, DataError, Kind
 from training.data.store import (
     LabeledStore,
@@ -118,12 +120,16 @@ def load_run_data(
     corpus = _corpus(settings, data, cache_dir, counted=bool(weights))
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
+    corpus = folded(corpus, settings.fold) if settings.fold else corpus
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus)
     of_total = functools.partial(_of_total, progress, corpus.n_bytes)
     stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=of_total)
     make = functools.partial(make_dataset, settings, tokenizer=tokenizer)
     train = mixture(stores.train, corpus.files, weights, make) if weights else make(stores.train)
+    if settings.token_noise or settings.token_deletion:
+        noise = {"noise": settings.token_noise, "deletion": settings.token_deletion}
+        train = Noisy(train, tokenizer.special_tokens, tokenizer.N_V, **noise)
     validation = make(stores.validation)
     return RunData(
         corpus=corpus,
