@@ -72,15 +72,7 @@ def d_hidden_state(
     For packed documents, ``segments`` has the number of the document of each token, which attends to its own document
     only, and ``positions`` the position of each token in its document.
     """
-    if (
-        positions is not None
-        and segments is None
-        and any(isinstance(line.positions, ByDistance) for line in variant.attentions)
-    ):
-        raise ValueError(
-            "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
-            "got an array; give segments, too"
-        )
+    _check_distances(variant, positions, segments)
     mask = mask if segments is None else mask & documents(segments)
     return hidden_state(x, positions, theta, mask, length, decoder_lines(variant, implementation, key=key, remat=remat))
 
@@ -129,10 +121,23 @@ def d_layers(
         >>> d_layers(d_embedding(jnp.array([3, 0, 1]), theta), theta).shape
         (6, 3)
     """
+    _check_distances(variant, positions, segments)
     mask = mask if segments is None else mask & documents(segments)
     f = decoder_lines(variant, implementation, key=key, remat=remat)
     t = positions_in(X[0]) if positions is None else positions
     return residual_stream(without_padding(X, theta.W_e, length), t, theta, padded(mask, length), f)
+
+
+def _check_distances(variant: Variant, positions: Any, segments: Any) -> None:
+    if (
+        positions is not None
+        and segments is None
+        and any(isinstance(line.positions, ByDistance) for line in variant.attentions)
+    ):
+        raise ValueError(
+            "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
+            "got an array; give segments, too"
+        )
 
 
 def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:

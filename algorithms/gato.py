@@ -21,6 +21,7 @@ from algorithms.alg10_d_transformer import decoder_lines
 from algorithms.layers import positions_in
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Range, check_key
+from algorithms.machinery.naming import numbered
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig
 from algorithms.model.variant import Variant
@@ -226,6 +227,7 @@ def _group_norm(U: Float[Array, "n side side d"], gamma: Array, beta: Array) -> 
 
 
 @compiled
+@numbered
 def gato_embedding(
     x: Integer[Array, "*batch l"],
     patches: Float[Array, "side side channels *batch n"],

@@ -57,6 +57,8 @@ def test_control_is_observations_a_separator_and_the_action_which_alone_is_predi
     np.testing.assert_array_equal(np.flatnonzero(columns.predicted), [5, 10])
     asked = VOCABULARY.sequence([Control(observations, actions[:1])], ends=False)
     np.testing.assert_array_equal(asked.x, expected[:-1])
+    first = VOCABULARY.sequence([Control(observations[:1], np.zeros((0, 1)))], ends=False)
+    np.testing.assert_array_equal(first.x, expected[:5])
 
 
 def test_tokens_of_control_give_the_values_back():

@@ -11,6 +11,7 @@ each action. As with Gato, the loss is on text and actions (a drawing's shades a
 observations and separators.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -192,7 +193,7 @@ class Vocabulary(NamedTuple):
                 f"{len(actions)}"
             )
         seen = self.observed(observations).reshape(steps, -1)
-        done = self.actions(actions).reshape(len(actions), -1)
+        done = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # there may be none
         separators = np.full((steps, 1), self.separator)
         rows = [np.concatenate([seen[i], separators[i], *done[i : i + 1]]) for i in range(steps)]
         flags = [np.arange(len(row)) > seen.shape[1] for row in rows]
