@@ -10,7 +10,7 @@ import numpy as np
 from training.data.batches import NextTokens
 from training.data.loading import RunData
 from training.data.modalities import digits, pendulum
-from training.data.modalities.batches import PER_STEP
+from training.data.modalities.batches import IN_VIEW
 from training.evaluation.held_out import evaluate
 from training.generation.modalities import Gato
 from training.runs.directory import Description, Run
@@ -67,11 +67,10 @@ def swing(controller: Any, *, n: int = SWINGS, seed: int = 1000, steps: int = pe
 
 
 def cloned(gato: Gato) -> Any:
-    """Return the controller that a model is: it reads the last steps that it has columns for."""
-    steps = (gato.config.l_max - 1) // PER_STEP
+    """Return the controller that a model is: it reads as many of the last steps as it was trained on."""
 
     def controller(observations: np.ndarray, torques: np.ndarray) -> np.ndarray:
-        before = torques[:, len(torques[0]) - min(steps - 1, len(torques[0])) :] / pendulum.TORQUE
+        before = torques[:, len(torques[0]) - min(IN_VIEW - 1, len(torques[0])) :] / pendulum.TORQUE
         seen = observations[:, -len(before[0]) - 1 :]
         return gato.actions(list(seen), list(before))[:, 0] * pendulum.TORQUE
 

@@ -1,7 +1,7 @@
-"""Batches of text, digits and control: half of the rows, a quarter, and a quarter.
+"""Batches of text, digits and control: three eighths of the rows, one eighth, and a half.
 
 A row of text is one of `NextTokens`, packed; one of digits has a drawing, and as many images with their names as there
-is room for; one of control is a part of an episode of the expert's.
+is room for; one of control has parts of episodes of the expert's.
 """
 
 from typing import Any
@@ -17,7 +17,9 @@ from training.data.store import TokenStore
 NAMED_IN_A_ROW = 6
 PER_STEP = 5
 """Columns of a step of control: three of observation, the separator, and the action."""
-EPISODES = {"train": (96, 0), "validation": (8, 1)}
+IN_VIEW = 5
+"""Steps of control in a part of an episode, and those that the model has in view when it steers."""
+EPISODES = {"train": (400, 0), "validation": (32, 1)}
 """By part: how many episodes, and their seed."""
 
 
@@ -35,9 +37,9 @@ class Modalities(Dataset):
     def __init__(
         self, store: TokenStore, vocabulary: Vocabulary, *, l_max: int, batch_size: int, seed: int = 0
     ) -> None:
-        if batch_size % 4:
-            raise DataError(f"--batch-size: expected a multiple of 4, half of it text, got {batch_size}")
-        self._text = NextTokens(store, l_max=l_max, batch_size=batch_size // 2, seed=seed, mode="packed")
+        if batch_size % 8:
+            raise DataError(f"--batch-size: expected a multiple of 8, three eighths of it text, got {batch_size}")
+        self._text = NextTokens(store, l_max=l_max, batch_size=3 * batch_size // 8, seed=seed, mode="packed")
         part = "train" if store.part == "train" else "validation"
         self._named, self._drawn = _of_digits(vocabulary, part)
         longest = max(len(columns.x) for columns in self._drawn)
@@ -52,7 +54,7 @@ class Modalities(Dataset):
         super().__init__(
             self._text.fingerprint,
             fingerprint(*(array.tobytes() for array in arrays)),
-            n_examples=2 * self._text.n_examples,
+            n_examples=8 * self._text.n_examples // 3,
             l_max=l_max,
             batch_size=batch_size,
             seed=seed,
@@ -68,8 +70,8 @@ class Modalities(Dataset):
             yield self._joined(text, np.random.default_rng([2, step]), rows)
 
     def _joined(self, text: Batch, rng: np.random.Generator, rows: slice) -> Batch:
-        n = len(text["x"]) // 2
-        others = [self._digits(rng) for _ in range(n)] + [self._steps(rng) for _ in range(n)]
+        n = self.batch_size // 8
+        others = [self._digits(rng) for _ in range(n)] + [self._steps(rng) for _ in range(4 * n)]
         packed = [self._row(sequences) for sequences in others]
         none = {"at": np.full_like(text["x"], -1)} | self._patches(len(text["x"]))
         batch = {**text, **none}
@@ -86,13 +88,18 @@ class Modalities(Dataset):
         return chosen
 
     def _steps(self, rng: np.random.Generator) -> list[Columns]:
-        """Return a part of an episode, in the columns that there is room for."""
-        episode = self._control[rng.integers(len(self._control))]
-        n = (self.l_max - 1) // PER_STEP * PER_STEP
+        """Return parts of episodes, as many as there is room for."""
+        n = IN_VIEW * PER_STEP
+        return [
+            self._part(self._control[rng.integers(len(self._control))], n, rng) for _ in range(self.l_max // (1 + n))
+        ]
+
+    def _part(self, episode: Columns, n: int, rng: np.random.Generator) -> Columns:
+        """Return n columns of an episode, behind bos."""
         first = 1 + PER_STEP * rng.integers((len(episode.x) - 1 - n) // PER_STEP + 1)
-        chosen = np.concatenate([[0], np.arange(first, first + n)])  # bos, and the steps
+        chosen = np.concatenate([[0], np.arange(first, first + n)])
         x, at, predicted = (array[chosen] for array in episode[:3])
-        return [episode._replace(x=x, at=at, predicted=predicted)]
+        return episode._replace(x=x, at=at, predicted=predicted)
 
     def _row(self, sequences: list[Columns]) -> Batch:
         lengths = [len(sequence.x) for sequence in sequences]
