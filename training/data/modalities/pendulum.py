@@ -55,8 +55,8 @@ def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
 def expert(observation: np.ndarray) -> np.ndarray:
     """Return the torques [n] of a controller that swings the pendulum up and holds it, for observations [n, 3].
 
-    Near the top it is a linear feedback; elsewhere it gives the energy that is missing, in the direction of ω. Its torques
-    are whole numbers: what is to be learned is which of five, instead of one of a thousand.
+    Near the top it is a linear feedback; elsewhere it gives the energy that is missing, in the direction of ω. Its
+    torques are whole numbers: what is to be learned is which of five, instead of one of a thousand.
     """
     cos, sin, omega = observation.T
     theta = np.arctan2(sin, cos)
