@@ -111,6 +111,12 @@ class Settings:
         "paper", "how tokens are hidden: Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
     )
     p_mask: float = _setting(0.15, "probability to hide a token", common=False)
+    pairs: tuple[str, ...] = _setting(
+        (), "pairs that the decoder learns besides: a named data set or files, as source, TAB and target", common=False
+    )
+    labeled: tuple[str, ...] = _setting(
+        (), "labeled texts that the decoder learns besides: likewise, as text, TAB and label", common=False
+    )
     token_noise: float = _setting(
         0.0, "probability to replace a token that the model reads in training by a random one", common=False
     )

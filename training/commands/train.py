@@ -54,6 +54,9 @@ from training.settings import GROUPS, KINDS, PRESETS, SETTINGS, Settings, Settin
 from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
 
+FILES = ("data", "validation_data", "pairs", "labeled")
+"""The settings that name files."""
+
 
 def parser() -> Parser:
     """Return the command line: a subcommand for each task, a flag for each of its settings."""
@@ -184,7 +187,7 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
             return name
         return f"{Path(path).absolute()}{'' if weight is None else name.removeprefix(path)}"
 
-    files = {name: values[name] for name in ("data", "validation_data") if isinstance(values.get(name), list | tuple)}
+    files = {name: values[name] for name in FILES if isinstance(values.get(name), list | tuple)}
     if values.get("lora_rank") and values.get("start_from"):  # it is read whenever the run is
         values = values | {"start_from": absolute(values["start_from"])}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}

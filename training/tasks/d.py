@@ -28,6 +28,6 @@ D = Task(
     init=init_d_transformer,
     objective=Objective(columns=_columns, weights=_weights),
     flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
-    settings=("L", "rows", "token_noise", "lora_rank", "lora_alpha", "lora_matrices"),
+    settings=("L", "rows", "pairs", "labeled", "token_noise", "lora_rank", "lora_alpha", "lora_matrices"),
     defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
 )
