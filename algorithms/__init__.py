@@ -9,11 +9,32 @@ from algorithms.alg01_embedding import positional_embedding, sinusoidal_position
 from algorithms.alg03_attention import attention, mh_attention, scaled_dot_product_attention, single_query_attention
 from algorithms.alg06_layer_norm import layer_norm, rms_norm
 from algorithms.alg07_unembedding import unembedding
-from algorithms.alg08_ed_transformer import ed_decoding, ed_encoding, ed_hidden_state, ed_transformer
-from algorithms.alg09_e_transformer import e_encoding, e_hidden_state, e_transformer
-from algorithms.alg10_d_transformer import d_hidden_state, d_transformer
+from algorithms.alg08_ed_transformer import (
+    ed_decoder_layers,
+    ed_decoding,
+    ed_encoder_layers,
+    ed_encoding,
+    ed_hidden_state,
+    ed_transformer,
+)
+from algorithms.alg09_e_transformer import e_embedding, e_encoding, e_hidden_state, e_layers, e_transformer
+from algorithms.alg10_d_transformer import d_embedding, d_hidden_state, d_layers, d_transformer
 from algorithms.alg11_training import d_training, e_training, ed_training
 from algorithms.alg14_inference import d_inference, ed_inference
+from algorithms.gato import (
+    GatoConfig,
+    GatoParams,
+    PatchParams,
+    discretize,
+    gato_embedding,
+    init_gato,
+    inverse_mu_law,
+    mu_law,
+    patch_embedding,
+    raster_patches,
+    raster_places,
+    undiscretize,
+)
 from algorithms.machinery.registry import REGISTRY
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
 from algorithms.model.initialization import (
@@ -73,6 +94,11 @@ __all__ = [
     # Their parts, and intermediate results that training reads
     "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state",
     "e_encoding", "d_hidden_state", "log_loss", "token_losses",
+    # The same, entered with embeddings
+    "d_embedding", "d_layers", "e_embedding", "e_layers", "ed_decoder_layers", "ed_encoder_layers",
+    # Gato
+    "GatoConfig", "GatoParams", "PatchParams", "discretize", "gato_embedding", "init_gato", "inverse_mu_law", "mu_law",
+    "patch_embedding", "raster_patches", "raster_places", "undiscretize",
     # Masks, parameters, variants and the legend
     "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3", "GPT_NEO", "IMPLEMENTATIONS",
     "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY", "ROBERTA", "T5", "UNIDIRECTIONAL",

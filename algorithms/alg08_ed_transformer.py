@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of, padded, positions_in, zero_padding
+from algorithms.layers import Lines, lines_of, padded, positions_in, without_padding, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
@@ -110,10 +110,31 @@ def ed_encoding(
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    table = Table(theta.encoder_distances, both_ways=True)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, table=table)
+    f = lines_of(variant, implementation, *OWN)
     t = positions_in(z)  # line 1
     Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
+    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
+    Z = ed_encoder_layers(Z, theta, key=key, z_mask=z_mask, remat=remat, **options)  # lines 4-9
+    return Z
+
+
+@compiled
+@numbered
+def ed_encoder_layers(
+    Z: Float[Array, "d_e *batch l_z"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    remat: Remat = False,
+) -> Float[Array, "d_e *batch l_z"]:
+    """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
+    table = Table(theta.encoder_distances, both_ways=True)
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, table=table)
+    Z, t = without_padding(Z, theta.W_e, z_length), positions_in(Z[0])
     mask = padded(z_mask, z_length)
 
     def layer(Z, theta_l, f):
@@ -164,13 +185,41 @@ def ed_decoding(
     return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
 
 
+@compiled
+def ed_decoder_layers(
+    Z: Float[Array, "d_e *#batch l_z"],
+    X: Float[Array, "d_e *batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
+    remat: Remat = False,
+) -> Float[Array, "d_e *batch l_x"]:
+    """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
+
+
 @numbered
 def decoder_hidden_state(
     Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
 ) -> Float[Array, "d_e *columns"]:
     """Lines 10-20 of Algorithm 8 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
-    f = f._replace(table=Table(theta.decoder_distances))
     X = f.embedding(x, t, theta)  # lines 10-12
+    X = primary_residual_stream(Z, X, t, theta, mask, cross_mask, f)  # lines 13-20
+    return X
+
+
+@numbered
+def primary_residual_stream(
+    Z: Any, X: Float[Array, "d_e *columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 13-20 of Algorithm 8: from the embeddings to the hidden state."""
+    f = f._replace(table=Table(theta.decoder_distances))
 
     def layer(X, theta_l, f):
         W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l

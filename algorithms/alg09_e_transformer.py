@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import lines_of, padded, positions_in, zero_padding
+from algorithms.layers import lines_of, padded, positions_in, without_padding, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
@@ -115,10 +115,47 @@ def e_encoding(
 
     ``types`` has the type of each token, where the parameters embed it: BERT's two sentences. None: all are of type 0.
     """
+    lines = {"variant": variant, "implementation": implementation, "length": length}
+    X = e_embedding(x, theta, types=types, **lines)  # lines 1-3
+    X = e_layers(X, theta, key=key, mask=mask, remat=remat, **lines)  # lines 4-9
+    return X
+
+
+@compiled
+@numbered
+def e_embedding(
+    x: Integer[Array, "*batch l"],
+    theta: ETransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    length: Length = None,
+    types: Types = None,
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 1-3 of Algorithm 9: the embeddings X of tokens, from which `e_layers` continues."""
+    f = lines_of(variant, implementation, *OWN)
     t = positions_in(x)  # line 1
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
-    f = f.sharing(theta.distances, x, t, theta, both_ways=True)
     X = f.embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
+    return X
+
+
+@compiled
+@numbered
+def e_layers(
+    X: Float[Array, "d_e *batch l"],
+    theta: ETransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    length: Length = None,
+    mask: SelfMask = BIDIRECTIONAL,
+    remat: Remat = False,
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 4-9 of Algorithm 9: the layers, entered with embeddings X, whose columns need not be tokens."""
+    X, t = without_padding(X, theta.W_e, length), positions_in(X[0])
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    f = f.sharing(theta.distances, X[0], t, theta, both_ways=True)
     mask = padded(mask, length)
 
     def layer(X, theta_l, f):

@@ -5,7 +5,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, zero_padding
+from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, without_padding, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
@@ -72,6 +72,63 @@ def d_hidden_state(
     For packed documents, ``segments`` has the number of the document of each token, which attends to its own document
     only, and ``positions`` the position of each token in its document.
     """
+    _check_distances(variant, positions, segments)
+    mask = mask if segments is None else mask & documents(segments)
+    return hidden_state(x, positions, theta, mask, length, decoder_lines(variant, implementation, key=key, remat=remat))
+
+
+@compiled
+@numbered
+def d_embedding(
+    x: Integer[Array, "*batch l"],
+    theta: DTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    length: Length = None,
+    positions: Integer[Array, "*#batch l"] | None = None,
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 1-3 of Algorithm 10: the embeddings X of tokens, from which `d_layers` continues."""
+    t = positions_in(x) if positions is None else positions  # line 1
+    X = decoder_lines(variant, implementation).embedding(zero_padding(x, length), t, theta)  # lines 2-3
+    return X
+
+
+@compiled
+def d_layers(
+    X: Float[Array, "d_e *batch l"],
+    theta: DTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    length: Length = None,
+    mask: SelfMask = UNIDIRECTIONAL,
+    positions: Integer[Array, "*#batch l"] | None = None,
+    segments: Integer[Array, "*#batch l"] | None = None,
+    remat: Remat = False,
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 4-10 of Algorithm 10: the decoder, entered with embeddings X, whose columns need not be tokens.
+
+    Of the embeddings of tokens, ``d_embedding(x, theta)``, it makes what ``d_hidden_state(x, theta)`` is. What is to be
+    known of positions must be in X already; ``positions`` serve variants whose attention reads them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from algorithms import DTransformerConfig, d_embedding, init_d_transformer
+        >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
+        >>> theta = init_d_transformer(jax.random.key(0), config)
+        >>> d_layers(d_embedding(jnp.array([3, 0, 1]), theta), theta).shape
+        (6, 3)
+    """
+    _check_distances(variant, positions, segments)
+    mask = mask if segments is None else mask & documents(segments)
+    f = decoder_lines(variant, implementation, key=key, remat=remat)
+    t = positions_in(X[0]) if positions is None else positions
+    return residual_stream(without_padding(X, theta.W_e, length), t, theta, padded(mask, length), f)
+
+
+def _check_distances(variant: Variant, positions: Any, segments: Any) -> None:
     if (
         positions is not None
         and segments is None
@@ -81,8 +138,6 @@ def d_hidden_state(
             "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
             "got an array; give segments, too"
         )
-    mask = mask if segments is None else mask & documents(segments)
-    return hidden_state(x, positions, theta, mask, length, decoder_lines(variant, implementation, key=key, remat=remat))
 
 
 def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
@@ -96,9 +151,17 @@ def hidden_state(
 ) -> Float[Array, "d_e *columns"]:
     """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
     t = positions_in(x) if t is None else t  # line 1
-    f = f.sharing(theta.distances, x, t, theta)
     X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
-    mask = padded(mask, length)
+    X = residual_stream(X, t, theta, padded(mask, length), f)  # lines 4-10
+    return X
+
+
+@numbered
+def residual_stream(
+    X: Float[Array, "d_e *columns"], t: Any, theta: Any, mask: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 4-10 of Algorithm 10: from the embeddings to the hidden state."""
+    f = f.sharing(theta.distances, X[0], t, theta)
 
     def layer(X, theta_l, f):
         W, norm1, mlp, norm2 = theta_l

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
 from algorithms.machinery.arrays import indices
@@ -71,8 +71,17 @@ class Lines(NamedTuple):
 
         If θ has them, token types are added, and a norm follows.
         """
+        return self.at_positions(self.tokens(x, theta), x, t, theta, types)
+
+    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_e *columns"]:
+        """``W_e[:, x[t]]`` of every token."""
+        return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
+
+    def at_positions(
+        self, X: Float[Array, "d_e *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
+    ) -> Float[Array, "d_e *columns"]:
+        """``X[:, t] + W_p[:, t]`` of every column, and what else follows the embedding of the tokens."""
         line = self.variant.embedding
-        X = shard_residual_stream(line.tokens(x, theta, self.implementation))
         W_p_t = line.of_positions(_of_columns(t, x), theta, self.implementation)
         X = X if W_p_t is None else X + W_p_t
         if getattr(theta, "W_t", None) is not None:
@@ -242,6 +251,16 @@ def zero_padding(
     return jnp.where(positions_in(x) < length, x, 0)
 
 
-def positions_in(x: Integer[Array, "*batch l"]) -> Any:
+def without_padding(
+    X: Float[Array, "d_e *batch l"], W_e: Float[Array, "d_e N_V"], length: Integer[Array, "*#batch"] | int | None
+) -> Float[Array, "d_e *batch l"]:
+    """Embeddings with that of token 0 where t >= length: columns of 0 have no layer norm where ε is 0."""
+    if length is None:
+        return X
+    real = zero_padding(jnp.ones(X.shape[1:], int), length) > 0
+    return jnp.where(real[None], X, W_e[:, 0].reshape(-1, *(1,) * real.ndim).astype(X.dtype))
+
+
+def positions_in(x: Shaped[Array, "*batch l"]) -> Any:
     """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
     return indices(x.shape[-1]).reshape(*(1,) * (x.ndim - 1), x.shape[-1])

@@ -40,7 +40,7 @@ DECAYING = ("adamw", "lion", "muon")
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
 
 
-PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "l_max", "l_gen", "p_mask"})
+PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
 
 
 def flag(name: str) -> str:
@@ -111,6 +111,21 @@ class Settings:
         "paper", "how tokens are hidden: Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
     )
     p_mask: float = _setting(0.15, "probability to hide a token", common=False)
+    pairs: tuple[str, ...] = _setting(
+        (), "pairs that the decoder learns besides: a named data set or files, as source, TAB and target", common=False
+    )
+    labeled: tuple[str, ...] = _setting(
+        (), "labeled texts that the decoder learns besides: likewise, as text, TAB and label", common=False
+    )
+    token_noise: float = _setting(
+        0.0, "probability to replace a token that the model reads in training by a random one", common=False
+    )
+    token_deletion: float = _setting(
+        0.0, "probability to leave a token out of a source, or of a text to classify, in training", common=False
+    )
+    fold: str = _setting(
+        "", "I/K: hold out the I-th of K equal parts of the training and validation data, from 1", common=False
+    )
     # model
     variant: str = _setting(
         "PAPER",
@@ -120,6 +135,10 @@ class Settings:
     L: int = _setting(4, "layers", common=False)
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
+    patch: int = _setting(4, "side of a patch of an image, in pixels", common=False)
+    d_r: int = _setting(16, "channels of the residual block that embeds a patch", common=False)
+    n_groups: int = _setting(4, "groups of channels that its norms are taken over", common=False)
+    n_places: int = _setting(16, "rows of patches, and columns of patches, that an image may have", common=False)
     H: int = _setting(4, "heads")
     H_kv: int = _setting(0, "heads of keys and values, each of which several heads share (0: as many as heads)")
     d_e: int = _setting(128, "dimensions of the residual stream")
@@ -286,6 +305,8 @@ _RANGES = {
     "ema_decay": (0, 1),
     "lora_rank": (0, _MANY),
     "dropout": (0, 1),
+    "token_noise": (0, 1),
+    "token_deletion": (0, 1),
     "log_every": (1, _MANY),
     "eval_every": (1, _MANY),
     "eval_batches": (0, _MANY),

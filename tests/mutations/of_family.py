@@ -62,7 +62,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "an encoder with the buckets of a decoder": Mutation(
         "algorithms/alg09_e_transformer.py",
-        "e_encoding",
+        "e_layers",
         "f",
         "both_ways=True",
         "both_ways=False",
@@ -96,7 +96,7 @@ OF_FAMILY: dict[str, Mutation] = {
         CACHED, "mh_attention_cached", "Q", "Q + of_Q, own[0] + of_K", "Q, own[0]", 14, None, ALONE_CACHE
     ),
     "norms after the additions left out": Mutation(
-        "algorithms/alg10_d_transformer.py", "hidden_state.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
+        "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
     ),
     "distances counted in slots": Mutation(
         DECODING, "_scores", "distances", "t_of_slots - t[:, None]", "s - state.slot", 14, None, GOPHER_CACHE

@@ -66,7 +66,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "encoder unidirectional": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "ed_encoding.layer",
+        "ed_encoder_layers.layer",
         "5",
         "W_enc, mask",
         "W_enc, UNIDIRECTIONAL",
@@ -76,7 +76,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "decoder bidirectional": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "decoder_hidden_state.layer",
+        "primary_residual_stream.layer",
         "14",
         "W_dec, mask",
         "W_dec, BIDIRECTIONAL",
@@ -86,7 +86,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "cross weights shared": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "decoder_hidden_state.layer",
+        "primary_residual_stream.layer",
         "16",
         "Z, W_ed",
         "Z, W_dec",
@@ -96,7 +96,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "cross-attention of X": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "decoder_hidden_state.layer",
+        "primary_residual_stream.layer",
         "16",
         "Z, W_ed",
         "X, W_ed",
@@ -105,10 +105,17 @@ OF_MODELS: dict[str, Mutation] = {
         ED_ORACLE,
     ),
     "norm 4 for norm 5": Mutation(
-        "algorithms/alg08_ed_transformer.py", "decoder_hidden_state.layer", "19", "norm5", "norm4", 8, "19", ED_ORACLE
+        "algorithms/alg08_ed_transformer.py",
+        "primary_residual_stream.layer",
+        "19",
+        "norm5",
+        "norm4",
+        8,
+        "19",
+        ED_ORACLE,
     ),
     "no residual": Mutation(
-        "algorithms/alg09_e_transformer.py", "e_encoding.layer", "7", "X + f.mlp", "f.mlp", 9, "7", E_ORACLE
+        "algorithms/alg09_e_transformer.py", "e_layers.layer", "7", "X + f.mlp", "f.mlp", 9, "7", E_ORACLE
     ),
     "bias of W_f skipped": Mutation(
         "algorithms/alg09_e_transformer.py",
@@ -122,7 +129,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "residual of the normalized X": Mutation(
         "algorithms/alg10_d_transformer.py",
-        "hidden_state.layer",
+        "residual_stream.layer",
         "6",
         "X = X + f.mh_attention(",
         "X = X_tilde + f.mh_attention(",
@@ -131,11 +138,18 @@ OF_MODELS: dict[str, Mutation] = {
         D_ORACLE,
     ),
     "MLP of the residual stream": Mutation(
-        "algorithms/alg10_d_transformer.py", "hidden_state.layer", "8", "f.mlp(X_tilde,", "f.mlp(X,", 10, "8", D_ORACLE
+        "algorithms/alg10_d_transformer.py",
+        "residual_stream.layer",
+        "8",
+        "f.mlp(X_tilde,",
+        "f.mlp(X,",
+        10,
+        "8",
+        D_ORACLE,
     ),
     "no final norm": Mutation(
         "algorithms/alg10_d_transformer.py",
-        "hidden_state",
+        "residual_stream",
         "10",
         "f.layer_norm(X, theta.norm)",
         "+X",
@@ -145,7 +159,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "first layer twice": Mutation(
         "algorithms/alg10_d_transformer.py",
-        "hidden_state",
+        "residual_stream",
         "4",
         "theta.layers",
         '__import__("jax").tree.map(lambda a: a.at[1].set(a[0]), theta.layers)',
@@ -164,7 +178,7 @@ OF_MODELS: dict[str, Mutation] = {
         PADDING,
     ),
     "padding of the sequence attended": Mutation(
-        "algorithms/alg09_e_transformer.py", "e_encoding", "mask", "padded(mask, length)", "mask", 12, "8", PADDING
+        "algorithms/alg09_e_transformer.py", "e_layers", "mask", "padded(mask, length)", "mask", 12, "8", PADDING
     ),
     "output bias skipped": Mutation(
         "algorithms/model/unembedding.py",

@@ -21,7 +21,7 @@ PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
 PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
 MODULES = {
     name: f"training.commands.{name}"
-    for name in ("train", "generate", "evaluate", "compress", "convert", "serve", "look_inside")
+    for name in ("train", "generate", "evaluate", "compress", "convert", "serve", "look_inside", "gato")
 }
 MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "tests.crosscheck.command"}
 MODULES |= {"scaling": "scripts.benchmarks.accelerators.scaling"}

@@ -23,7 +23,7 @@ FLOORS = {
         {"model"},
         {"lines", "layers"},
         {"alg08_ed_transformer", "alg09_e_transformer", "alg10_d_transformer"},
-        {"alg11_training"},
+        {"alg11_training", "gato"},
         {"alg14_inference"},
         {"inside"},
     ),

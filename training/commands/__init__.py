@@ -17,15 +17,9 @@ from types import FrameType, TracebackType
 from training.disk import reason
 
 __all__ = [
-    "command",
-    "compress_main",
-    "convert_main",
-    "evaluate_main",
-    "generate_main",
-    "look_inside_main",
-    "serve_main",
-    "train_main",
-]
+    "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
+    "generate_main", "look_inside_main", "serve_main", "train_main",
+]  # fmt: skip
 
 Arguments = Sequence[str] | None
 """Those of a command line; None for those of the process."""
@@ -123,6 +117,22 @@ def generate_main(argv: Arguments) -> int:
 
 
 @command
+def ensemble_main(argv: Arguments) -> int:
+    """Run scripts/ensemble.py."""
+    from training.commands.ensemble import main
+
+    return main(argv)
+
+
+@command
+def cross_validate_main(argv: Arguments) -> int:
+    """Run scripts/cross_validate.py."""
+    from training.commands.cross_validate import main
+
+    return main(argv)
+
+
+@command
 def evaluate_main(argv: Arguments) -> int:
     """Run scripts/evaluate.py."""
     from training.commands.evaluate import main
@@ -150,6 +160,14 @@ def convert_main(argv: Arguments) -> int:
 def look_inside_main(argv: Arguments) -> int:
     """Run scripts/look_inside.py."""
     from training.commands.look_inside import main
+
+    return main(argv)
+
+
+@command
+def gato_main(argv: Arguments) -> int:
+    """Run scripts/gato.py."""
+    from training.commands.gato import main
 
     return main(argv)
 

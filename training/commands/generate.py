@@ -19,11 +19,13 @@ import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_dtype, spelled
 from training.commands.talking import RESET, talk
 from training.commands.terminal import say, show
+from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.interpretability.steering import SteeringError, steered_by
@@ -93,6 +95,9 @@ def parser() -> Parser:
         metavar="FILE[:SCALE]",
         help="add a saved direction to what the model computes (docs/inside.md); may be repeated",
     )
+    add("--shots", metavar="FILE", help="lines of source TAB target to put before each prompt, which is a source, too")
+    add("--vote", action="store_true", help="of --n answers, print the one that most of them give")
+    add("--answer-after", metavar="TEXT", help="with --vote: an answer is what stands behind the last TEXT of a line")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_dtype(add)
     compilation_cache.add_flags(main)
@@ -101,7 +106,9 @@ def parser() -> Parser:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """Return the options that were given."""
-    stop = tuple(arguments.stop) if arguments.stop else None
+    stop = tuple(arguments.stop) if arguments.stop else ("\n",) if arguments.shots else None
+    if arguments.answer_after is not None and not (arguments.vote and arguments.answer_after):
+        raise AnswerError("--answer-after: expected some text, and --vote with it; add --vote --n 15, say")
     if stop and "" in stop:
         raise AnswerError("--stop: expected some text, got none")
     try:
@@ -112,8 +119,11 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:
-    """Yield the texts to answer: the prompts, or stdin, line by line where the run takes lines."""
-    if arguments.prompt is not None:
+    """Yield the texts to answer: the prompts, or stdin, line by line where the run takes lines; examples go before."""
+    if arguments.shots:
+        shots, prompts = read_shots(arguments.shots), arguments.prompt or (line.rstrip("\n") for line in sys.stdin)
+        yield from (few_shot(shots, prompt) for prompt in prompts)
+    elif arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
         yield from (line.rstrip("\n") for line in sys.stdin)
@@ -305,7 +315,7 @@ def answer(arguments: argparse.Namespace) -> bool:
     if arguments.interactive and arguments.prompt:
         raise AnswerError("--interactive reads its texts from the terminal: leave --prompt out")
     answerer = answerer_of(arguments, options)
-    several = options.n is not None and options.n > 1
+    several = options.n is not None and options.n > 1 and not arguments.vote
     if arguments.interactive and isinstance(answerer, Talker):
         greet(converses=True)
         talk(answerer, typed(), as_json=arguments.json)
@@ -320,14 +330,21 @@ def answer(arguments: argparse.Namespace) -> bool:
 
 
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
-    """Return what answers with the run, in conversations where that was asked for.
+    """Return what answers with the run, in conversations or by a vote where that was asked for.
 
     Raises:
         ValueError: there is no such run, or it cannot do that.
     """
+    prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
+    if prompted and (arguments.chat or arguments.interactive):
+        other = "--chat" if arguments.chat else "--interactive"
+        raise AnswerError(f"{prompted}: expected prompts that are continued each by itself, got {other}; leave it out")
     run = load_run(arguments.run, dtype=arguments.dtype)
     if not arguments.chat:
-        return answerer_for(run, options)
+        answerer = answerer_for(run, options)
+        if prompted and not answerer.converses:
+            raise AnswerError(f"{prompted}: expected a decoder, got {answerer.model}; leave it out")
+        return cast("Answerer", Voted(answerer, after=arguments.answer_after)) if arguments.vote else answerer
     if run.task != "d":
         raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of the task {run.task}")
     return Talker(run, options, system=arguments.system)
@@ -335,7 +352,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
 
 def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
     """Return whether it is known that there is one text only."""
-    return len(arguments.prompt) == 1 if arguments.prompt else not answerer.takes_lines
+    return len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

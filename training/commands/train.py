@@ -1,4 +1,5 @@
-"""Train a transformer: next tokens (d), masked tokens (e), sequence to sequence (ed), or classes of texts (classify).
+"""Train a transformer: next tokens (d), masked tokens (e), sequence to sequence (ed), classes of texts (classify), or
+text, images and control at once (gato).
 
     scripts/train.py d --run runs/docs                                # on Python's documentation
     scripts/train.py d --run runs/mine --data a.txt b.txt --steps 5000
@@ -52,6 +53,9 @@ from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import GROUPS, KINDS, PRESETS, SETTINGS, Settings, SettingsError
 from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
+
+FILES = ("data", "validation_data", "pairs", "labeled")
+"""The settings that name files."""
 
 
 def parser() -> Parser:
@@ -183,7 +187,7 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
             return name
         return f"{Path(path).absolute()}{'' if weight is None else name.removeprefix(path)}"
 
-    files = {name: values[name] for name in ("data", "validation_data") if isinstance(values.get(name), list | tuple)}
+    files = {name: values[name] for name in FILES if isinstance(values.get(name), list | tuple)}
     if values.get("lora_rank") and values.get("start_from"):  # it is read whenever the run is
         values = values | {"start_from": absolute(values["start_from"])}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}

@@ -1,5 +1,6 @@
 """The data of a run: corpus, tokenizer, token stores, and the batches for training and for evaluation."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,14 @@ from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextToken
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
+from training.data.folds import folded
 from training.data.formats import text_files
-from training.data.mixtures import Weighted, mixture, weighted, weights_of
-from training.data.records import Corpus, DataError, Kind
+from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
+from training.data.modalities.batches import Modalities
+from training.data.modalities.sequences import Vocabulary
+from training.data.multitask import SEPARATOR, as_pairs, task_store
+from training.data.noise import Noisy
+from training.data.records import Corpus, DataError, Document, Kind, Pair
 from training.data.store import (
     LabeledStore,
     PairStore,
@@ -27,14 +33,20 @@ from training.data.streams import HUB, streamed
 from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 from training.tasks import TASKS
+from training.tasks.models import model_config
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "d": lambda store, settings, **sizes: NextTokens(store, mode=settings.rows, **sizes),
-    "e": lambda store, settings, **sizes: MaskedTokens(store, p_mask=settings.p_mask, rule=settings.masking, **sizes),
-    "ed": lambda store, settings, **sizes: SequencePairs(store, **sizes),
-    "classify": lambda store, settings, **sizes: LabeledTexts(store, **sizes),
+    "d": lambda store, settings, _, **sizes: NextTokens(store, mode=settings.rows, **sizes),
+    "e": lambda store, settings, _, **sizes: MaskedTokens(
+        store, p_mask=settings.p_mask, rule=settings.masking, **sizes
+    ),
+    "ed": lambda store, settings, _, **sizes: SequencePairs(store, **sizes),
+    "classify": lambda store, settings, _, **sizes: LabeledTexts(store, **sizes),
+    "gato": lambda store, settings, tokenizer, **sizes: Modalities(
+        store, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
+    ),
 }
-"""The data set of each task."""
+"""The data set of each task, from the tokens of a part, the settings, and the tokenizer."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
@@ -107,15 +119,24 @@ def load_run_data(
     """
     data = [weighted(name) for name in settings.data]
     weights = weights_of(data)
-    corpus = _corpus(settings, data, cache_dir, counted=bool(weights))
+    corpus = _corpus(settings, data, TASKS[settings.task].records, cache_dir, counted=bool(weights))
+    tasks = _tasks(settings, cache_dir)
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
+    corpus = folded(corpus, settings.fold) if settings.fold else corpus
     if tokenizer is None:
-        tokenizer = _tokenizer(settings, corpus)
+        tokenizer = _tokenizer(settings, corpus, tasks)
     of_total = functools.partial(_of_total, progress, corpus.n_bytes)
     stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=of_total)
-    make = functools.partial(make_dataset, settings)
+    make = functools.partial(make_dataset, settings, tokenizer=tokenizer)
     train = mixture(stores.train, corpus.files, weights, make) if weights else make(stores.train)
+    if tasks:
+        stored = [task_store(task.train, tokenizer, part="train") for task in tasks]
+        train = Mixture([train, *map(make, stored)], [1.0] * (1 + len(tasks)))
+        train.too_long = "pairs and labeled texts are left out"
+    if settings.token_noise or settings.token_deletion:
+        noise = {"noise": settings.token_noise, "deletion": settings.token_deletion}
+        train = Noisy(train, tokenizer.special_tokens, tokenizer.N_V, **noise)
     validation = make(stores.validation)
     return RunData(
         corpus=corpus,
@@ -128,26 +149,28 @@ def load_run_data(
     )
 
 
-def make_dataset(settings: Settings, store: Any) -> Dataset:
+def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
     """Return the batches of a part of the data.
 
     Args:
         settings: of the run.
         store: the part's tokens.
+        tokenizer: what made them, for tasks that make more.
 
     Raises:
         DataError: there are none that fit.
     """
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    return DATASETS[settings.task](store, settings, **sizes)
+    return DATASETS[settings.task](store, settings, tokenizer, **sizes)
 
 
 def _of_total(progress: Callable[[int, int], None], total: int, n_bytes: int) -> None:
     progress(n_bytes, total)
 
 
-def _corpus(settings: Settings, data: Sequence[Weighted], cache_dir: Path | None, *, counted: bool) -> Corpus[Any]:
-    kind = TASKS[settings.task].records
+def _corpus(
+    settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, *, counted: bool
+) -> Corpus[Any]:
     if not data:
         raise DataError("no data were named; give the name of a data set, or files")
     streams = functools.partial(_file, kind=kind, cache_dir=cache_dir)
@@ -165,6 +188,17 @@ def _corpus(settings: Settings, data: Sequence[Weighted], cache_dir: Path | None
             f"choose {fitting}, or files"
         )
     return load_corpus(named[0], cache_dir=cache_dir)
+
+
+def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
+    """The pairs and the labeled texts that a decoder learns besides its text."""
+    kinds: dict[Kind, tuple[str, ...]] = {"pairs": settings.pairs, "labeled": settings.labeled}
+    given = {kind: names for kind, names in kinds.items() if names}
+    if given and settings.rows != "packed":
+        raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
+    plain = dataclasses.replace(settings, validation_data=())
+    named = {kind: [Weighted(name, None) for name in names] for kind, names in given.items()}
+    return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in named.items()]
 
 
 def _file(path: str, kind: Kind, cache_dir: Path | None) -> str:
@@ -185,15 +219,16 @@ def _texts(record: Any) -> Iterator[str]:
     return (getattr(record, name) for name in names)
 
 
-def _tokenizer(settings: Settings, corpus: Corpus[Any]) -> Tokenizer:
+def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:
     kind = settings.tokenizer
     if corpus.kind == "conversations" and kind in ("bytes", "characters", "words", "bpe"):
         raise DataError(NO_TEMPLATE)
     if kind not in ("bytes", "characters", "words", "bpe"):
         return load_tokenizer(kind)
-    parts: list[Iterable[Any]] = [corpus.train]
+    parts: list[Iterable[Any]] = [one.train for one in (corpus, *tasks)]
+    parts += [[Document(SEPARATOR)]] if tasks else []
     if kind == "characters":
-        parts += [corpus.validation, corpus.test]
+        parts += [part for one in (corpus, *tasks) for part in (one.validation, one.test)]
     texts = _Texts(parts)
     if kind in ("words", "bpe"):
         size = sum(map(len, texts))

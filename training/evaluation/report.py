@@ -9,6 +9,7 @@
 | `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model (needs nltk) |
 | `e` | loss, perplexity, accuracy at the masked tokens | the most frequent token |
 | `ed` | exact match, BLEU (needs sacrebleu) | |
+| `gato` | bits per byte of text, accuracy and drawings of digits, a pendulum | logistic regression, the expert |
 | `classify` | accuracy, precision, recall, F1 | TF-IDF and logistic regression (needs scikit-learn) |
 """
 
@@ -27,6 +28,7 @@ import numpy as np
 from training.data.batches import Dataset
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
+from training.evaluation import modalities
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
 from training.generation import Generator
@@ -35,6 +37,7 @@ from training.generation.text import TAU, TOP_P, Options, answerer_for
 from training.runs.directory import Description, Run
 from training.settings import Settings
 from training.tasks import TASKS
+from training.tasks.gato import of_text
 from training.tasks.objectives import make_totals
 
 PARTS = ("validation", "test")
@@ -224,6 +227,11 @@ def _continuation(run: Run) -> str:
     return f"a sample (Algorithm 14, temperature {TAU}, top-p {TOP_P}):\n{run.tokenizer.decode(tokens[:ended])}"
 
 
+def _text_of(run: Run) -> Run:
+    theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
+    return run._replace(theta=theta, config=config)
+
+
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated.
 
@@ -236,11 +244,16 @@ class Evaluation(NamedTuple):
     sample: Callable[[Run], str] = lambda run: ""
 
 
+def _modalities(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
+    return Comparison(modalities.figures(run, description, data, part))
+
+
 EVALUATIONS: dict[str, Evaluation] = {
     "d": Evaluation(_decoder, _continuation),
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
+    "gato": Evaluation(_modalities, lambda run: _continuation(_text_of(run))),
 }
 """How the runs of a task are evaluated."""
 

@@ -22,6 +22,7 @@ from training.generation.pieces import Pieces, pieces_of
 from training.generation.prompts import Prompt, side_by_side
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
+from training.tasks.gato import of_text
 
 __all__ = ["Answer", "AnswerError", "Answerer", "Continuer", "Options", "answerer_for", "first_of"]
 
@@ -427,7 +428,21 @@ class _Classifier(Answerer):
         ]
 
 
-ANSWERERS: dict[str, type[Answerer]] = {"d": Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
+class _OfText(Continuer):
+    """Gato, of which text is a part: its decoder without values and images."""
+
+    def __init__(self, run: Run, options: Options) -> None:
+        theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
+        super().__init__(run._replace(theta=theta, config=config), options)
+
+
+ANSWERERS: dict[str, type[Answerer]] = {
+    "d": Continuer,
+    "e": _MaskFiller,
+    "ed": _Translator,
+    "classify": _Classifier,
+    "gato": _OfText,
+}
 """What answers with a run of a task."""
 
 

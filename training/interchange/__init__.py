@@ -350,7 +350,9 @@ def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
 
 def _described(model: Model, to: str | None) -> tuple[str, dict[str, Any]]:
     """The kind of checkpoint that a model can be, and its config.json."""
-    kinds = WRITTEN_AS[model.task]
+    kinds = WRITTEN_AS.get(model.task, ())
+    if not kinds:
+        raise InterchangeError(f"a model of the task {model.task} cannot be written: no other library here reads it")
     if to is not None and to not in kinds:
         raise InterchangeError(
             f"a model of the task {model.task} cannot be written as {to!r}; choose one of {', '.join(kinds)}"

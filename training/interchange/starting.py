@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from algorithms import GatoParams
 from algorithms.model.variants import name_of
 from training.data.tokenizers import Tokenizer
 from training.interchange import TASK_OF, is_ours, load_model
@@ -76,7 +77,7 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         config = dataclasses.replace(config, variant=variant, tied=True)
         theta = ClassifierParams(theta, jnp.zeros((0, config.d_e)), jnp.zeros(0))  # `params` knows the classes
     elif settings.task != model.task:
-        trains = next(params.__name__ for params, task in TASK_OF.items() if task == settings.task)
+        trains = next((params.__name__ for params, task in TASK_OF.items() if task == settings.task), settings.task)
         raise SettingsError(f"{settings.start_from} holds a model of the task {model.task}, but this trains {trains}")
     if settings.l_max > config.l_max:
         raise SettingsError(f"l_max is {settings.l_max}, but {settings.start_from} reads at most {config.l_max} tokens")
@@ -102,6 +103,8 @@ def _shortened(theta: Any, columns: int) -> Any:
     """The same parameters with this many positions."""
     if isinstance(theta, ClassifierParams):
         return theta._replace(encoder=_shortened(theta.encoder, columns))
+    if isinstance(theta, GatoParams):
+        return theta._replace(transformer=_shortened(theta.transformer, columns))
     if getattr(theta, "context", None) is not None:
         theta = theta._replace(context=_shortened(theta.context, columns))
     return theta if theta.W_p is None else theta._replace(W_p=theta.W_p[:, :columns])

@@ -35,7 +35,7 @@ from algorithms import AttentionParams
 from training.settings import Settings, decay_steps
 from training.tasks.low_rank import LowRank
 
-EMBEDDINGS = ("W_e", "W_p", "W_u", "W_c")
+EMBEDDINGS = ("W_e", "W_p", "W_u", "W_c", "W_row", "W_column")
 """Matrices that look tokens, positions or classes up, one column or row for each."""
 HEADS = tuple(name for name in AttentionParams._fields if name.startswith("W_"))
 """Matrices that are stored head by head: together they are one matrix."""
@@ -82,7 +82,7 @@ def decays(params: Any) -> Any:
 
     def of_leaf(path, leaf):
         name = path[-1].name
-        return _is_matrix(name) and name not in ("W_e", "W_p", "W_t")
+        return _is_matrix(name) and name not in ("W_e", "W_p", "W_t", "W_row", "W_column")
 
     return jax.tree_util.tree_map_with_path(of_leaf, params)
 

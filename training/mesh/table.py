@@ -21,6 +21,7 @@ from algorithms import (
     LayerNormParams,
     MHAttentionParams,
     MLPParams,
+    PatchParams,
 )
 from algorithms.model.shapes import annotated_axes
 from training.tasks.classify import ClassifierParams
@@ -30,7 +31,7 @@ BOTH = (MODEL, DATA)
 
 DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "N_V"}
 """The axes that ``model`` divides."""
-WHOLE = {"l_max", "N_types", "N_C"}
+WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}
 """The axes that nothing divides."""
 
 Row = tuple[str | tuple[str, ...] | None, ...]
@@ -65,6 +66,7 @@ CLASSES = (
     EDTransformerParams,
     ETransformerParams,
     ClassifierParams,
+    PatchParams,
 )
 TABLE: dict[str, Row] = {name: row for params in CLASSES for name, row in _rows(params).items()}
 

@@ -13,11 +13,12 @@ from training.tasks.classify import CLASSIFY
 from training.tasks.d import D
 from training.tasks.e import E
 from training.tasks.ed import ED
+from training.tasks.gato import GATO
 from training.tasks.task import Task
 
 __all__ = ["TASKS", "Task", "settings_from", "settings_to_json"]
 
-TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY)}
+TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY, GATO)}
 
 
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:

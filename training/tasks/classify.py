@@ -83,7 +83,7 @@ CLASSIFY = Task(
     init=init_classifier,
     objective=Objective(columns=_columns, weights=_weights),
     flops=lambda c, l: c.L * layer_flops(c, l),
-    settings=("L",),
+    settings=("L", "token_noise", "token_deletion", "fold"),
     defaults={
         "data": ("sms-spam",),
         "L": 2,

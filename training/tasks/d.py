@@ -10,7 +10,7 @@ from training.tasks.task import Task, layer_flops
 
 def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
     packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
-    X = d_hidden_state(batch["x"], params, key=keys, **packed, variant=variant, **options)
+    X = d_hidden_state(batch.get("x_read", batch["x"]), params, key=keys, **packed, variant=variant, **options)
     return Columns(X, variant.unembedding.matrix(params), params.b_u, next_tokens(batch["x"]))
 
 
@@ -28,6 +28,6 @@ D = Task(
     init=init_d_transformer,
     objective=Objective(columns=_columns, weights=_weights),
     flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
-    settings=("L", "rows", "lora_rank", "lora_alpha", "lora_matrices"),
+    settings=("L", "rows", "pairs", "labeled", "token_noise", "lora_rank", "lora_alpha", "lora_matrices"),
     defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
 )

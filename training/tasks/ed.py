@@ -8,9 +8,8 @@ from training.tasks.task import Task, attention_flops, layer_flops
 
 
 def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
-    X = ed_hidden_state(
-        batch["z"], batch["x"], params, key=keys, z_length=batch["z_length"], variant=variant, **options
-    )
+    x = batch.get("x_read", batch["x"])
+    X = ed_hidden_state(batch["z"], x, params, key=keys, z_length=batch["z_length"], variant=variant, **options)
     return Columns(X, variant.unembedding.matrix(params), params.b_u, next_tokens(batch["x"]))
 
 
@@ -31,7 +30,7 @@ ED = Task(
     init=init_ed_transformer,
     objective=Objective(columns=_columns, weights=_weights),
     flops=_flops,
-    settings=("L_enc", "L_dec"),
+    settings=("L_enc", "L_dec", "token_noise", "token_deletion"),
     defaults={
         "data": ("pronunciation",),
         "tokenizer": "characters",

@@ -25,7 +25,7 @@ def model_config(settings: Settings, N_V: int) -> Any:
     Raises:
         ValueError: the sizes do not fit together.
     """
-    config = TASKS[settings.task].config
+    config, N_V = TASKS[settings.task].config, N_V + TASKS[settings.task].extra_tokens
     sizes = {
         field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
     }

@@ -26,6 +26,7 @@ class Task:
         flops: of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns.
         settings: the settings that it has besides those of every task.
         defaults: of the settings whose default differs from the common one.
+        extra_tokens: that the model has besides the tokenizer's, behind them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Task:
     flops: Callable[[Any, int], int]
     settings: tuple[str, ...]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extra_tokens: int = 0
 
     def all_settings(self) -> dict[str, Setting]:
         """Return the settings that the task has, by name."""

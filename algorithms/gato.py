@@ -1,0 +1,300 @@
+"""Gato: Algorithm 10 with line 2 replaced by an embedding for each modality (Phuong and Hutter 2022, §6).
+
+Text is tokens. Images are patches, in raster order, each embedded by a residual block. Discrete values are tokens of
+their own, and so are continuous ones, which a μ-law and `discretize` make discrete. One sequence may hold all of them::
+
+    X = gato_embedding(x, patches, at, row, column, *theta)     # lines 1-3
+    X = d_layers(X, theta.transformer)                          # lines 4-10, those of Algorithm 10
+"""
+
+import dataclasses
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Integer, Key
+
+from algorithms.alg01_embedding import positional_embedding
+from algorithms.alg10_d_transformer import decoder_lines
+from algorithms.layers import positions_in
+from algorithms.machinery.compiled import compiled
+from algorithms.machinery.contract import Range, check_key
+from algorithms.machinery.naming import numbered
+from algorithms.model.initialization import Scheme, init_d_transformer
+from algorithms.model.sizes import DTransformerConfig
+from algorithms.model.variant import Variant
+from algorithms.model.variants import PAPER
+from algorithms.notation import Implementation
+from algorithms.ops.activation import activate
+from algorithms.ops.linear import linear
+from algorithms.parameters import DTransformerParams
+
+BINS, MU, M = 1024, 100.0, 256.0
+"""Gato's: bins of a continuous value, and the two constants of its μ-law, which is for values within ±M."""
+EPSILON = 1e-6
+"""Added to the variance of a group of channels, which is 0 in a blank patch."""
+
+
+class PatchParams(NamedTuple):
+    """What embeds a patch of an image: a residual block, and positions within the image.
+
+    The channels of the block are d_r = n_groups · d_group; the γ and β of its norms are stored group by group.
+    """
+
+    K_in: Float[Array, "d_r channels k k"]
+    b_in: Float[Array, "d_r"]
+    gamma1: Float[Array, "n_groups d_group"]
+    beta1: Float[Array, "n_groups d_group"]
+    K_1: Float[Array, "d_r d_r k k"]
+    b_1: Float[Array, "d_r"]
+    gamma2: Float[Array, "n_groups d_group"]
+    beta2: Float[Array, "n_groups d_group"]
+    K_2: Float[Array, "d_r d_r k k"]
+    b_2: Float[Array, "d_r"]
+    W_out: Float[Array, "d_e side*side*d_r"]
+    b_out: Float[Array, "d_e"]
+    W_row: Float[Array, "d_e n_rows"]
+    W_column: Float[Array, "d_e n_columns"]
+
+
+class GatoParams(NamedTuple):
+    """θ of Gato: that of Algorithm 10, whose W_e embeds text and values, and what embeds patches."""
+
+    transformer: DTransformerParams
+    image: PatchParams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatoConfig(DTransformerConfig):
+    """Hyperparameters of Gato.
+
+    Attributes:
+        patch: side of a patch, in pixels.
+        channels: of an image.
+        d_r: channels of the residual block.
+        n_groups: groups of channels that its norms are taken over.
+        n_places: rows of patches, and columns of patches, that an image may have.
+    """
+
+    patch: int = 16
+    channels: int = 1
+    d_r: int = 96
+    n_groups: int = 32
+    n_places: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("patch", "channels", "d_r", "n_groups", "n_places"):
+            self._require_positive(field)
+        if self.d_r % self.n_groups:
+            raise ValueError(
+                f"GatoConfig.n_groups: expected a divisor of d_r = {self.d_r}, got {self.n_groups}; change one of them"
+            )
+
+
+def init_gato(
+    key: Key[Array, ""], config: GatoConfig, *, scheme: Scheme = "glorot", dtype: DTypeLike = jnp.float32
+) -> GatoParams:
+    """θ of Gato: Algorithm 10's by the scheme, and a residual block whose kernels keep the size of what they read.
+
+    Args:
+        key: randomness, consumed.
+        config: the sizes.
+        scheme: how the matrices of the transformer are drawn.
+        dtype: of all arrays.
+
+    Raises:
+        TypeError: if config is another model's, or the key is untyped.
+        ValueError: if there is no such scheme.
+    """
+    if not isinstance(config, GatoConfig):
+        raise TypeError(f"config: expected GatoConfig, got {type(config).__name__}")
+    check_key("key", key)
+    c, keys = config, jax.random.split(key, 7)
+
+    def normal(key, *shape, deviation):
+        return deviation * jax.random.normal(key, shape, dtype)
+
+    def kernel(key, channels):
+        return normal(key, c.d_r, channels, 3, 3, deviation=(9 * channels) ** -0.5)
+
+    zero = jnp.zeros(c.d_r, dtype)
+    gamma = jnp.ones((c.n_groups, c.d_r // c.n_groups), dtype)
+    image = PatchParams(
+        kernel(keys[1], c.channels), zero, gamma, 0 * gamma, kernel(keys[2], c.d_r), zero, gamma, 0 * gamma,
+        kernel(keys[3], c.d_r), zero, normal(keys[4], c.d_e, c.patch**2 * c.d_r, deviation=1 / (c.patch * c.d_r**0.5)),
+        jnp.zeros(c.d_e, dtype), *(normal(key, c.d_e, c.n_places, deviation=0.02) for key in keys[5:]),
+    )  # fmt: skip
+    return GatoParams(init_d_transformer(keys[0], config, scheme=scheme, dtype=dtype), image)
+
+
+Pixels = Annotated[
+    Float[Array, "*batch height width channels"],
+    Range("finite numbers from -1 to 1, such as pixels / 127.5 - 1", lambda x: abs(x) <= 1),
+]
+
+
+@compiled
+def raster_patches(image: Pixels, *, side: int) -> Float[Array, "side side channels *batch n"]:
+    """The non-overlapping patches of images, left to right and top to bottom, divided by √side as Gato does.
+
+    Raises:
+        ValueError: if patches of this side do not tile the images, or a pixel is not finite or outside [-1, 1].
+    """
+    *batch, height, width, channels = image.shape
+    if side < 1 or height % side or width % side:
+        raise ValueError(
+            f"image: expected height and width that patches of side {side} tile, got {height} x {width}; crop or pad "
+            f"it to multiples of {max(side, 1)}, or give another side"
+        )
+    grid = image.reshape(*batch, height // side, side, width // side, side, channels)
+    grid = jnp.moveaxis(grid, (-4, -2, -1), (0, 1, 2))
+    return grid.reshape(side, side, channels, *batch, -1) / side**0.5
+
+
+def raster_places(
+    height: int, width: int, *, side: int, n_places: int
+) -> tuple[Integer[Array, "n"], Integer[Array, "n"]]:
+    """Row and column of each patch of an image, in raster order.
+
+    Raises:
+        ValueError: if the image has more of them than there are positions, n_places.
+    """
+    if max(height, width) > side * n_places:
+        raise ValueError(
+            f"image: expected at most {n_places} rows and columns of patches, as many as there are positions in an "
+            f"image, got {height // side} x {width // side}; scale it to at most {side * n_places} x "
+            f"{side * n_places} pixels, or train with more n_places"
+        )
+    rows, columns = jnp.meshgrid(jnp.arange(height // side), jnp.arange(width // side), indexing="ij")
+    return rows.ravel(), columns.ravel()
+
+
+@compiled
+def patch_embedding(
+    patches: Float[Array, "side side channels *batch n"],
+    row: Integer[Array, "*#batch n"],
+    column: Integer[Array, "*#batch n"],
+    image: PatchParams,
+    *,
+    implementation: Implementation = "auto",
+) -> Float[Array, "d_e *batch n"]:
+    """Gato's embedding of image patches: a residual block, and the position within the image.
+
+    For each patch p, at this row and column of patches of its image::
+
+        U ← Conv(p | K_in, b_in)
+        V ← Conv(GELU(norm(U | γ¹, β¹)) | K_1, b_1)
+        U ← U + Conv(GELU(norm(V | γ², β²)) | K_2, b_2)
+        e ← W_out vec(U) + b_out + W_row[:, row] + W_column[:, column]
+
+    Conv is a sum over the 3×3 neighborhood of each pixel, those outside of the patch being 0, and norm normalizes each
+    group of channels over all pixels of the patch. A row or column without a position makes NaN.
+
+    Source: Reed et al. 2022, "A Generalist Agent", §2.2 and appendix C, whose figure names the parts, a residual block
+    in the order of He et al. 2016b with group norms and GELU. Departures from it: Gato scales rows and columns to 128
+    positions and draws them at random within a patch in training; here each row and each column of patches has one.
+    """
+    side, *_ = patches.shape
+    columns = patches.shape[3:]
+    p = jnp.moveaxis(patches.reshape(side, side, patches.shape[2], -1), -1, 0).astype(image.K_in.dtype)
+    U = _conv(p, image.K_in, image.b_in)
+    V = _conv(activate("gelu", _group_norm(U, image.gamma1, image.beta1), implementation), image.K_1, image.b_1)
+    U = U + _conv(activate("gelu", _group_norm(V, image.gamma2, image.beta2), implementation), image.K_2, image.b_2)
+    vec = jnp.moveaxis(U, 0, -1).reshape(-1, *columns)
+    E = linear(image.W_out, vec, image.b_out, implementation)
+    for place, W in ((row, image.W_row), (column, image.W_column)):
+        of_batch = place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape)
+        E = E + positional_embedding(of_batch, W, implementation=implementation)
+    return E
+
+
+def _conv(p: Float[Array, "n side side d"], K: Float[Array, "d_out d k k"], b: Float[Array, "d_out"]) -> Array:
+    """The 3×3 convolution of each patch, padded by 0: ``out[i, j, o] = Σ K[o, c, a, b] p[i + a − 1, j + b − 1, c]``."""
+    out = jax.lax.conv_general_dilated(p, K, (1, 1), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"))
+    return out + b[None, None, None]
+
+
+def _group_norm(U: Float[Array, "n side side d"], gamma: Array, beta: Array) -> Array:
+    """Each group of channels of a patch, normalized over its pixels and channels."""
+    grouped = U.reshape(*U.shape[:3], *gamma.shape)
+    m = grouped.mean(axis=(1, 2, 4), keepdims=True)
+    v = ((grouped - m) ** 2).mean(axis=(1, 2, 4), keepdims=True)
+    normalized = (grouped - m) / jnp.sqrt(v + EPSILON)
+    return (normalized * gamma[None, None, None] + beta[None, None, None]).reshape(U.shape)
+
+
+@compiled
+@numbered
+def gato_embedding(
+    x: Integer[Array, "*batch l"],
+    patches: Float[Array, "side side channels *batch n"],
+    at: Integer[Array, "*batch l"],
+    row: Integer[Array, "*#batch n"],
+    column: Integer[Array, "*#batch n"],
+    theta: DTransformerParams,
+    image: PatchParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    positions: Integer[Array, "*#batch l"] | None = None,
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 1-3 of Algorithm 10 as Gato has them: embeddings of text, values and patches in one sequence.
+
+    ``at[t]`` says which of the patches stands at t; −1: the token x[t], of text or of a value::
+
+        1  ℓ ← length(x)
+        2  for t ∈ [ℓ]: e_t ← W_e[:, x[t]] + W_p[:, t]                 where at[t] = −1
+                        e_t ← ResBlock(patches[at[t]]) + W_p[:, t]      elsewhere, positions in the image included
+        3  X ← [e_1, …, e_ℓ]
+
+    Departures from Reed et al. 2022: W_p counts the positions of the whole sequence, as in Algorithm 10, where Gato
+    counts those within a time step.
+
+    Source: Phuong and Hutter 2022, §6, Gato.
+    """
+    f = decoder_lines(variant, implementation)
+    t = positions_in(x) if positions is None else positions  # line 1
+    tokens = f.tokens(jnp.where(at < 0, x, 0), theta)
+    of_patches = patch_embedding(patches, row, column, image, implementation=implementation)
+    of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
+    X = jnp.where(at[None] < 0, tokens, of_patches)
+    X = f.at_positions(X, x, t, theta)  # lines 2-3
+    return X
+
+
+Values = Annotated[
+    Float[Array, "*batch"],
+    Range(f"finite numbers from -{M:.0f} to {M:.0f}; scale them", lambda x: abs(x) <= M),
+]
+Normalized = Annotated[
+    Float[Array, "*batch"],
+    Range("finite numbers from -1 to 1; take the mu_law of others, or scale them", lambda x: abs(x) <= 1),
+]
+Bins = Annotated[Integer[Array, "*batch"], Range(f"integers from 0 to {BINS - 1}", lambda v: (v >= 0) & (v < BINS))]
+
+
+@compiled
+def mu_law(x: Values) -> Float[Array, "*batch"]:
+    """``sgn(x) log(μ|x| + 1)/log(μM + 1)``: continuous values in [−M, M] to [−1, 1], the small ones spread out."""
+    return jnp.sign(x) * jnp.log(MU * abs(x) + 1) / jnp.log(MU * M + 1)
+
+
+@compiled
+def inverse_mu_law(y: Normalized) -> Float[Array, "*batch"]:
+    """The x whose `mu_law` is y."""
+    return jnp.sign(y) * ((MU * M + 1) ** abs(y) - 1) / MU
+
+
+@compiled
+def discretize(y: Normalized) -> Integer[Array, "*batch"]:
+    """Which of 1,024 equal bins of [−1, 1] a value is in, from 0."""
+    return jnp.clip(jnp.floor((y + 1) / 2 * BINS), 0, BINS - 1).astype(int)
+
+
+@compiled
+def undiscretize(v: Bins) -> Float[Array, "*batch"]:
+    """The middle of a bin: within 1/1,024 of all that `discretize` puts there."""
+    return (v + 0.5) / BINS * 2 - 1

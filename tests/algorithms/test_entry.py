@@ -1,0 +1,140 @@
+"""Algorithms 8 to 10 entered with embeddings instead of tokens: the values, the gradients, the padding, the errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import (
+    GEMMA,
+    GPT2,
+    LLAMA,
+    PAPER,
+    DTransformerConfig,
+    d_embedding,
+    d_hidden_state,
+    d_layers,
+    e_embedding,
+    e_encoding,
+    e_layers,
+    ed_decoder_layers,
+    ed_encoder_layers,
+    ed_hidden_state,
+    unembedding,
+)
+from tests import cases, oracle
+
+x, z = cases.random_tokens(13), cases.random_tokens(7, seed=1)
+
+
+def embedded(tokens, theta):
+    """What the oracle's lines 2 and 3 make of tokens."""
+    W_e, W_p = np.asarray(theta.W_e), np.asarray(theta.W_p)
+    columns = [
+        oracle.token_embedding(v, W_e) + oracle.positional_embedding(t, W_p)
+        for t, v in enumerate(np.asarray(tokens).tolist())
+    ]
+    return jnp.asarray(np.stack(columns, axis=1))
+
+
+@pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+def test_from_the_embeddings_of_tokens_the_decoder_computes_the_oracles_distribution(implementation):
+    theta = cases.random_theta(cases.D)
+    X = d_layers(embedded(x, theta), theta, implementation=implementation)
+    cases.assert_close(unembedding(X, theta.W_u), oracle.d_transformer(x, oracle.unstack(theta)))
+    cases.assert_close(d_embedding(x, theta, implementation=implementation), embedded(x, theta))
+
+
+@pytest.mark.parametrize("variant", [PAPER, GPT2, LLAMA, GEMMA], ids=["PAPER", "GPT2", "LLAMA", "GEMMA"])
+def test_the_two_parts_of_every_variant_make_the_whole(variant):
+    """Rotary attention reads the positions itself; a scaled embedding is scaled once."""
+    sizes = cases.SHARED | {"d_attn": 6, "d_mid": 6}
+    theta = cases.random_theta(DTransformerConfig(L=2, variant=variant, **sizes))
+    positions = jnp.arange(13)[None] + jnp.array([[0], [5]])
+    batch = cases.random_tokens(2, 13)
+    segments = jnp.asarray([[1] * 6 + [2] * 7, [1] * 13])
+    options = {"variant": variant, "positions": positions}
+    X = d_layers(d_embedding(batch, theta, **options), theta, segments=segments, **options)
+    cases.assert_close(X, d_hidden_state(batch, theta, segments=segments, **options))
+
+
+def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
+    theta = cases.random_theta(cases.E)
+    cases.assert_close(e_layers(embedded(x, theta), theta), e_encoding(x, theta))
+    cases.assert_close(e_embedding(x, theta), embedded(x, theta))
+    theta = cases.random_theta(cases.ED)
+    Z = ed_encoder_layers(embedded(z, theta), theta)
+    X = ed_decoder_layers(Z, embedded(x, theta), theta)
+    cases.assert_close(unembedding(X, theta.W_u), oracle.ed_transformer(z, x, oracle.unstack(theta)))
+    cases.assert_close(X, ed_hidden_state(z, x, theta))
+
+
+def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
+    """By complex steps of the printed lines; and column t of X gets nothing from what stands before t."""
+    theta = cases.random_theta(DTransformerConfig(L=2, **cases.TINY))
+    tokens = cases.random_tokens(4, n=7)
+    plain, X = oracle.unstack(theta), embedded(tokens, theta)
+    weight = np.random.default_rng(2).standard_normal((3, 4))
+
+    def of_oracle(X):
+        """W_e holds the columns of X, and nothing is added to them."""
+        entered = plain._replace(W_e=X, W_p=np.zeros_like(X), W_u=np.eye(3)) if hasattr(plain, "_replace") else None
+        if entered is None:
+            plain.W_e, plain.W_p, plain.W_u = X, np.zeros_like(X), np.eye(3)
+            entered = plain
+        return (weight * oracle.d_transformer([0, 1, 2, 3], entered)).sum()
+
+    expected = np.zeros((3, 4))
+    for i in range(3):
+        for t in range(4):
+            step = np.asarray(X).astype(complex)
+            step[i, t] += 1e-30j
+            expected[i, t] = of_oracle(step).imag / 1e-30
+
+    def ours(X, implementation):
+        P = jax.nn.softmax(d_layers(X, theta, implementation=implementation), axis=0)
+        return (weight * P).sum()
+
+    for implementation in cases.EXACT_AND_DEFAULT:
+        cases.assert_close(jax.grad(ours)(X, implementation), expected, 1e-9)
+    later = jax.grad(lambda X: d_layers(X, theta)[:, 1].sum())(X)
+    np.testing.assert_array_equal(later[:, 2:], 0)
+
+
+@pytest.mark.parametrize("filler", [0.0, np.nan, np.inf])
+def test_what_stands_in_the_padding_reaches_nothing(filler):
+    theta = cases.random_theta(cases.D)
+    X = embedded(x, theta)[:, None]
+    padded = jnp.concatenate([X[..., :5], jnp.full((11, 1, 3), filler)], axis=-1)
+
+    def first(X, length):
+        return d_layers(X, theta, length=length)[..., :5]
+
+    cases.assert_close(first(padded, jnp.array([5])), first(X[..., :5], None))
+    gradient = jax.grad(lambda X: first(X, jnp.array([5])).sum())(padded)
+    np.testing.assert_array_equal(gradient[..., 5:], 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"X": jnp.zeros((11, 5), int)},
+            TypeError,
+            r"^X: expected floating-point numbers \[d_e, \*batch, l\].*, got int",
+        ),
+        ({"X": jnp.zeros((10, 5))}, ValueError, r"^theta\.W_e: expected .*d_e = 10 from X, got float64\[11, 17\]"),
+        ({"X": jnp.zeros((11, 24))}, ValueError, r"^X: expected at most l_max = 23 tokens, got 24; "),
+        ({"length": 6}, ValueError, r"^length: expected at least 0 and at most l = 5 tokens, got 6"),
+        (
+            {"positions": jnp.zeros(4, int)},
+            ValueError,
+            r"^positions: expected integers .* l = 5 from X, got int64\[4\]",
+        ),
+        ({"variant": GPT2.but(dropout=0.1)}, ValueError, r"^key: "),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, error, message):
+    arguments = {"X": jnp.zeros((11, 5)), "theta": cases.random_theta(cases.D)} | change
+    with pytest.raises(error, match=message):
+        d_layers(**arguments)

@@ -1,0 +1,168 @@
+"""Gato's lines 1 to 3 against the oracle's loops; each part of them is needed; values, tokens and bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import (
+    GatoConfig,
+    d_embedding,
+    d_layers,
+    d_transformer,
+    discretize,
+    gato_embedding,
+    init_gato,
+    inverse_mu_law,
+    mu_law,
+    patch_embedding,
+    raster_patches,
+    raster_places,
+    undiscretize,
+    unembedding,
+)
+from tests import cases, oracle
+from tests.oracle import gato as printed
+
+CONFIG = GatoConfig(L=2, patch=2, channels=3, d_r=6, n_groups=2, n_places=5, **cases.SHARED)
+IMAGE = np.random.default_rng(3).uniform(-1, 1, (4, 6, 3))
+
+
+def theta_of(config=CONFIG):
+    shapes = jax.eval_shape(lambda key: init_gato(key, config), jax.random.key(0))
+    return cases.random_like(shapes)
+
+
+THETA = theta_of()
+
+
+def sequence(theta=THETA, **options):
+    """Text, an image of 2 × 3 patches, and two values; as the function takes it, and as the oracle does."""
+    patches = raster_patches(jnp.asarray(IMAGE), side=2)
+    places = raster_places(4, 6, side=2, n_places=5)
+    x = jnp.asarray([3, 9] + [0] * 6 + [5, 11])
+    at = jnp.asarray([-1, -1, *range(6), -1, -1])
+    X = gato_embedding(x, patches, at, *places, *theta, **options)
+    return X, [3, 9, *printed.patches_of(IMAGE, 2), 5, 11]
+
+
+def as_numpy(theta):
+    return jax.tree.map(np.asarray, theta)
+
+
+@pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
+    X, elements = sequence(implementation=implementation)
+    expected = printed.gato_embedding(elements, as_numpy(THETA))
+    cases.assert_close(X, expected)
+    plain = oracle.unstack(THETA.transformer)
+    entered = plain._replace(W_e=expected, W_p=0 * expected) if hasattr(plain, "_replace") else plain
+    if entered is plain:
+        plain.W_e, plain.W_p = expected, 0 * expected
+    P = unembedding(d_layers(X, THETA.transformer, implementation=implementation), THETA.transformer.W_u)
+    cases.assert_close(P, oracle.d_transformer(list(range(10)), entered))
+
+
+def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
+    other = np.random.default_rng(4).uniform(-1, 1, (4, 6, 3))
+    patches = raster_patches(jnp.asarray(np.stack([IMAGE, other])), side=2)
+    places = raster_places(4, 6, side=2, n_places=5)
+    at = jnp.asarray([[0, 1, 2, 3, 4, 5, -1], [-1, 5, 4, -1, 0, 1, 2]])
+    x = cases.random_tokens(2, 7)
+    X = gato_embedding(x, patches, at, *places, *THETA)
+    for b, image in enumerate((IMAGE, other)):
+        of_image = printed.patches_of(image, 2)
+        elements = [of_image[n] if n >= 0 else int(v) for n, v in zip(at[b].tolist(), x[b], strict=True)]
+        cases.assert_close(X[:, b], printed.gato_embedding(elements, as_numpy(THETA)))
+
+
+@pytest.mark.parametrize("left_out", THETA.image._fields)
+def test_every_parameter_of_the_residual_block_and_of_the_positions_matters(left_out):
+    """Against the oracle, which has all of them, so a line that is left out is seen."""
+    changed = THETA._replace(image=THETA.image._replace(**{left_out: 0 * getattr(THETA.image, left_out)}))
+    X, elements = sequence(changed)
+    difference = np.abs(np.asarray(X) - printed.gato_embedding(elements, as_numpy(THETA))).max(axis=0)
+    assert np.all(difference[2:8].max() > 1e-3)
+    assert np.all(difference[[0, 1, 8, 9]] < 1e-10)
+
+
+def test_without_images_gato_is_algorithm_10():
+    x = cases.random_tokens(2, 7)
+    none = jnp.zeros((2, 2, 3, 2, 1))
+    X = gato_embedding(x, none, jnp.full((2, 7), -1), *jnp.zeros((2, 2, 1), int), *THETA)
+    cases.assert_close(X, d_embedding(x, THETA.transformer))
+    P = unembedding(d_layers(X, THETA.transformer), THETA.transformer.W_u)
+    cases.assert_close(P, d_transformer(x, THETA.transformer))
+
+
+def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
+    weight = cases.normal(11, 10, seed=5)
+
+    def loss(theta, implementation):
+        return (weight * sequence(theta, implementation=implementation)[0]).sum()
+
+    cases.assert_trees_close(jax.grad(loss)(THETA, "auto"), jax.grad(loss)(THETA, "paper"), 1e-9)
+    step = 1e-6 * cases.normal(6, 6, 3, 3, seed=6)
+    moved = THETA._replace(image=THETA.image._replace(K_1=THETA.image.K_1 + step))
+    change = (loss(moved, "paper") - loss(THETA, "paper")).item()
+    np.testing.assert_allclose((jax.grad(loss)(THETA, "auto").image.K_1 * step).sum(), change, rtol=1e-4)
+
+
+def test_patches_are_in_raster_order_and_scaled():
+    image = jnp.arange(32.0).reshape(4, 8, 1) / 31
+    patches = raster_patches(image, side=4)
+    assert patches.shape == (4, 4, 1, 2)
+    np.testing.assert_allclose(patches[1, :, 0, 1], np.arange(12, 16) / 31 / 2)
+    np.testing.assert_array_equal(raster_places(8, 12, side=4, n_places=3), [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
+    assert raster_patches(jnp.zeros((32, 48, 3)), side=16).shape == (16, 16, 3, 6)
+
+
+def test_continuous_values_are_tokens_by_the_mu_law():
+    values = np.concatenate([np.linspace(-256, 256, 101), np.linspace(-0.01, 0.01, 11), [0.0, 1.0, -1.0]])
+    np.testing.assert_allclose(mu_law(jnp.asarray(values)), [printed.mu_law(v) for v in values], atol=1e-14)
+    bins = discretize(mu_law(jnp.asarray(values)))
+    np.testing.assert_array_equal(bins, [printed.bin_of(printed.mu_law(v)) for v in values])
+    assert (bins.min(), bins.max()) == (0, 1023)
+
+
+def test_tokens_give_values_back_within_half_a_bin_of_the_mu_law():
+    values = np.random.default_rng(0).uniform(-1, 1, 2000) * np.geomspace(1e-4, 256, 2000)
+    back = np.asarray(inverse_mu_law(undiscretize(discretize(mu_law(jnp.asarray(values))))))
+    bound = (np.abs(values) + 0.01) * (25601 ** (1 / 1024) - 1)
+    assert np.all(np.abs(back - values) <= bound * (1 + 1e-9))
+    uniform = np.linspace(-1, 1, 2001)
+    assert np.max(np.abs(undiscretize(discretize(jnp.asarray(uniform))) - uniform)) <= 1 / 1024 + 1e-12
+    tokens = jnp.arange(1024)
+    np.testing.assert_array_equal(discretize(undiscretize(tokens)), tokens)
+    np.testing.assert_array_equal(discretize(mu_law(inverse_mu_law(undiscretize(tokens)))), tokens)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: raster_patches(jnp.zeros((10, 9, 1)), side=4), r"patches of side 4 tile, got 10 x 9; crop or pad"),
+        (lambda: raster_patches(jnp.full((4, 4, 1), np.nan), side=4), r"^image: expected finite numbers from -1 to 1"),
+        (lambda: raster_patches(jnp.full((4, 4, 1), 16.0), side=4), r"^image: expected finite numbers from -1 to 1"),
+        (lambda: raster_places(8, 24, side=4, n_places=5), r"at most 5 rows and columns .* got 2 x 6; scale it"),
+        (lambda: mu_law(jnp.asarray([0.0, np.inf])), r"^x: expected finite numbers from -256 to 256"),
+        (lambda: mu_law(jnp.asarray([257.0])), r"^x: expected finite numbers from -256 to 256"),
+        (lambda: discretize(np.asarray([np.nan])), r"^y: expected finite numbers from -1 to 1"),
+        (lambda: undiscretize(jnp.asarray([1024])), r"^v: expected integers from 0 to 1023"),
+        (lambda: GatoConfig(L=1, d_r=10, n_groups=3, **cases.SHARED), r"n_groups: expected a divisor of d_r = 10"),
+        (
+            lambda: patch_embedding(jnp.zeros((3, 3, 3, 1)), *jnp.zeros((2, 1), int), THETA.image),
+            r"^image\.W_out: expected .*side = 3 from patches",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_what_would_do(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_patch_without_a_position_makes_nan():
+    patches = raster_patches(jnp.asarray(IMAGE), side=2)
+    row, column = raster_places(4, 6, side=2, n_places=5)
+    e = patch_embedding(patches, row, column.at[2].set(5), THETA.image)
+    assert np.isnan(e[:, 2]).all()
+    assert np.isfinite(np.delete(e, 2, axis=1)).all()

@@ -1,0 +1,133 @@
+"""Section 8 of the paper, as commands: few-shot prompts, votes, ensembles, averages, folds and noise."""
+
+import io
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.run_cases import LETTERS, make_run
+from training import commands
+from training.data.tokenizers import CharacterTokenizer
+from training.runs.directory import RunDirectory, load_run
+
+LINES = CharacterTokenizer("\t\nabcdefghij .")
+TEXT = "".join(f"{'abcdefghij'[n % 10]}{'abcdefghij'[n // 10 % 10]} fade{'abcd'[n % 4]}. big\n\n" for n in range(300))
+SIZES = {"--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 16, "--batch-size": 4, "--peak": 1e9}
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run") / "d", "d", LINES)
+
+
+def test_examples_of_a_file_stand_before_every_prompt(decoder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "shots.tsv").write_text("ab\tba\ncd\tdc\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ef\ngh\n"))
+    options = ["--tau", "0", "--l_gen", "4", "--json"]
+    assert commands.generate_main([str(decoder), "--shots", str(tmp_path / "shots.tsv"), *options]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["prompt"] for one in found] == ["ab\tba\ncd\tdc\nef\t", "ab\tba\ncd\tdc\ngh\t"]
+    for one in found:
+        assert commands.generate_main([str(decoder), "--prompt", one["prompt"], "--stop", "\n", *options]) == 0
+        assert json.loads(capsys.readouterr().out)["answers"] == one["answers"]
+
+
+def test_the_answers_of_a_prompt_vote(decoder, capsys):
+    asked = [str(decoder), "--prompt", "ab", "--n", "9", "--l_gen", "1", "--tau", "1", "--json"]
+    assert commands.generate_main(asked) == 0
+    texts = [answer["text"].strip() for answer in json.loads(capsys.readouterr().out)["answers"]]
+    assert commands.generate_main([*asked, "--vote"]) == 0
+    (winner,) = json.loads(capsys.readouterr().out)["answers"]
+    assert winner["votes"] == max(map(texts.count, texts)) == texts.count(winner["text"])
+    assert winner["voters"] == 9
+    assert commands.generate_main([*asked[:-1], "--vote"]) == 0
+    assert capsys.readouterr().out == f"{winner['text']}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--vote"], "--vote: expected several answers to vote, got 1; give --n 15, say"),
+        (["--answer-after", "="], "--answer-after: expected some text, and --vote with it; add --vote --n 15, say"),
+        (["--vote", "--n", "3", "--interactive"], "--vote: expected prompts that are continued each by itself, got"),
+        (["--shots", "nowhere.tsv", "--prompt", "a"], "--shots: cannot read nowhere.tsv: No such file or directory"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(decoder, flags, message, capsys):
+    assert commands.generate_main([str(decoder), *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"generate.py: {message}")
+
+
+def trained(tmp_path, name, *flags):
+    (tmp_path / "text.txt").write_text(TEXT)
+    own = ["--run", tmp_path / name, "--data", tmp_path / "text.txt", "--tokenizer", "characters", "--quiet"]
+    words = ["d", *own, *(word for pair in SIZES.items() for word in pair), *flags]
+    assert commands.train_main([*map(str, words)]) == 0
+    return tmp_path / name
+
+
+def table(printed):
+    return {m[1].strip(): float(m[2]) for m in re.finditer(r"^(.+?) {2,}(\d+\.\d+) +\d+\.\d+$", printed, re.M)}
+
+
+def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(tmp_path, capsys):
+    run = trained(tmp_path, "run", "--steps", 6, "--checkpoint-every", 3)
+    capsys.readouterr()
+    assert commands.ensemble_main([str(run), "--checkpoints", "--average", str(tmp_path / "mean")]) == 0
+    found = table(capsys.readouterr().out)
+    assert found.keys() == {"step 6", "step 3", "the ensemble", "the average"}
+    recorded = json.loads((run / "results.json").read_text())["loss"]
+    assert found["step 6"] == pytest.approx(recorded, abs=1e-4)
+    assert found["the ensemble"] <= (found["step 6"] + found["step 3"]) / 2 + 1e-4  # −log is convex
+    mean, last = load_run(tmp_path / "mean"), load_run(run)
+    assert mean.config == last.config
+    different = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (mean.theta, last.theta)), strict=True)]
+    assert max(different) > 0
+    assert commands.ensemble_main([str(run), "--checkpoints", "--average", str(tmp_path / "mean")]) == 2
+    assert "--average: expected a directory that is not there" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_one_model_are_refused(decoder, tmp_path, capsys):
+    other = make_run(tmp_path / "other", "d", LETTERS)
+    assert commands.ensemble_main([str(decoder)]) == 2
+    assert "expected several models, got 1" in capsys.readouterr().err
+    assert commands.ensemble_main([str(decoder), str(other)]) == 2
+    assert f"{other}: expected the same tokenizer as {decoder}, got another" in capsys.readouterr().err
+    assert commands.ensemble_main([str(decoder), "--checkpoints"]) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, capsys):
+    lines = [
+        f"{'ham' if n % 3 else 'spam'}\t{'abcdefghij'[n % 10]} {'abcdefghij'[n // 10 % 10]} {n % 7}" for n in range(200)
+    ]
+    (tmp_path / "labeled.tsv").write_text("\n".join(lines))
+    sizes = [str(word) for pair in SIZES.items() for word in pair]
+    flags = ["--folds", "2", "--data", str(tmp_path / "labeled.tsv"), "--tokenizer", "characters", "--steps", "2"]
+    words = [str(tmp_path / "folds"), *flags, *sizes, "--token-noise", "0.1", "--token-deletion", "0.1", "--quiet"]
+    assert commands.cross_validate_main(words) == 0
+    printed = capsys.readouterr().out
+    losses = [RunDirectory(tmp_path / "folds" / f"fold-{i}") for i in (1, 2)]
+    losses = [json.loads(files.results.read_text())["loss"] for files in losses]
+    assert losses[0] != losses[1]
+    found = table(printed)
+    assert found["1/2"] == pytest.approx(losses[0], abs=1e-4)
+    assert found["mean"] == pytest.approx(np.mean(losses), abs=1e-4)
+    assert found["deviation"] == pytest.approx(np.std(losses, ddof=1), abs=1e-4)
+    before = (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns
+    assert commands.cross_validate_main(words) == 0
+    assert capsys.readouterr().out.endswith(printed[printed.index("part ") :])
+    assert (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns == before
+    assert commands.cross_validate_main([str(tmp_path / "folds"), "--run", "x"]) == 2
+    assert "--run: expected none, since each part has its own" in capsys.readouterr().err
+
+
+def test_a_decoder_is_trained_with_noise(tmp_path):
+    plain = trained(tmp_path, "plain", "--steps", 2)
+    noisy = trained(tmp_path, "noisy", "--steps", 2, "--token-noise", "0.3")
+    losses = [json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"] for run in (plain, noisy)]
+    assert losses[0] != losses[1]

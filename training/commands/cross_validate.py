@@ -1,0 +1,59 @@
+"""Train a classifier once for each of K parts of the data, and evaluate it on the part that it was not trained on.
+
+    scripts/cross_validate.py runs/folds --folds 5
+    scripts/cross_validate.py runs/folds --folds 5 --data reviews.tsv --steps 500
+
+Part i is the run DIR/fold-i, which `train.py classify --fold i/K` trains; every further flag is one of train.py's.
+Parts that are complete stay as they are, so the same command resumes. Exit status: that of train.py.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.commands import train
+from training.commands.arguments import Parser, at_least
+from training.runs.directory import RunDirectory
+
+
+def parser() -> Parser:
+    """Return the command line."""
+    main = Parser(description=__doc__)
+    main.add_argument("directory", metavar="DIR", help="where the runs go")
+    main.add_argument("--folds", type=at_least(2), default=5, metavar="K", help="parts of the data (default: 5)")
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments, flags = parser().parse_known_args(argv)
+    for name in ("--run", "--fold"):
+        if any(word.partition("=")[0] == name for word in flags):
+            parser().error(f"{name}: expected none, since each part has its own; leave it out")
+    runs = [RunDirectory(Path(arguments.directory) / f"fold-{i + 1}") for i in range(arguments.folds)]
+    for i, run in enumerate(runs, 1):
+        if run.results.is_file():
+            continue
+        own = ["--run", str(run.path), "--fold", f"{i}/{arguments.folds}"]
+        status = train.main(["classify", *own, *flags])
+        if status:
+            return status
+    results = [json.loads(run.results.read_text()) for run in runs]
+    print(f"{'part':<12}{'loss':>10}{'accuracy':>10}")
+    for i, found in enumerate(results, 1):
+        print(f"{f'{i}/{len(runs)}':<12}{found['loss']:>10.4f}{found['accuracy']:>10.4f}")
+    for name, of in (("mean", _mean), ("deviation", _deviation)):
+        loss, accuracy = (of([found[figure] for found in results]) for figure in ("loss", "accuracy"))
+        print(f"{name:<12}{loss:>10.4f}{accuracy:>10.4f}")
+    return 0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The standard deviation of what one part gives, estimated from K of them."""
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,80 @@
+"""Measure several runs as one model: the mean of their probabilities, and the mean of their parameters.
+
+    scripts/ensemble.py runs/seed0 runs/seed1 runs/seed2         # each, and the ensemble
+    scripts/ensemble.py runs/docs --checkpoints                  # the checkpoints of a run, the ensemble, the average
+    scripts/ensemble.py runs/docs --checkpoints --average out    # and write the average as a run
+
+The held-out data are those of the first run. Exit status: 0 done; 2 wrong usage or input.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from training.commands import compilation_cache
+from training.commands.arguments import Parser
+from training.data.loading import load_run_data, make_dataset
+from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
+from training.evaluation.held_out import evaluate
+from training.runs.directory import Run, RunDirectory, RunError, load_run
+
+
+def parser() -> Parser:
+    """Return the command line."""
+    main = Parser(description=__doc__)
+    main.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs of one task and one tokenizer")
+    main.add_argument("--checkpoints", action="store_true", help="take the checkpoints of one run")
+    main.add_argument("--average", metavar="DIR", help="write the mean of the parameters as a run; DIR must be new")
+    main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
+    compilation_cache.add_flags(main)
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
+    members = _members(arguments.runs, checkpoints=arguments.checkpoints)
+    names, runs = list(members), list(members.values())
+    one_model = arguments.checkpoints or bool(arguments.average)
+    check_alike(runs, names, sizes=one_model)
+    if arguments.average and RunDirectory(arguments.average).path.exists():
+        raise RunError(f"--average: expected a directory that is not there, got {arguments.average}; name another one")
+    description = RunDirectory(arguments.runs[0]).description()
+    cache = Path(arguments.cache) if arguments.cache else None
+    data = load_run_data(description.settings, tokenizer=runs[0].tokenizer, cache_dir=cache)
+    held_out = make_dataset(description.settings, data.stores.validation, tokenizer=runs[0].tokenizer)
+    groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
+    if one_model:
+        groups["the average"] = [averaged(runs)]
+    width = max(map(len, groups)) + 2
+    print(f"{'':<{width}}{'loss':>10}{'accuracy':>10}")
+    for name, group in groups.items():
+        totals = jax.jit(ensemble_totals(group, description.settings))
+        found = evaluate(totals, [run.theta for run in group], held_out.evaluation_batches())
+        print(f"{name:<{width}}{found['loss']:>10.4f}{found['accuracy']:>10.4f}", flush=True)
+    if arguments.average:
+        files = RunDirectory(arguments.average)
+        files.begin(description, runs[0].tokenizer)
+        files.save_parameters(averaged(runs).theta)
+        print(f"The average is in {files.path}.")
+    return 0
+
+
+def _members(paths: Sequence[str], *, checkpoints: bool) -> dict[str, Run]:
+    """Return the models by their names.
+
+    Raises:
+        RunError: there are fewer than two.
+    """
+    if checkpoints and len(paths) > 1:
+        raise RunError(f"--checkpoints: expected one run, got {len(paths)}; leave --checkpoints out, or name one")
+    if checkpoints:
+        found = {f"step {step}": run for step, run in of_checkpoints(paths[0]).items()}
+    else:
+        found = {path: load_run(path) for path in paths}
+    if len(found) < 2:
+        more = "train with a larger --max-to-keep" if checkpoints else "name more runs, or add --checkpoints"
+        raise RunError(f"expected several models, got {len(found)} in {paths[0]}; {more}")
+    return found

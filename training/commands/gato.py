@@ -1,0 +1,60 @@
+"""Show what one set of weights of the task gato does with text, with digits and with a pendulum.
+
+    scripts/train.py gato --run runs/gato            # trains it, in a few minutes
+    scripts/gato.py runs/gato                        # shows all three, with two pictures in runs/gato
+    scripts/gato.py runs/gato --prompt "The " --pictures docs
+
+Exit status: 0 done; 2 wrong usage or input.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.commands import compilation_cache
+from training.commands.arguments import Parser
+from training.commands.terminal import show
+from training.data.modalities import digits
+from training.data.records import DataError
+from training.disk import reason
+from training.evaluation.modalities import named, picture_of_digits, picture_of_pendulum
+from training.generation.modalities import Gato
+from training.generation.text import Options, answerer_for
+from training.runs.directory import load_run
+
+L_GEN = 60
+
+
+def parser() -> Parser:
+    """Return the command line."""
+    main = Parser(description=__doc__)
+    main.add_argument("run", metavar="RUN", help="directory of the run")
+    main.add_argument("--prompt", default="The ", metavar="TEXT", help='a text to continue (default: "The ")')
+    main.add_argument("--pictures", type=Path, metavar="DIR", help="where the pictures go (default: RUN)")
+    compilation_cache.add_flags(main)
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    compilation_cache.begin(arguments)
+    run = load_run(arguments.run)
+    gato = Gato(run)
+    where = arguments.pictures or Path(arguments.run)
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"--pictures: cannot make {where}: {reason(error)}") from None
+    (answers,) = answerer_for(run, Options(l_gen=L_GEN)).answers([arguments.prompt])
+    show(f"text: {arguments.prompt}{answers[0]['text']}")
+    held_out = digits.load("validation")
+    pairs = zip(named(gato, held_out), held_out.labels, strict=True)
+    right = sum(name == digits.NAMES[label] for name, label in pairs)
+    picture_of_digits(gato, where / "digits.png")
+    print(f"digits: {right} of {len(held_out.labels)} held-out images named; drawings in {where / 'digits.png'}")
+    found = picture_of_pendulum(gato, where / "pendulum.png")
+    print(
+        f"pendulum: upright {100 * found['upright']:.0f} % of the last 5 seconds, return {found['return']:.0f}; "
+        f"{where / 'pendulum.png'}"
+    )
+    return 0

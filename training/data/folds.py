@@ -1,0 +1,36 @@
+"""Cross-validation: K equal parts of the data, each of which is held out once."""
+
+import dataclasses
+import re
+from typing import Any
+
+from training.data.records import Corpus, DataError, fingerprint, hash64, record_key
+
+
+def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
+    """Return a corpus whose training and validation data are divided anew; its test data stay.
+
+    Which part a record is in depends on its text alone, so equal texts are on one side, and the parts are only about
+    equally large.
+
+    Args:
+        corpus: the data.
+        fold: I/K: hold out the I-th of K parts, counted from 1.
+
+    Raises:
+        DataError: there is no such part, or nothing is in it.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", fold)
+    i, k = map(int, match.groups()) if match else (0, 0)
+    if not (k >= 2 and 1 <= i <= k):
+        raise DataError(f"--fold: expected I/K such as 1/5, the first of five parts, got {fold!r}")
+    if corpus.files:
+        raise DataError("--fold: expected data without weights, since parts are made of all of them; leave =WEIGHT out")
+    records = [*corpus.train, *corpus.validation]
+    parts = [hash64(f"fold {record_key(record)}") % k == i - 1 for record in records]
+    held_out = [record for record, is_held_out in zip(records, parts, strict=True) if is_held_out]
+    train = [record for record, is_held_out in zip(records, parts, strict=True) if not is_held_out]
+    if not held_out or not train:
+        raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, of which one part has none")
+    own = fingerprint(corpus.fingerprint, fold)
+    return dataclasses.replace(corpus, train=train, validation=held_out, held_out=0.0, fingerprint=own)

@@ -1,0 +1,41 @@
+"""The handwritten digits that scikit-learn carries: 1,797 images of 8 × 8 pixels in 17 shades, 0 to 16."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SHADES = 17
+SIDE = 8
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+HELD_OUT = 5  # every fifth image is held out
+
+
+class Digits(NamedTuple):
+    """Images of digits.
+
+    Attributes:
+        shades: integers from 0 to 16, [n, 8, 8].
+        labels: the digits, [n].
+    """
+
+    shades: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The images as Gato reads them: numbers from −1 to 1, [n, 8, 8, 1]."""
+        return (self.shades / (SHADES - 1) * 2 - 1)[..., None].astype(np.float32)
+
+
+def load(part: str) -> Digits:
+    """Return the digits to train on, or those that are held out.
+
+    Args:
+        part: "train", or any other for the held-out ones.
+    """
+    from sklearn.datasets import load_digits  # takes a second to import, and few runs need it
+
+    data: Any = load_digits()
+    held_out = np.arange(len(data.target)) % HELD_OUT == 0
+    chosen = ~held_out if part == "train" else held_out
+    return Digits(data.images[chosen].astype(np.int32), data.target[chosen].astype(np.int32))

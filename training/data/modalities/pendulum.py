@@ -1,0 +1,96 @@
+"""A pendulum to be swung up and held: its motion, a controller that can, and episodes to learn from.
+
+The state is the angle θ from upright, in radians, and the angular velocity ω; a torque of at most 2 is too weak to lift
+the pendulum at once, so it must be swung. What is observed is (cos θ, sin θ, ω).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+TORQUE, SPEED = 2.0, 8.0
+"""The largest torque, and the largest angular velocity."""
+GRAVITY, DT = 10.0, 0.05
+STEPS = 200
+"""Of a swing that is shown: 10 seconds."""
+
+
+class Episodes(NamedTuple):
+    """Episodes of control.
+
+    Attributes:
+        observations: cos θ, sin θ and ω, [episodes, steps, 3].
+        torques: what the controller asked for, [episodes, steps, 1].
+        rewards: of each step, [episodes, steps].
+    """
+
+    observations: np.ndarray
+    torques: np.ndarray
+    rewards: np.ndarray
+
+
+def moved(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
+    """Return the states θ, ω, [n, 2], a twentieth of a second later, given torques [n].
+
+    A rod of mass and length 1: θ'' = (3g/2) sin θ + 3 u.
+    """
+    theta, omega = state.T
+    acceleration = 1.5 * GRAVITY * np.sin(theta) + 3 * np.clip(torque, -TORQUE, TORQUE)
+    omega = np.clip(omega + DT * acceleration, -SPEED, SPEED)
+    return np.stack([theta + DT * omega, omega], axis=1)
+
+
+def observed(state: np.ndarray) -> np.ndarray:
+    """Return what is seen of states θ, ω: cos θ, sin θ, ω, [n, 3]."""
+    theta, omega = state.T
+    return np.stack([np.cos(theta), np.sin(theta), omega], axis=1)
+
+
+def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
+    """Return −(θ² + ω²/10 + u²/1000), with θ within ±π: 0 where the pendulum stands still and upright."""
+    theta = (state[:, 0] + np.pi) % (2 * np.pi) - np.pi
+    return -(theta**2 + 0.1 * state[:, 1] ** 2 + 0.001 * np.clip(torque, -TORQUE, TORQUE) ** 2)
+
+
+def expert(observation: np.ndarray) -> np.ndarray:
+    """Return the torques [n] of a controller that swings the pendulum up and holds it, for observations [n, 3].
+
+    Near the top it is a linear feedback; elsewhere it gives the energy that is missing, in the direction of ω. Its
+    torques are whole numbers: what is to be learned is which of five, instead of one of a thousand.
+    """
+    cos, sin, omega = observation.T
+    theta = np.arctan2(sin, cos)
+    missing = 0.5 * GRAVITY - (omega**2 / 6 + 0.5 * GRAVITY * cos)
+    pumping = 1.5 * missing * np.where(omega < 0, -1.0, 1.0)
+    holding = -(12 * theta + 3 * omega)
+    return np.round(np.clip(np.where((cos > 0.9) & (abs(omega) < 3), holding, pumping), -TORQUE, TORQUE))
+
+
+def starts(n: int, rng: np.random.Generator, *, speed: float = 1.0) -> np.ndarray:
+    """Return n states to begin with, at any angle and at most this fast."""
+    return np.stack([rng.uniform(-np.pi, np.pi, n), rng.uniform(-speed, speed, n)], axis=1)
+
+
+def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, disturbance: float = 1.0) -> Episodes:
+    """Return n episodes of the expert.
+
+    The torque that acts is not the one that was asked for, so that what to do away from the expert's own path is seen,
+    too: a clone of undisturbed episodes would only learn to do again what it did before.
+
+    Args:
+        n: episodes.
+        seed: decides how they begin, and the disturbances.
+        steps: of each.
+        speed: the largest angular velocity that they begin with.
+        disturbance: standard deviation of what is added to the torque.
+    """
+    rng = np.random.default_rng(seed)
+    state, seen, asked, rewards = starts(n, rng, speed=speed), [], [], []
+    for _ in range(steps):
+        observation = observed(state)
+        torque = expert(observation)
+        seen.append(observation)
+        asked.append(torque[:, None])
+        rewards.append(reward(state, torque))
+        state = moved(state, torque + disturbance * rng.standard_normal(n))
+    return Episodes(np.stack(seen, axis=1), np.stack(asked, axis=1), np.stack(rewards, axis=1))

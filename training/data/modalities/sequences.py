@@ -1,0 +1,231 @@
+"""What elements of several modalities are as one sequence: tokens, patches, and which of them are to be predicted.
+
+    Text("seven")                          tokens of the tokenizer
+    Image(pixels)                          patches, in raster order
+    Discrete(shades)                       integers from 0 to 1,023, as tokens of their own
+    Control(observations, actions)         continuous values, as the same tokens: μ-law and 1,024 bins for what is
+                                           observed, the bins alone for actions, which are within ±1
+
+A sequence begins with bos; a separator stands before what answers: the name of an image, the drawing of a text, and
+each action. As with Gato, the loss is on text and actions (a drawing's shades are actions), never on images,
+observations and separators.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.gato import (
+    BINS,
+    GatoConfig,
+    discretize,
+    inverse_mu_law,
+    mu_law,
+    raster_patches,
+    raster_places,
+    undiscretize,
+)
+from training.data.records import DataError
+from training.data.tokenizer import Tokenizer
+
+
+class Text(NamedTuple):
+    """A text."""
+
+    text: str
+
+
+class Image(NamedTuple):
+    """An image: pixels from −1 to 1, [height, width, channels]."""
+
+    pixels: np.ndarray
+
+
+class Discrete(NamedTuple):
+    """Integers from 0 to 1,023, [n] or of any shape, which is read row by row."""
+
+    values: np.ndarray
+
+
+class Control(NamedTuple):
+    """Steps of control: what is observed, [steps, d], and what is done then, within ±1, [steps or steps − 1, d]."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+
+
+ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete), (Control,))
+"""The orders of modalities that a model is trained on."""
+EXTRA_TOKENS = BINS + 1
+"""Tokens besides the tokenizer's: the values, and the separator."""
+
+
+class Columns(NamedTuple):
+    """A sequence.
+
+    Attributes:
+        x: token IDs, [l]; 0 where a patch stands.
+        at: which patch stands there, −1 for none, [l].
+        predicted: whether the column is to be predicted, [l].
+        patches: [n, side, side, channels].
+        places: row and column of each patch in its image, [n, 2].
+    """
+
+    x: np.ndarray
+    at: np.ndarray
+    predicted: np.ndarray
+    patches: np.ndarray
+    places: np.ndarray
+
+
+class Vocabulary(NamedTuple):
+    """What numbers the tokens have, and how images are divided.
+
+    Attributes:
+        tokenizer: of text, whose tokens come first.
+        config: the model's sizes.
+    """
+
+    tokenizer: Tokenizer
+    config: GatoConfig
+
+    @property
+    def first(self) -> int:
+        """The token of the value 0; those of the others follow."""
+        return self.tokenizer.N_V
+
+    @property
+    def separator(self) -> int:
+        """The token before what answers."""
+        return self.first + BINS
+
+    def observed(self, values: np.ndarray) -> np.ndarray:
+        """Return the tokens of continuous values within ±256."""
+        return self.first + np.asarray(discretize(mu_law(jnp.asarray(values, jnp.float32))))
+
+    def actions(self, values: np.ndarray) -> np.ndarray:
+        """Return the tokens of continuous values within ±1."""
+        return self.first + np.asarray(discretize(jnp.asarray(values, jnp.float32)))
+
+    def action_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the values that `actions` made these tokens of, to within 1/1,024."""
+        return np.asarray(undiscretize(jnp.asarray(tokens) - self.first))
+
+    def observation_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the values that `observed` made these tokens of, to within half a bin."""
+        return np.asarray(inverse_mu_law(undiscretize(jnp.asarray(tokens) - self.first)))
+
+    def discrete(self, values: np.ndarray) -> np.ndarray:
+        """Return the tokens of integers from 0 to 1,023.
+
+        Raises:
+            DataError: there are others among them.
+        """
+        values = np.asarray(values)
+        if values.dtype.kind not in "iu":
+            raise DataError(f"discrete values: expected integers from 0 to {BINS - 1}, got {values.dtype}")
+        if values.size and not (values.min() >= 0 and values.max() < BINS):
+            raise DataError(
+                f"discrete values: expected integers from 0 to {BINS - 1}, got {values.min()} to {values.max()}; "
+                "number them anew, or give them as continuous ones"
+            )
+        return self.first + values.ravel().astype(np.int32)
+
+    def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
+        """Return elements as the columns that a model reads.
+
+        Args:
+            elements: in one of `ORDERS`, or the beginning of one.
+            ends: whether the sequence is whole; else the model is to go on with what answers.
+
+        Raises:
+            DataError: the model knows no such order, or a value cannot be.
+            ValueError: an image that patches do not tile or that has too many, or values that are not finite or out
+                of range.
+        """
+        kinds = tuple(type(element) for element in elements)
+        if not any(kinds and order[: len(kinds)] == kinds and (not ends or kinds == order) for order in ORDERS):
+            known = "; ".join(_words(order) for order in ORDERS)
+            raise DataError(f"modalities: expected one of these orders: {known}; got {_words(kinds) or 'nothing'}")
+        parts = [_tokens([self.tokenizer.bos_token], predicted=False)]
+        for number, element in enumerate(elements):
+            if number:
+                parts.append(_tokens([self.separator], predicted=False))
+            parts.append(self._part(element))
+        if not ends and kinds != (Text,) and not isinstance(elements[-1], Control):
+            parts.append(_tokens([self.separator], predicted=False))
+        if ends and kinds[-1] is Text:
+            parts.append(_tokens([self.tokenizer.eos_token], predicted=True))
+        return joined(parts)
+
+    def to_draw(self, text: str) -> Columns:
+        """Return a text and the separator behind it: what a drawing answers."""
+        asked = self.sequence([Text(text)], ends=False)
+        return joined([asked, _tokens([self.separator], predicted=False)])
+
+    def _part(self, element: Any) -> Columns:
+        if isinstance(element, Text):
+            return _tokens(self.tokenizer.encode(element.text), predicted=True)
+        if isinstance(element, Discrete):
+            return _tokens(self.discrete(element.values), predicted=True)
+        return self._image(element) if isinstance(element, Image) else self._control(element)
+
+    def _image(self, element: Image) -> Columns:
+        side, pixels = self.config.patch, np.asarray(element.pixels, np.float32)
+        if pixels.ndim != 3 or pixels.shape[-1] != self.config.channels:
+            raise DataError(
+                f"image: expected [height, width, {self.config.channels} channels], got {list(pixels.shape)}"
+            )
+        patches = np.moveaxis(np.asarray(raster_patches(jnp.asarray(pixels), side=side)), -1, 0)
+        places = raster_places(*pixels.shape[:2], side=side, n_places=self.config.n_places)
+        n = len(patches)
+        return Columns(np.zeros(n, np.int32), np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
+
+    def _control(self, element: Control) -> Columns:
+        observations, actions = np.asarray(element.observations), np.asarray(element.actions)
+        steps = len(observations)
+        if len(actions) not in (steps, steps - 1):
+            raise DataError(
+                f"actions: expected one for each of the {steps} observations, or for all but the last, got "
+                f"{len(actions)}"
+            )
+        seen = self.observed(observations).reshape(steps, -1)
+        done = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # there may be none
+        separators = np.full((steps, 1), self.separator)
+        rows = [np.concatenate([seen[i], separators[i], *done[i : i + 1]]) for i in range(steps)]
+        flags = [np.arange(len(row)) > seen.shape[1] for row in rows]
+        x = np.concatenate(rows).astype(np.int32)
+        return Columns(x, np.full(len(x), -1), np.concatenate(flags), *_no_patches())
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return sequences one after another, with the patches of all."""
+    before = np.cumsum([0, *(len(part.places) for part in parts)])
+    at = [np.where(part.at < 0, -1, part.at + n) for part, n in zip(parts, before, strict=False)]
+    patches = [part.patches for part in parts if len(part.patches)]
+    return Columns(
+        np.concatenate([part.x for part in parts]),
+        np.concatenate(at),
+        np.concatenate([part.predicted for part in parts]),
+        np.concatenate(patches) if patches else _no_patches()[0],
+        np.concatenate([part.places for part in parts]),
+    )
+
+
+def _tokens(ids: Any, *, predicted: bool) -> Columns:
+    x = np.asarray(ids, np.int32)
+    return Columns(x, np.full(len(x), -1), np.full(len(x), predicted), *_no_patches())
+
+
+def _no_patches() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((0, 0, 0, 0), np.float32), np.zeros((0, 2), np.int64)
+
+
+WORDS = {Text: "text", Image: "an image", Discrete: "discrete values", Control: "observations and actions in turn"}
+
+
+def _words(kinds: Sequence[type]) -> str:
+    return ", then ".join(WORDS.get(kind, kind.__name__) for kind in kinds)

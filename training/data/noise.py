@@ -1,0 +1,85 @@
+"""Noise in what a model reads while it is trained: tokens replaced by others, or left out; targets stay as they are.
+
+| task | read with noise | predicted without |
+|---|---|---|
+| `d` | `x_read` | the next tokens of `x` |
+| `ed` | `z`, `x_read` | the next tokens of `x` |
+| `classify` | `x` | the label |
+
+Special tokens stay, and so do padding and whatever is evaluated. `e` hides tokens already.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from training.data.batches import Batch, Dataset
+
+STREAM = 3  # tells these random numbers from those of the batches
+
+
+class Noisy(Dataset):
+    """A data set whose training batches have noise."""
+
+    def __init__(self, data: Dataset, special: tuple[int, ...], N_V: int, *, noise: float, deletion: float) -> None:
+        """Add noise to a data set.
+
+        Args:
+            data: the data set.
+            special: tokens that stay, and that none is replaced by.
+            N_V: tokens of the vocabulary.
+            noise: probability to replace a token by a random one.
+            deletion: probability to leave a token out of a source or of a text to classify.
+        """
+        self._data, self._special, self._noise, self._deletion = data, np.array(special), noise, deletion
+        self._ordinary = np.setdiff1d(np.arange(N_V), self._special).astype(np.int32)
+        self.n_too_long, self.too_long = data.n_too_long, data.too_long
+        super().__init__(
+            data.fingerprint,
+            noise,
+            deletion,
+            n_examples=data.n_examples,
+            l_max=data.l_max,
+            batch_size=data.batch_size,
+            seed=data.seed,
+        )
+
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """As that of the data set."""
+        return self._data.tokens_per_byte
+
+    def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
+        """As `Dataset.batch`; the noise of a row is the same whoever asks for which rows."""
+        rng = np.random.default_rng([self.seed, STREAM, step])
+        batch = dict(self._data.batch(step, rows=rows))
+        for name, length in (("z", "z_length"), ("x", "length")):
+            answers = "label" in batch or name == "z"
+            if name not in batch:
+                continue
+            chosen, left_out = rng.random((2, self.batch_size, self.l_max))[:, rows, : batch[name].shape[1]]
+            others = self._ordinary[rng.integers(len(self._ordinary), size=(self.batch_size, self.l_max))]
+            ordinary = ~np.isin(batch[name], self._special)
+            read = np.where((chosen < self._noise) & ordinary, others[rows, : batch[name].shape[1]], batch[name])
+            if answers:
+                batch[name], batch[length] = _without(read, batch[length], (left_out < self._deletion) & ordinary)
+            else:
+                batch["x_read"] = read
+        return batch
+
+    def evaluation_batches(self, *, rows: slice = slice(None)) -> Iterator[Batch]:
+        """As those of the data set, without noise."""
+        return self._data.evaluation_batches(rows=rows)
+
+    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Any:
+        return self._data._examples(indices, rows, rng)
+
+
+def _without(x: np.ndarray, lengths: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows without some of their tokens, filled up by their last column's, and their lengths."""
+    kept = ~left_out | (np.arange(x.shape[1]) >= lengths[:, None])
+    order = np.argsort(~kept, axis=1, kind="stable")
+    moved = np.take_along_axis(x, order, axis=1)
+    shorter = (lengths - (~kept).sum(axis=1)).astype(lengths.dtype)
+    return np.where(np.arange(x.shape[1]) < shorter[:, None], moved, x[:, -1:]), shorter

@@ -1,0 +1,109 @@
+"""Several models as one: the mean of their probabilities, and the mean of their parameters.
+
+members = of_checkpoints("runs/docs")                   # or [load_run(path) for path in paths]
+totals = ensemble_totals(members, settings)             # sums over a batch, as `make_totals` gives them
+run = averaged(members)                                 # a model like each of them
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from training.data.tokenizers import load_tokenizer
+from training.mesh.padding import padded, unpadded
+from training.runs.checkpoints import read_checkpoint, saved_steps
+from training.runs.directory import Run, RunDirectory, RunError
+from training.runs.named_arrays import flatten, unflatten
+from training.settings import Settings
+from training.tasks import TASKS
+from training.tasks.models import model_shapes
+from training.tasks.objectives import Batch, Totals, cast
+
+
+def of_checkpoints(directory: str | Path) -> dict[int, Run]:
+    """Return the models of a run's checkpoints by their steps, the last one first.
+
+    Raises:
+        RunError: there is no run, or it has no checkpoints.
+        CheckpointError: one is damaged.
+    """
+    files = RunDirectory(directory)
+    description = files.description()
+    steps = list(saved_steps(files.checkpoints)) if files.checkpoints.is_dir() else []
+    if not steps:
+        raise RunError(f"the run in {files.path} has no checkpoint yet")
+    settings, config = description.settings, description.config
+    template = model_shapes(settings.task, config, N_C=len(description.labels))
+    multiple, item = settings.vocabulary_multiple, "ema" if settings.ema_decay else "params"
+    stored = jax.eval_shape(lambda theta: padded(theta, config.N_V, multiple), template)
+    tokenizer, found = load_tokenizer(files.tokenizer), {}
+    for step in steps:
+        trees = read_checkpoint(files.checkpoints, step, {item: stored}).trees
+        theta = unflatten(stored, {name: jnp.asarray(leaf) for name, leaf in flatten(trees[item]).items()})
+        theta = unpadded(theta, config.N_V, multiple)
+        found[step] = Run(theta, config, tokenizer, settings.task, description.labels)
+    return found
+
+
+def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
+    """Check that models can be used as one.
+
+    Args:
+        runs: the models.
+        names: of each.
+        sizes: whether their sizes must be equal, too.
+
+    Raises:
+        RunError: one of them has another task, tokenizer, classes or sizes than the first.
+    """
+    first = runs[0]
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        differing = {
+            "task": run.task != first.task,
+            "tokenizer": run.tokenizer.fingerprint() != first.tokenizer.fingerprint(),
+            "classes": run.labels != first.labels,
+            "model": sizes and run.config != first.config,
+        }
+        what = next((what for what, differs in differing.items() if differs), None)
+        if what:
+            raise RunError(f"{name}: expected the same {what} as {names[0]}, got another; name runs that are alike")
+
+
+def averaged(runs: Sequence[Run]) -> Run:
+    """Return the model whose parameters are the mean of those of several models of equal sizes."""
+    trees = [run.theta for run in runs]
+    mean = jax.tree.map(lambda *arrays: sum(a.astype(jnp.float32) for a in arrays) / len(arrays), *trees)
+    return runs[0]._replace(theta=mean)
+
+
+def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, Batch], Totals]:
+    """Return the function (parameters of all models, batch) → sums over the batch, to be compiled.
+
+    The distribution of a column is the mean of the models' distributions.
+
+    Args:
+        runs: the models, of one task and one vocabulary.
+        settings: of one of them.
+    """
+    objective = TASKS[runs[0].task].objective
+    variants = [run.config.variant.without_dropout() for run in runs]
+
+    def totals(params, batch):
+        logs = []
+        for theta, variant in zip(params, variants, strict=True):
+            c = objective.columns(cast(theta, settings.dtype), batch, None, variant=variant, implementation="auto")
+            logits = jnp.einsum("nd,dbl->nbl", c.W_u, c.X, preferred_element_type=jnp.float32)
+            logits = logits if c.b_u is None else logits + c.b_u[:, None, None]
+            cap = variant.unembedding.cap
+            logs.append(jax.nn.log_softmax(logits if cap is None else cap * jnp.tanh(logits / cap), axis=0))
+            targets = c.targets
+        log_P = jax.nn.logsumexp(jnp.stack(logs), axis=0) - jnp.log(float(len(logs)))
+        weights = objective.weights(batch)
+        nats = -jnp.take_along_axis(log_P, targets[None], axis=0)[0]
+        correct = jnp.sum(weights * (log_P.argmax(axis=0) == targets))
+        return Totals(jnp.sum(weights * nats), weights.sum(), correct)
+
+    return totals

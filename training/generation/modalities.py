@@ -1,0 +1,168 @@
+"""What Gato makes of other modalities than text: it names images, draws what a text says, and acts on observations.
+
+    gato = Gato(load_run(directory))
+    gato.names(pixels)                                 # ["seven", …]
+    gato.drawings(["seven", "two"], n=64, levels=17)   # [2, 64] integers
+    gato.actions(observations, actions)                # the next action of each episode
+
+Algorithm 14, entered with embeddings: a column that is predicted may only be of the modality that answers there, so the
+other tokens' probabilities are left out, as with any nucleus.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from algorithms import GatoParams, Variant
+from training.data.modalities.sequences import Columns, Control, Image, Vocabulary
+from training.data.records import DataError
+from training.runs.directory import Run
+from training.tasks.gato import hidden_state
+from training.tasks.objectives import Batch
+
+LONGEST_NAME = 16  # tokens
+
+
+class Gato:
+    """A trained model of several modalities."""
+
+    def __init__(self, run: Run) -> None:
+        """Use a run.
+
+        Raises:
+            DataError: it is of another task.
+        """
+        if run.task != "gato":
+            raise DataError(f"expected a run of the task gato, got one of the task {run.task}")
+        self._params, self.config = run.theta, run.config
+        self.vocabulary = Vocabulary(run.tokenizer, run.config)
+
+    def names(self, images: Sequence[np.ndarray]) -> list[str]:
+        """Return the likeliest text behind each image, token by token.
+
+        Args:
+            images: pixels from −1 to 1, [height, width, channels].
+        """
+        tokenizer = self.vocabulary.tokenizer
+        asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
+        tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=tokenizer.eos_token)
+        return [
+            tokenizer.decode(row[: [*row, tokenizer.eos_token].index(tokenizer.eos_token)]) for row in tokens.tolist()
+        ]
+
+    def drawings(
+        self, texts: Sequence[str], *, n: int, levels: int, tau: float = 1.0, key: Key[Array, ""] | None = None
+    ) -> Int[np.ndarray, "texts n"]:
+        """Return what the model draws for each text: integers below `levels`.
+
+        Args:
+            texts: what to draw.
+            n: values of a drawing.
+            levels: how many values there are.
+            tau: temperature; 0 draws the likeliest.
+            key: randomness, for τ > 0.
+        """
+        first = self.vocabulary.first
+        asked = [self.vocabulary.to_draw(text) for text in texts]
+        return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
+
+    def actions(self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the next action of each episode, within ±1, the likeliest one.
+
+        Args:
+            observations: of each episode, [steps, d], as many as the model has columns for.
+            actions: of each episode, those before: [steps − 1, d].
+        """
+        episodes = [Control(*pair) for pair in zip(observations, actions, strict=True)]
+        asked = [self.vocabulary.sequence([episode], ends=False) for episode in episodes]
+        first = self.vocabulary.first
+        width = max(np.shape(a)[-1] if len(a) else 1 for a in actions)
+        tokens = self._continued(asked, width, (first, self.vocabulary.separator), wide=True)
+        return self.vocabulary.action_of(tokens)
+
+    def _continued(
+        self,
+        asked: Sequence[Columns],
+        n: int,
+        allowed: tuple[int, int],
+        *,
+        tau: float = 0.0,
+        key: Any = None,
+        ends: int | None = None,
+        wide: bool = False,
+    ) -> Int[np.ndarray, "B n"]:
+        """Return the n tokens behind each sequence, of those from the first allowed one up to the last.
+
+        Args:
+            asked: what the model reads.
+            n: tokens.
+            allowed: the first, and the one behind the last.
+            tau: temperature.
+            key: randomness.
+            ends: the token after which all that come are meaningless.
+            wide: whether to compute all l_max columns, so that sequences of all lengths are one program.
+        """
+        lengths = np.array([len(columns.x) for columns in asked])
+        needed = int(lengths.max()) + n - 1
+        if needed > self.config.l_max:
+            raise DataError(
+                f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: give "
+                "less of it"
+            )
+        batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
+        found = np.zeros((len(asked), n), np.int64)
+        for i in range(n):
+            of_step = None if tau == 0 else jax.random.fold_in(key, i)
+            options = {"variant": self.config.variant.without_dropout(), "allowed": allowed, "tau": tau}
+            tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, **options))
+            found[:, i] = tokens
+            if i + 1 < n:
+                batch["x"][np.arange(len(asked)), lengths + i] = tokens
+            if ends is not None and (found[:, : i + 1] == ends).any(axis=1).all():
+                break
+        return found
+
+    def _batch(self, asked: Sequence[Columns], width: int) -> dict[str, np.ndarray]:
+        B, side = len(asked), self.config.patch
+        n = max(1, *(len(columns.places) for columns in asked)) if asked else 1
+        batch = {
+            "x": np.zeros((B, width), np.int32),
+            "at": np.full((B, width), -1, np.int32),
+            "patches": np.zeros((B, n, side, side, self.config.channels), np.float32),
+            "places": np.zeros((B, n, 2), np.int32),
+            "positions": np.tile(np.arange(width, dtype=np.int32), (B, 1)),
+            "segment_ids": np.ones((B, width), np.int32),
+        }
+        for b, columns in enumerate(asked):
+            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.x, columns.at
+            if len(columns.places):
+                batch["patches"][b, : len(columns.places)] = columns.patches
+                batch["places"][b, : len(columns.places)] = columns.places
+        return batch
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "allowed", "tau"))
+def _next(
+    params: GatoParams,
+    batch: Batch,
+    column: Int[Array, "B"],
+    key: Any,
+    *,
+    variant: Variant,
+    allowed: tuple[int, int],
+    tau: float,
+) -> Int[Array, "B"]:
+    """Return the token behind a column of each row."""
+    X = hidden_state(params, batch, variant=variant)
+    last = jnp.take_along_axis(X, column[None, :, None], axis=-1)
+    first, end = allowed
+    logits = variant.unembedding.logits(last, params.transformer)[first:end, :, 0].astype(jnp.float32)
+    if tau == 0:
+        return first + jnp.argmax(logits, axis=0)
+    return first + jax.random.categorical(key, logits / tau, axis=0)

@@ -1,0 +1,131 @@
+r"""What a prompt and several answers can do for a trained decoder: examples in front, a scratchpad, a majority vote.
+
+    shots = read_shots("shots.tsv")                     # lines of source TAB target
+    few_shot(shots, "cat")                              # "dog\tdogs\n…cat\t"
+    answerer = Voted(answerer_for(run, Options(n=15)), after="answer: ")
+
+A scratchpad is what the model writes before its answer; the answer is what stands behind the last `after` of a line.
+"""
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from training.data.records import DataError
+from training.disk import read_text, reason
+from training.generation.text import Answer, Answerer
+
+TAB, NEWLINE = "\t", "\n"
+
+
+class Shot(NamedTuple):
+    """An example in a prompt: a source and its target."""
+
+    source: str
+    target: str
+
+
+def read_shots(path: str | Path) -> list[Shot]:
+    """Read a file of examples, a line of source TAB target each.
+
+    Raises:
+        DataError: it cannot be read, a line is no example, or there is none.
+    """
+    try:
+        lines = read_text(Path(path)).splitlines()
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise DataError(f"--shots: cannot read {path}: {why}") from None
+    shots = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        source, tab, target = line.partition(TAB)
+        if not (tab and source and target) or TAB in target:
+            raise DataError(f"{path}:{number}: expected source TAB target, got {line[:60]!r}")
+        shots.append(Shot(source, target))
+    if not shots:
+        raise DataError(f"--shots: expected lines of source TAB target, got none in {path}")
+    return shots
+
+
+def few_shot(shots: Sequence[Shot], text: str) -> str:
+    r"""Return a prompt: the examples, a line each, and the text, whose target the model is to write.
+
+    Raises:
+        DataError: the text has a line break or a TAB.
+
+    Example:
+        >>> few_shot([Shot("dog", "dogs"), Shot("box", "boxes")], "cat")
+        'dog\tdogs\nbox\tboxes\ncat\t'
+    """
+    if NEWLINE in text or TAB in text:
+        raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one for each line")
+    return "".join(f"{shot.source}{TAB}{shot.target}{NEWLINE}" for shot in shots) + text + TAB
+
+
+def final_answer(text: str, after: str | None) -> str | None:
+    r"""Return the answer in a text: all of it, or what stands behind the last `after`, to the end of that line.
+
+    Args:
+        text: what a model wrote.
+        after: what its answers stand behind; None: nothing comes before them.
+
+    Returns:
+        the answer without white space at its ends, or None where `after` is not in the text.
+
+    Example:
+        >>> final_answer("3+8=11, carry 1. answer: 81\n", "answer:"), final_answer("81 ", None), final_answer("3", "=")
+        ('81', '81', None)
+    """
+    if after is None:
+        return text.strip()
+    _, found, behind = text.rpartition(after)
+    return behind.partition(NEWLINE)[0].strip() if found else None
+
+
+def majority(answers: Sequence[Answer], after: str | None) -> Answer:
+    """Return the answer that most of the texts have, of several as frequent the one that came first.
+
+    Args:
+        answers: to one text.
+        after: see `final_answer`; texts without it have no vote.
+
+    Returns:
+        the answer as "text", its "votes", how many voted ("voters"), and the first text that has it ("scratchpad").
+    """
+    votes = [(final_answer(answer["text"], after), answer["text"]) for answer in answers]
+    counts = collections.Counter(vote for vote, _ in votes if vote is not None)
+    if not counts:
+        return {"text": "", "votes": 0, "voters": 0, "scratchpad": answers[0]["text"] if answers else ""}
+    winner, n = counts.most_common(1)[0]
+    scratchpad = next(text for vote, text in votes if vote == winner)
+    return {"text": winner, "votes": n, "voters": counts.total(), "scratchpad": scratchpad}
+
+
+class Voted:
+    """An answerer whose answer to a text is what most of its n answers say."""
+
+    streams = False
+
+    def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:
+        """Let the answers of an answerer vote.
+
+        Args:
+            answerer: gives n answers to a text.
+            after: see `final_answer`.
+
+        Raises:
+            DataError: it gives a single one.
+        """
+        if answerer.n < 2:
+            raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, say")
+        self._answerer, self._after = answerer, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answerer, name)
+
+    def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
+        """As `Answerer.answers`: one to each text, with its votes."""
+        return [[majority(found, self._after)] for found in self._answerer.answers(texts, first=first)]
