@@ -270,10 +270,12 @@ def attention(
     groups = W.heads if part(W, "groups") is None else W.groups
     g = h // (H // len(groups))
     positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
-    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
-    Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X_q)  # line 1
-    K = linear(groups[g].W_k, part(groups[g], "b_k"), Z_k)  # line 2
+    Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X)  # line 1
+    K = linear(groups[g].W_k, part(groups[g], "b_k"), Z)  # line 2
     V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
+    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
+    if P is not None:
+        Q, K = Q + W.heads[h].W_q @ P, K + groups[g].W_k @ P
     norms = model["epsilon"], model["norm_offset"]
     if part(W, "gamma_q") is not None:
         Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], W.gamma_q, *norms)
