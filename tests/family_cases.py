@@ -202,6 +202,7 @@ def options_of(variant: Variant) -> dict[str, Any]:
         "order": "norm_first" if variant.order == "no_norm" else variant.order,
         "activation": variant.mlp.activation if variant.mlp else None,
         "attention": [_line(a) for a in variant.attentions],
+        "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else 1.0,
         "logit_cap": u.cap,
     }
 

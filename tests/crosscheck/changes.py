@@ -18,7 +18,7 @@ __all__ = ["ARCHITECTURES", "CHANGES", "SHARING", "Change", "ChangedLine", "chan
 Lines = Mapping[int, str]  # an algorithm → the numbers of some of its lines
 Edits = tuple[tuple[str, str], ...]  # regular expression → replacement, in which VALUE is the row's value
 
-ARCHITECTURES = dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT"), 8) | dict.fromkeys(("BERT", "ROBERTA"), 9)
+ARCHITECTURES = dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT", "T5"), 8) | dict.fromkeys(("BERT", "ROBERTA"), 9)
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
@@ -124,6 +124,15 @@ def _each(field: str) -> Callable[[Any], str]:
     return values
 
 
+def _kind(attention: Any) -> str:
+    """The class of an attention's positions."""
+    return type(attention.positions).__name__
+
+
+def _has(kind: str) -> Callable[[Any], bool]:
+    return lambda variant: any(_kind(a) == kind for a in variant.attentions)
+
+
 def _any(field: str) -> Callable[[Any], bool]:
     return lambda variant: any(getattr(a, field) is not None for a in variant.attentions)
 
@@ -137,7 +146,7 @@ def _norm_name(norm: Any) -> str:
 
 
 def _rotation(variant: Any) -> str:
-    rotary = [a.positions for a in variant.attentions if a.positions is not None]
+    rotary = [a.positions for a in variant.attentions if _kind(a) == "Rotary"]
     bases = ", ".join(dict.fromkeys(f"{r.base:,.0f}" for r in rotary))
     r = rotary[0]
     rows = "i and i + d/2" if r.pairs == "halves" else "2i and 2i + 1"
@@ -166,8 +175,8 @@ ACTIVATED: Lines = {8: "7 18", 9: "7 10", 10: "8"}
 RETURN: Lines = {8: "return", 9: "return", 10: "return"}
 UNEMBEDDING: Lines = {**RETURN, 7: "1"}
 
-DROP_NORM: Edits = ((r"layer_norm\((\w\[:,t\]) \|[^)]*\)", r"\1"),)
-DROP_NORM_LATEX: Edits = ((r"\\text\{layer\\_norm\}\((\w\[:,t\]) \\mid[^)]*\)", r"\1"),)
+DROP_NORM: Edits = ((r"(?:layer|rms)_norm\((\w\[:,t\]) \|[^)]*\)", r"\1"),)
+DROP_NORM_LATEX: Edits = ((r"\\text\{(?:layer|rms)\\_norm\}\((\w\[:,t\]) \\mid[^)]*\)", r"\1"),)
 SINUSOIDS: Edits = ((r"W_p\[:, t\]", "PE(t)"),)
 SINUSOIDS_LATEX: Edits = ((r"W_p\[:, t\]", r"\\text{PE}(t)"),)
 
@@ -175,6 +184,12 @@ SINUSOIDS_LATEX: Edits = ((r"W_p\[:, t\]", r"\\text{PE}(t)"),)
 def _sinusoidal(form: str, note: str) -> Change:
     return Change("embedding.positions", _if(lambda v: v.embedding.positions == form), EMBEDDING, SINUSOIDS,
                   SINUSOIDS_LATEX, note)  # fmt: skip
+
+
+def _by_distance(kind: str, text: str, latex: str, note: str) -> Change:
+    return Change("attention.positions", _if(_has(kind)), {4: "5"},
+                  (("$", f", else S[t_z,t_x] ← S[t_z,t_x] + {text}"),),
+                  (("$", rf" \\text{{, else }} S[t_z, t_x] \\leftarrow S[t_z, t_x] + {latex}"),), note)  # fmt: skip
 
 
 CHANGES: tuple[Change, ...] = (
@@ -213,16 +228,30 @@ CHANGES: tuple[Change, ...] = (
            ((r"𝓦_qkv\^h", "W_q^h, b_q^h, 𝓦_kv^g"),),
            ((r"\\mathcal\{W\}_\{qkv\}\^h", r"W_q^h, b_q^h, \\mathcal{W}_{kv}^g"),),
            "g = ⌈h H_kv/H⌉: heads share keys and values"),
-    Change("attention.positions", _if(_any("positions"), _rotation), {4: "4"},
+    Change("attention.positions", _if(_has("Rotary"), _rotation), {4: "4"},
            (("KᵀQ", "(R_z K)ᵀ(R_x Q)"),), ((r"K\^\\intercal Q", r"(R_z K)^\\intercal (R_x Q)"),),
            "R_x turns the query at t = t_x, R_z the key at t = t_z: VALUE"),
+    Change("attention.positions", _if(_has("TransformerXL")), {4: "4"},
+           (("KᵀQ", "Kᵀ(Q + u 1ᵀ)"),), ((r"K\^\\intercal Q", r"K^\\intercal (Q + u 1^\\intercal)"),)),
     Change("attention.normalize_heads", _if(_any("normalize_heads")), {4: "4"},
            (("K(.*)Q", r"rms_norm(K)\1rms_norm(Q)"),),
            (("K(.*)Q", r"\\text{rms\\_norm}(K)\1\\text{rms\\_norm}(Q)"),),
            "rms_norm: of each column, with γ_k and γ_q"),
+    Change("embedding.positions", _if(lambda v: v.embedding.positions == "in_attention"), EMBEDDING,
+           ((r" \+ W_p\[:, t\]", ""),), ((r" \+ W_p\[:, t\]", ""),)),
+    Change("embedding.positions", _if(lambda v: v.embedding.positions == "in_attention"), {4: "4"},
+           (("K", "(K + W_k P)"), ("Q", "(Q + W_q P)")), (("K", "(K + W_k P)"), ("Q", "(Q + W_q P)")),
+           "P: the columns W_p[:, t], which queries and keys read in all layers, and nothing else"),
     Change("attention.scale", _if(_any("scale"), _each("scale")), {4: "4"},
            (("← ", "← s √d_attn "),), ((r"\\leftarrow ", r"\\leftarrow s \\sqrt{d_\\text{attn}}\\, "),),
            "s = VALUE in place of 1/√d_attn, which the last line multiplies by"),
+    _by_distance("TransformerXL", "s (W_r r_δ)ᵀ(Q[:,t_x] + v)", r"s (W_r r_\\delta)^\\intercal (Q[:, t_x] + v)",
+                 "δ = t_x − t_z; r_δ: rows i and i + d_e/2 are sin and cos of δ/base^(2i/d_e); s is 1, or that of line 4"),
+    _by_distance("Distances", "√d_attn b[bucket(t_z − t_x)]",
+                 r"\\sqrt{d_\\text{attn}}\\, b[\\text{bucket}(t_z - t_x)]",
+                 "b: a number for each head and bucket of distances, the same in all layers; none in line 16 of Algorithm 8"),
+    _by_distance("ALiBi", "−√d_attn m_h |t_z − t_x|", r"{-}\\sqrt{d_\\text{attn}}\\, m_h |t_z - t_x|",
+                 "m_h: the slope of head h, 2^(−8h/H) where H is a power of 2"),
     Change("attention.cap", _if(_any("cap"), _each("cap")), {4: "5"},
            (("$", ", else S[t_z,t_x] ← c√d_attn tanh(S[t_z,t_x]/(c√d_attn))"),),
            (("$", r" \\text{, else } S[t_z, t_x] \\leftarrow c\\sqrt{d_\\text{attn}} \\tanh\\frac{S[t_z, t_x]}{c\\sqrt{d_\\text{attn}}}"),),
@@ -255,6 +284,9 @@ CHANGES: tuple[Change, ...] = (
     Change("order", _if(lambda v: v.order == "side_by_side"), {10: "8"},
            (("X ← X", "X ← X + Y"),), ((r"X \\leftarrow X", r"X \\leftarrow X + Y"),)),
     Change("order", _if(lambda v: v.order == "no_norm"), NORMS_OF_LAYERS, DROP_NORM, DROP_NORM_LATEX),
+    Change("order", _if(lambda v: v.order == "norm_last"), {10: "5 7"}, DROP_NORM, DROP_NORM_LATEX),
+    Change("order", _if(lambda v: v.order == "norm_last", lambda v: _norm_name(v.norm)), {10: "6 8"},
+           (("← (.*)$", r"← VALUE(\1)"),), ((r"\\leftarrow (.*)$", r"\\leftarrow \\text{VALUE}(\1)"),)),
     Change("order", _if(lambda v: v.order == "norm_first"), {8: "6 8 15 17 19", 9: "6 8"}, DROP_NORM, DROP_NORM_LATEX),
     Change("order", _if(lambda v: v.order == "norm_first"), NORMALIZED_FIRST,
            ((r"MHAttention\((\w)", r"MHAttention(norm(\1)"),),

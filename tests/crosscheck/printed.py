@@ -6,7 +6,7 @@ the model's own version of it returns, so that a change is charged to the line t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,9 +43,19 @@ def lines_not_printed(
     X = {8: _ed, 9: _e, 10: _d}[algorithm](walk, *tokens)
     W_u = part(theta, "W_u")
     s = X.shape[0] ** -0.5 if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
-    walk.see(7, "1", lambda _: softmax(s * (theta.W_e.T if W_u is None else W_u) @ X))
+    matrix = s * (theta.W_e.T if W_u is None else W_u)
+    walk.see(7, "1", lambda _: softmax(matrix @ normalize(X, part(theta, "decoder_norm"), model)))
     walk.see(algorithm, "return", lambda _: softmax(_given(W_u) @ X))
     return walk.found
+
+
+class _Reads(NamedTuple):
+    """What an attention reads, and what it would read by the printed line."""
+
+    X: np.ndarray
+    Z: np.ndarray
+    X_printed: np.ndarray
+    Z_printed: np.ndarray
 
 
 class _Walk:
@@ -99,9 +109,18 @@ class _Walk:
                 self.found.add((6, "return"))
 
     def attention(
-        self, n: int, number: str, X: np.ndarray, X_in: np.ndarray, Z: np.ndarray, W: Any, mask: np.ndarray, line: Any
+        self,
+        n: int,
+        number: str,
+        X: np.ndarray,
+        reads: _Reads,
+        W: Any,
+        mask: np.ndarray,
+        line: Any,
+        distances: Any = None,
     ) -> np.ndarray:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
+        X_in, Z, *printed = reads
         groups = W.heads if part(W, "groups") is None else W.groups
         heads = []
         for h in range(len(W.heads)):
@@ -118,9 +137,10 @@ class _Walk:
             heads.append(self.see(5, "2", lambda _, Y=shared: _given(Y)))
         Y = self.see(5, "3", lambda _: np.concatenate(heads))
         self.see(5, "return", lambda _: _linear(W.W_o, part(W, "b_o"), Y))
-        where = {"x_positions": range(X.shape[1]), "z_positions": range(Z.shape[1]), "bidirectional": n != 10}
+        where = {"x_positions": range(X.shape[1]), "z_positions": range(Z.shape[1]), "distances": distances}
+        where["bidirectional"] = number == "5"
         options = {**line, "window": None}
-        return self.see(n, number, lambda _: X + mh_attention(X_in, Z, W, mask, options, self.model, **where))
+        return self.see(n, number, lambda _: X + mh_attention(*printed, W, mask, options, self.model, **where))
 
     def mlp(self, n: int, number: str, X: np.ndarray, X_tilde: np.ndarray, W: Any, f: Any) -> np.ndarray:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
@@ -148,20 +168,20 @@ def _d(walk: _Walk, x: Sequence[int]) -> np.ndarray:
     for l, W in enumerate(theta.layers):
         line = model["attention"][l % len(model["attention"])]
         X_tilde = walk.norm(10, "5", X, part(W, "norm1"))
-        after = walk.attention(10, "6", X, X_tilde, X_tilde, W.attention, mask, line)
+        after = walk.attention(10, "6", X, _Reads(*[X_tilde] * 4), W.attention, mask, line, part(theta, "distances"))
         X = X if model["order"] == "side_by_side" else after  # where line 6 assigns Y
         X_tilde = walk.norm(10, "7", X, part(W, "norm2"))
         X = walk.mlp(10, "8", X, X_tilde, part(W, "mlp"), oracle.gelu)
     return walk.norm(10, "10", X, part(theta, "norm"))
 
 
-def _encoder(walk: _Walk, n: int, X: np.ndarray, layers: Sequence[Any], f: Any) -> np.ndarray:
+def _encoder(walk: _Walk, n: int, X: np.ndarray, layers: Sequence[Any], f: Any, distances: Any) -> np.ndarray:
     model, order = walk.model, walk.model["order"] or "norm_last"
     mask = ones_mask(X.shape[1], X.shape[1])
     for l, W in enumerate(layers):
         line = model["attention"][l % len(model["attention"])]
         X_in = before(X, part(W, "norm1"), order, model)
-        X = walk.attention(n, "5", X, X_in, X_in, W.attention, mask, line)
+        X = walk.attention(n, "5", X, _Reads(X_in, X_in, X, X), W.attention, mask, line, distances)
         X = walk.norm(n, "6", X, part(W, "norm1"))
         X = walk.mlp(n, "7", X, X, W.mlp, f)
         X = walk.norm(n, "8", X, part(W, "norm2"))
@@ -170,7 +190,7 @@ def _encoder(walk: _Walk, n: int, X: np.ndarray, layers: Sequence[Any], f: Any) 
 
 def _e(walk: _Walk, x: Sequence[int]) -> np.ndarray:
     theta = walk.theta
-    X = _encoder(walk, 9, walk.embed(9, 1, x), theta.layers, oracle.gelu)
+    X = _encoder(walk, 9, walk.embed(9, 1, x), theta.layers, oracle.gelu, part(theta, "distances"))
     X = walk.see(9, "10", lambda _, X=X: oracle.gelu(_linear(_given(theta.W_f), part(theta, "b_f"), X)))
     return walk.norm(9, "11", X, part(theta, "norm"))
 
@@ -178,16 +198,18 @@ def _e(walk: _Walk, x: Sequence[int]) -> np.ndarray:
 def _ed(walk: _Walk, z: Sequence[int], x: Sequence[int]) -> np.ndarray:
     model, theta = walk.model, walk.theta
     order = model["order"] or "norm_last"
-    Z = _encoder(walk, 8, walk.embed(8, 1, z), theta.encoder, oracle.relu)
-    Z = normalize(Z, part(theta, "encoder_norm"), model)
+    Z = _encoder(walk, 8, walk.embed(8, 1, z), theta.encoder, oracle.relu, part(theta, "encoder_distances"))
+    Z_in = normalize(Z, part(theta, "encoder_norm"), model)
     X, mask, cross_mask = walk.embed(8, 10, x), causal_mask(len(x)), ones_mask(len(z), len(x))
     for l, W in enumerate(theta.decoder):
         line = model["attention"][l % len(model["attention"])]
         X_in = before(X, part(W, "norm3"), order, model)
-        X = walk.attention(8, "14", X, X_in, X_in, W.self_attention, mask, line)
+        reads = _Reads(X_in, X_in, X, X)
+        X = walk.attention(8, "14", X, reads, W.self_attention, mask, line, part(theta, "decoder_distances"))
         X = walk.norm(8, "15", X, part(W, "norm3"))
         X_in = before(X, part(W, "norm4"), order, model)
-        X = walk.attention(8, "16", X, X_in, Z, W.cross_attention, cross_mask, {**line, "positions": None})
+        reads = _Reads(X_in, Z_in, X, Z)
+        X = walk.attention(8, "16", X, reads, W.cross_attention, cross_mask, {**line, "positions": None})
         X = walk.norm(8, "17", X, part(W, "norm4"))
         X = walk.mlp(8, "18", X, X, W.mlp, oracle.relu)
         X = walk.norm(8, "19", X, part(W, "norm5"))

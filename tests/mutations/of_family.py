@@ -14,7 +14,7 @@ GPT_NEO = (f"{T}::test_the_lines_are_the_oracles[GPT_NEO]",)
 QWEN3 = (f"{T}::test_the_lines_are_the_oracles[QWEN3]",)
 NEOX = (f"{T}::test_the_lines_are_the_oracles[NEOX]",)
 C = "tests/project/test_crosscheck_variants.py"
-OPT, BERT, BART = ((f"{C}::test_every_line_of_a_variant_agrees[{name}]",) for name in ("OPT", "BERT", "BART"))
+OPT, BERT, BART, T5 = ((f"{C}::test_every_line_of_a_variant_agrees[{name}]",) for name in ("OPT", "BERT", "BART", "T5"))
 BACKWARD = (f"{T}::test_every_implementation_is_as_printed[dense-LLAMA]",)
 CACHE = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[LLAMA]",)
 GOPHER = (f"{T}::test_the_lines_are_the_oracles[GOPHER]",)
@@ -41,14 +41,16 @@ BY_DISTANCE = "algorithms/ops/attention/distances.py"
 
 OF_FAMILY: dict[str, Mutation] = {
     "distances reversed": Mutation(
-        DISTANCES, "TransformerXL.keys", "r", "sinusoid(-distances,", "sinusoid(distances,", 10, None, GOPHER
+        DISTANCES, "TransformerXL.keys", "r", "sinusoid(-distances,", "sinusoid(distances,", 4, "5", GOPHER, "GOPHER"
     ),
     "u in place of v": Mutation(
-        DISTANCES, "TransformerXL.queries", "return", "W.v.reshape", "W.u.reshape", 10, None, GOPHER
+        DISTANCES, "TransformerXL.queries", "return", "W.v.reshape", "W.u.reshape", 4, "5", GOPHER, "GOPHER"
     ),
-    "u left out": Mutation(ATTENTION, "Attention.queries", "Q", "self.positions.contents(Q, W)", "Q", 10, None, GOPHER),
+    "u left out": Mutation(
+        ATTENTION, "Attention.queries", "Q", "self.positions.contents(Q, W)", "Q", 4, "4", GOPHER, "GOPHER"
+    ),
     "scores that grow with the distance": Mutation(
-        DISTANCES, "ALiBi.keys", "return", "-jnp.asarray(slopes", "jnp.asarray(slopes", 10, None, BLOOM
+        DISTANCES, "ALiBi.keys", "return", "-jnp.asarray(slopes", "jnp.asarray(slopes", 4, "5", BLOOM, "BLOOM"
     ),
     "slopes of twice as many heads begin with the second": Mutation(
         DISTANCES,
@@ -71,7 +73,7 @@ OF_FAMILY: dict[str, Mutation] = {
         BOTH_WAYS,
     ),
     "a bucket begins one distance later": Mutation(
-        DISTANCES, "Distances.bucket", "farther", ">= jnp", "> jnp", 9, None, BOTH_WAYS
+        DISTANCES, "Distances.bucket", "farther", ">= jnp", "> jnp", 4, "5", BOTH_WAYS, "T5"
     ),
     "shift off by one": Mutation(
         BY_DISTANCE, "scores_by_distance", "sheared", "[l_x - 1 : l_x * n - 1]", "[l_x : l_x * n]", 4, None, SHIFT
@@ -334,6 +336,28 @@ OF_FAMILY: dict[str, Mutation] = {
         "return",
         BART,
         "BART",
+    ),
+    "final norm of the encoder dropped": Mutation(
+        "algorithms/alg08_ed_transformer.py",
+        "ed_encoding",
+        "return",
+        "f.layer_norm(Z, theta.encoder_norm)",
+        "Z",
+        6,
+        "2",
+        T5,
+        "T5",
+    ),
+    "tied unembedding not scaled": Mutation(
+        "algorithms/model/unembedding.py",
+        "Unembedding.matrix",
+        "return",
+        "W_u * W_u.shape[1] ** -0.5",
+        "W_u",
+        7,
+        "1",
+        T5,
+        "T5",
     ),
 }
 """What was changed → the edit."""

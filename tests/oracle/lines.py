@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .components import Array, Tokens, gelu, relu, softmax
-from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, rotate, transformer_xl_scores
+from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, rotate, transformer_xl_distances
 
 
 def silu(x: Array) -> Array:
@@ -244,9 +244,9 @@ def attention(
     """Return Algorithm 4 with its changed lines, of head h; a column that may attend to nothing gives zeros.
 
     Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv) (Ainslie et al. 2023; Shazeer 2019 for one
-    group). Before line 4 come the heads' norms and the rotation; in line 4, S = K^T Q, or Transformer-XL's, is
-    multiplied by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what
-    distance adds (T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
+    group). Before line 4 come the heads' norms, the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied
+    by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
+    (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
     two is a choice.
 
     Args:
@@ -270,10 +270,12 @@ def attention(
     groups = W.heads if part(W, "groups") is None else W.groups
     g = h // (H // len(groups))
     positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
-    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
-    Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X_q)  # line 1
-    K = linear(groups[g].W_k, part(groups[g], "b_k"), Z_k)  # line 2
+    Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X)  # line 1
+    K = linear(groups[g].W_k, part(groups[g], "b_k"), Z)  # line 2
     V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
+    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
+    if P is not None:
+        Q, K = Q + W.heads[h].W_q @ P, K + groups[g].W_k @ P
     norms = model["epsilon"], model["norm_offset"]
     if part(W, "gamma_q") is not None:
         Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], W.gamma_q, *norms)
@@ -282,11 +284,13 @@ def attention(
     if positions["kind"] == "rotary":
         Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
     d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
-    if positions["kind"] == "transformer_xl":
-        S = transformer_xl_scores(Q, K, W.heads[h], x_positions, z_positions, positions.get("base", 10_000.0))
-    else:
-        S = np.array([[K[:, t_z] @ Q[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)])
-    S = S if line.get("scale") is None else S * (line["scale"] * math.sqrt(d_attn))  # line 4
+    is_relative = positions["kind"] == "transformer_xl"
+    Q_u = Q + W.heads[h].u[:, None] if is_relative else Q
+    s = 1.0 if line.get("scale") is None else line["scale"] * math.sqrt(d_attn)
+    S = s * np.array([[K[:, t_z] @ Q_u[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)])  # line 4
+    if is_relative:
+        base = positions.get("base", 10_000.0)
+        S = S + s * transformer_xl_distances(Q, W.heads[h], x_positions, z_positions, base)
     S = S + math.sqrt(d_attn) * added_by_distance(h, H, positions, x_positions, z_positions, bidirectional, distances)
     S = cap(S, None if line.get("cap") is None else line["cap"] * math.sqrt(d_attn))
     S = np.array([[S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_x in range(l_x)] for t_z in range(l_z)])  # line 5

@@ -222,34 +222,30 @@ def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
     return turned
 
 
-def transformer_xl_scores(
-    Q: Array, K: Array, head: Any, x_positions: Positions, z_positions: Positions, base: float
-) -> Array:
-    """Return scores by content and distance (Dai et al. 2019, "Transformer-XL", section 3.3; Rae et al. 2021, Gopher).
+def transformer_xl_distances(Q: Array, head: Any, x_positions: Positions, z_positions: Positions, base: float) -> Array:
+    """Return scores by distance (Dai et al. 2019, "Transformer-XL", section 3.3; Rae et al. 2021, Gopher).
 
     S[t_z, t_x] = k_{t_z}^T (q_{t_x} + u) + (W_r r_delta)^T (q_{t_x} + v), delta = t_x - t_z; r_delta is the sinusoid
-    of the distance, the sines before the cosines. Biases of queries and keys are part of q and k.
+    of the distance, the sines before the cosines. Biases of queries and keys are part of q and k. This is the second
+    summand; the first is line 4 with queries to which u is added.
 
     Args:
         Q: queries of one head [d_attn, l_x].
-        K: its keys [d_attn, l_z].
-        head: W_r [d_attn, d_e], u and v [d_attn].
+        head: W_r [d_attn, d_e] and v [d_attn].
         x_positions: [l_x].
         z_positions: [l_z].
         base: of the sinusoid.
 
     Returns:
-        S, [l_z, l_x], not yet scaled.
+        [l_z, l_x], not yet scaled.
     """
-    l_x, l_z = Q.shape[1], K.shape[1]
+    l_x, l_z = len(x_positions), len(z_positions)
     rows = []
     for t_z in range(l_z):
         row = []
         for t_x in range(l_x):
             r = sinusoid(x_positions[t_x] - z_positions[t_z], head.W_r.shape[1], base, "halves")
-            content = K[:, t_z] @ (Q[:, t_x] + head.u)
-            distance = (head.W_r @ r) @ (Q[:, t_x] + head.v)
-            row.append(content + distance)
+            row.append((head.W_r @ r) @ (Q[:, t_x] + head.v))
         rows.append(row)
     return np.array(rows)
 

@@ -16,7 +16,7 @@ from tests.crosscheck.report import as_json, summary
 from tests.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.commands.arguments import UsageError
 
-QUICK = ("GPT2", "LLAMA", "OPT", "BERT", "BART")
+QUICK = ("GPT2", "LLAMA", "OPT", "BERT", "BART", "T5")
 NOT_LINES = {
     "dropout": "needs a key",
     "head": "a bare encoder is another function",
@@ -99,6 +99,8 @@ def attribute(field):
     ("variant", "algorithm", "key", "text"),
     [
         ({"order": "no_norm"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
+        ({"order": "norm_last"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
+        ({"embedding": Embedding(positions="in_attention")}, 10, (4, "4"), "S ← (K + W_k P)ᵀ(Q + W_q P)"),
         ({"final_norm": False}, 10, (10, "10"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
         ({"final_norm": True}, 8, (8, "return"), "return P = softmax(W_u norm(X))"),
         ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),

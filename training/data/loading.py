@@ -197,7 +197,9 @@ def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
     if given and settings.rows != "packed":
         raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
     plain = dataclasses.replace(settings, validation_data=())
-    named = {kind: [Weighted(name, None) for name in names] for kind, names in given.items()}
+    named: dict[Kind, list[Weighted]] = {
+        kind: [Weighted(name, None) for name in names] for kind, names in given.items()
+    }
     return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in named.items()]
 
 
