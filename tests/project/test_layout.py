@@ -28,7 +28,7 @@ FLOORS = {
         {"inside"},
     ),
     "training": (
-        {"settings", "disk"},
+        {"settings", "presets", "disk"},
         {"tasks"},
         {"mesh"},
         {"data"},

@@ -4,7 +4,7 @@
     scripts/convert.py model.gguf runs/model             # of llama.cpp and Ollama, with its tokenizer and chat template
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
-    scripts/convert.py runs/taught out --merge           # a run of --lora-rank, as one checkpoint
+    scripts/convert.py runs/taught out --merge           # a run with an adapter: one checkpoint
     scripts/convert.py runs/taught adapter               # or the adapter alone, in PEFT's files
     scripts/convert.py adapter runs/taught --from runs/model     # and back: the adapter of this model
 
