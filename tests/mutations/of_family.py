@@ -306,8 +306,8 @@ OF_FAMILY: dict[str, Mutation] = {
     "all rows rotated": Mutation(POSITIONS, "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", NEOX, "NEOX"),
     "first position dropped": Mutation(
         "algorithms/model/embedding.py",
-        "Embedding.of_positions",
-        "t",
+        "Embedding._learned",
+        "return",
         "self.first_position + t",
         "t",
         2,
