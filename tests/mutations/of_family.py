@@ -95,7 +95,7 @@ OF_FAMILY: dict[str, Mutation] = {
         ATTENTION, "Attention.__call__", "hooks", "read(K, W.heads.W_k)", "K", 10, None, ALONE
     ),
     "positions of queries and keys not in the cache": Mutation(
-        CACHED, "mh_attention_cached", "Q", "Q + of_Q, own[0] + of_K", "Q, own[0]", 14, None, ALONE_CACHE
+        CACHED, "attention_cached", "Q", "Q + of_Q, K + of_K", "Q, K", 14, None, ALONE_CACHE
     ),
     "norms after the additions left out": Mutation(
         "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
@@ -244,7 +244,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "learned positions added to rotary ones": Mutation(
         "algorithms/layers.py",
-        "Lines.embedding",
+        "Lines.at_positions",
         "X",
         "X if W_p_t is None else X + W_p_t",
         "X + 0.1 if W_p_t is None else X + W_p_t",
@@ -306,8 +306,8 @@ OF_FAMILY: dict[str, Mutation] = {
     "all rows rotated": Mutation(POSITIONS, "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", NEOX, "NEOX"),
     "first position dropped": Mutation(
         "algorithms/model/embedding.py",
-        "Embedding.of_positions",
-        "t",
+        "Embedding._learned",
+        "return",
         "self.first_position + t",
         "t",
         2,
@@ -317,7 +317,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "norm of the embeddings dropped": Mutation(
         "algorithms/layers.py",
-        "Lines.embedding",
+        "Lines.at_positions",
         "return",
         "self.layer_norm(X, theta.embedding_norm)",
         "X",
@@ -339,7 +339,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "final norm of the encoder dropped": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "ed_encoding",
+        "ed_encoder_layers",
         "return",
         "f.layer_norm(Z, theta.encoder_norm)",
         "Z",

@@ -46,8 +46,8 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "positions from 1": Mutation(
         "algorithms/model/embedding.py",
-        "Embedding.of_positions",
-        "t",
+        "Embedding._learned",
+        "return",
         "self.first_position + t",
         "1 + t",
         8,
