@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from algorithms.alg07_unembedding import unembedding
 from algorithms.model.line import Line
+from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped
 
@@ -45,7 +46,8 @@ class Unembedding(Line):
 
     def logits(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
         """The logits, the input of the softmax."""
-        return capped(logits(X, self.matrix(theta), theta.b_u), self.cap)
+        W_u = theta.W_u if isinstance(theta.W_u, Int8Matrix) else self.matrix(theta)
+        return capped(logits(X, W_u, theta.b_u), self.cap)
 
     def __call__(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
         """The line: Algorithm 7."""

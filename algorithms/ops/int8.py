@@ -1,4 +1,4 @@
-"""Weight matrices in int8, a scale for each row: a quarter of the memory to read for every column that is multiplied."""
+"""Weight matrices in int8 with a scale for each row: for every column they multiply, a quarter of the bytes is read."""
 
 import functools
 import math
@@ -41,9 +41,9 @@ class Int8Matrix:
         return cls(rounded(flat, scales)[0].T, scales[:, 0], W.shape[:-1])
 
     def times(self, X: Float[Array, "d_in *columns"], dtype: Any = None) -> Float[Array, "..."]:
-        """``W X``, shape ``[*rows, *columns]``: ``diag(s) N (M + M'/254) diag(r)``, with a column of X ≈ r (m + m'/254).
+        """``W X``, shape ``[*rows, *columns]``: ``diag(s) N (M + M'/254) diag(r)``, as ``X ≈ (M + M'/254) diag(r)``.
 
-        So X loses nothing that counts, and the products of integers are exact. XLA's CPU backend takes them natively
+        So X keeps 15 bits, and the products of integers are exact. XLA's CPU backend takes them natively
         from two rows on, with both factors as they are in memory: for one column, Mᵀ and M'ᵀ are these.
         """
         n = math.prod(X.shape[1:])
@@ -55,7 +55,7 @@ class Int8Matrix:
         both = jax.lax.optimization_barrier(jnp.concatenate([M, rest]))
         sums = jnp.matmul(both, self.entries, preferred_element_type=jnp.int32)
         sums = jax.lax.optimization_barrier(sums).astype(accumulation_dtype(X.dtype))
-        Y = (sums[:n] + sums[n:] * (0.5 / LARGEST)) * r * self.scales
+        Y = (sums[:n] + sums[n:] * (0.5 / LARGEST)) * r * self.scales[None]
         return Y.T.reshape(*self.rows, *X.shape[1:]).astype(dtype)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import GPT2, DTransformerConfig, init_d_transformer
+from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
 from scripts.benchmarks.timing import Timing, alternate, table
 from training.generation import Generator, decoding
 from training.generation.cache import capacity
@@ -19,13 +19,14 @@ from training.generation.cache import capacity
 __all__ = ["run"]
 
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
+LLAMA_135M = DTransformerConfig(N_V=49152, l_max=2048, L=30, H=9, H_kv=3, d_e=576, d_mlp=1536, tied=True, variant=LLAMA)
 GPT2_124M = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
 PROMPT, L_GEN = 32, 64
 
 
-def generator(config: DTransformerConfig) -> Generator:
+def generator(config: DTransformerConfig, **options: Any) -> Generator:
     """Return a model with random parameters."""
-    return Generator(init_d_transformer(jax.random.key(0), config, scheme="gpt2"), config)
+    return Generator(init_d_transformer(jax.random.key(0), config, scheme="gpt2"), config, **options)
 
 
 def greedy(model: Generator, prompts: np.ndarray) -> Callable[[], Any]:
@@ -38,7 +39,7 @@ def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Call
     """Return what makes of prompts a call that continues them with Hugging Face's `generate`, on so many threads."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return None
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     sizes = transformers.GPT2Config(
         n_layer=config.L,
@@ -49,7 +50,28 @@ def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Call
         bos_token_id=0,
         eos_token_id=None,
     )
-    model = transformers.GPT2LMHeadModel(sizes).eval()
+    return continuing(transformers.GPT2LMHeadModel(sizes).eval())
+
+
+def _llama(transformers: Any, config: DTransformerConfig) -> Any:
+    sizes = transformers.LlamaConfig(
+        num_hidden_layers=config.L,
+        hidden_size=config.d_e,
+        intermediate_size=config.d_mlp,
+        num_attention_heads=config.H,
+        num_key_value_heads=config.H_kv,
+        vocab_size=config.N_V,
+        max_position_embeddings=config.l_max,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(sizes).eval()
+
+
+def continuing(model: Any) -> Callable[[np.ndarray, int], Callable[[], Any]]:
+    """Return what makes of prompts a call that continues them with a model of Hugging Face's, on so many threads."""
+    torch = importlib.import_module("torch")
 
     def of_prompts(prompts: np.ndarray, threads: int) -> Callable[[], Any]:
         x = torch.from_numpy(prompts)
@@ -83,6 +105,29 @@ def beside_pytorch(rounds: int) -> str:
             best = min(timing.values())
             rows.append([*row, per(best, L_GEN), f"{best.median / ours.median:.1f}"])
     return table(["batch", "this library, ms per step", "Hugging Face, ms per step", "Hugging Face / this"], rows)
+
+
+def beside_llama(rounds: int) -> str:
+    """Return the table of a Llama of 135M parameters, batch 1, by the type of the weights, beside Hugging Face's."""
+    prompts = np.random.default_rng(0).integers(LLAMA_135M.N_V, size=(1, PROMPT))
+    candidates = {
+        "float32": greedy(generator(LLAMA_135M), prompts),
+        "int8 weights": greedy(generator(LLAMA_135M, int8=True), prompts),
+    }
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        threads = os.cpu_count() or 1
+        for dtype in (torch.float32, torch.bfloat16):
+            model = _llama(transformers, LLAMA_135M).to(dtype)
+            candidates[f"Hugging Face, {str(dtype).removeprefix('torch.')}"] = continuing(model)(prompts, threads)
+    timing = alternate(candidates, rounds)
+    theirs = [timing.get(f"Hugging Face, {dtype}") for dtype in ("float32", "bfloat16")]
+    rows = [
+        [name, per(t, L_GEN), *(f"{other.median / t.median:.2f}" if other else "-" for other in theirs)]
+        for name, t in timing.items()
+    ]
+    return table(["", "ms per step", "times Hugging Face's speed in float32", "in bfloat16"], rows)
 
 
 def per(timing: Timing, n: int) -> str:
@@ -145,6 +190,7 @@ def run(rounds: int) -> str:
     parts = (
         (f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}", beside_pytorch),
         ("The same model, batch 1, by the tokens of context", by_context),
+        (f"A Llama of 135M parameters, batch 1, greedy, {L_GEN} tokens after a prompt of {PROMPT}", beside_llama),
         (
             "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights",
             beside_memory,

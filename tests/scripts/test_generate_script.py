@@ -115,6 +115,16 @@ def test_control_of_repetition_reaches_the_model(answered, runs, how):
     assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0) != expected + "\n"
 
 
+def test_rounded_weights_reach_the_model(answered, runs):
+    model = load_run(runs["d"])
+    x = np.array([[LETTERS.bos_token, *LETTERS.encode("abc")]])
+    options = {"lengths": np.array([4]), "l_gen": 9, "tau": 1.0, "eos": LETTERS.eos_token, "key": jax.random.key(0)}
+    tokens = Generator(model.theta, model.config, int8=True).generate(x, **options)[0]
+    expected = LETTERS.decode(tokens[tokens != LETTERS.eos_token].tolist())
+    flags = ("--prompt", "abc", "--l_gen", 9, "--tau", 1)
+    assert answered("d", *flags, "--weights", "int8") == expected + "\n"
+
+
 def test_several_answers_are_told_apart(answered, runs):
     drawn = [continuation(runs, "abc", 5, 1.0, r) for r in range(4)]
     how = ("--l_gen", 5, "--tau", 1)
@@ -351,6 +361,7 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
             "--seed does not apply: the run is a classifier, whose options are none",
         ),
         ("d", ["--interactive", "--prompt", "abc"], None, "leave --prompt out"),
+        ("e", ["--prompt", "a[MASK]", "--weights", "int8"], None, "--weights does not apply: the run is an encoder,"),
     ],
 )
 def test_wrong_input_is_refused_in_a_sentence(script, runs, capsys, monkeypatch, task, arguments, stdin, message):

@@ -257,6 +257,11 @@ def test_what_cannot_be_served_is_refused(tmp_path, run, capsys):
     of_pairs = make_run(tmp_path / "ed", "ed")
     assert commands.serve_main([str(of_pairs)]) == 2
     assert "serving needs a decoder, task d, or an encoder, task e" in capsys.readouterr().err
+    of_masks = make_run(tmp_path / "e", "e")
+    assert commands.serve_main([str(of_masks), "--weights", "int8"]) == 2
+    assert "--weights: expected a decoder's run, task d, got the task e" in capsys.readouterr().err
+    assert commands.serve_main([str(run), "--weights", "int4"]) == 2
+    assert "--weights: expected one of int8, got 'int4'" in capsys.readouterr().err
     assert commands.serve_main([str(run), "--api-key", ""]) == 2
     assert "--api-key: expected a key, got nothing" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:

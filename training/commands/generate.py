@@ -44,6 +44,7 @@ NAMES = (
     "beam_size",
     "length_penalty",
     "seed",
+    "weights",
 )
 
 
@@ -100,6 +101,7 @@ def parser() -> Parser:
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is what stands behind the last TEXT of a line")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_dtype(add)
+    add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")
     compilation_cache.add_flags(main)
     return main
 

@@ -59,6 +59,7 @@ def parser() -> Parser:
     add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
     add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
     add_dtype(add)
+    add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")
     compilation_cache.add_flags(main)
     return main
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=arguments.timeout,
         prefixes=arguments.prefix_bytes,
     )
-    served = served_of(run, name, limits)
+    served = served_of(run, name, limits, weights=arguments.weights)
     engine = None
     if isinstance(served.model, Decoder):
         engine = Engine(served.model.generator, run.tokenizer, rows=arguments.rows, queue=arguments.queue)

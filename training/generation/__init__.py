@@ -99,6 +99,7 @@ class Generator:
         prefixes: Prefixes | None = None,
         changes: Mapping[str, Any] | Mapping[At, Any] | None = None,
         names: Sequence[str] = (),
+        int8: bool = False,
     ) -> None:
         """Lay out the parameters.
 
@@ -109,11 +110,13 @@ class Generator:
                 where somebody looks inside.
             changes: what every token is read with, as `algorithms.inside.intervene` takes them.
             names: what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes them.
+            int8: whether the matrices that every generated token reads are rounded to int8, with a scale for each row;
+                prompts are read with the parameters as they are.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, variant=self.config.variant)
+        self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
         self.prefixes = prefixes
         self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
@@ -266,7 +269,7 @@ def translate(
 
 
 class Translator:
-    """An encoder-decoder that is kept ready; see `translate`."""
+    """An encoder-decoder that is kept ready; see `translate`, and for ``int8`` `Generator`."""
 
     def __init__(
         self,
@@ -275,6 +278,7 @@ class Translator:
         *,
         bos: int | None = None,
         eos: int | None = None,
+        int8: bool = False,
     ) -> None:
         for name, token in (("bos", bos), ("eos", eos)):
             inputs.check_token(name, token, config.N_V)
@@ -283,7 +287,7 @@ class Translator:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, variant=self.config.variant)
+        self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
 
     def translate(
         self,

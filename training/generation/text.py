@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -56,6 +56,7 @@ class Options:
         seed: of what is drawn.
         stop: texts before which an answer ends.
         steer: changes of what the model computes, as `algorithms.inside.intervene` takes them.
+        weights: "int8" rounds those that are read for every token.
     """
 
     n: int | None = None
@@ -71,6 +72,7 @@ class Options:
     seed: int | None = None
     stop: tuple[str, ...] | None = None
     steer: Mapping[At, Any] | None = None
+    weights: Literal["int8"] | None = None
 
 
 def answerer_for(run: Run, options: Options) -> "Answerer":
@@ -185,11 +187,12 @@ class Continuer(Answerer):
         "seed",
         "stop",
         "steer",
+        "weights",
     )
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        self.generator = Generator(run.theta, run.config, changes=options.steer)
+        self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
         if options.steer:
             _check_steers(options.steer, self.generator)
 
@@ -307,11 +310,12 @@ class _Translator(Answerer):
     streams = True
     model = "an encoder-decoder"
     verb = "translate"
-    applicable = ("n", "l_max", "tau", "beam_size", "length_penalty", "seed")
+    applicable = ("n", "l_max", "tau", "beam_size", "length_penalty", "seed", "weights")
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
-        self._translator = Translator(run.theta, run.config, bos=run.tokenizer.bos_token, eos=run.tokenizer.eos_token)
+        ends = {"bos": run.tokenizer.bos_token, "eos": run.tokenizer.eos_token}
+        self._translator = Translator(run.theta, run.config, **ends, int8=options.weights == "int8")
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         o = self.options

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -99,27 +99,30 @@ class Served:
         return self.tokenizer.end_tokens
 
 
-def served_of(run: Run, name: str, limits: Limits) -> Served:
+def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
     """Return a run as it is served.
 
     Args:
         run: the trained model.
         name: what clients call it.
         limits: the most that is taken.
+        weights: "int8" rounds a decoder's.
 
     Raises:
-        AnswerError: it is neither a decoder nor an encoder.
+        AnswerError: it is neither a decoder nor an encoder, or an encoder whose weights are to be rounded.
     """
     if run.task not in ("d", "e"):
         raise AnswerError(
             f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"
         )
-    model = _decoder_of(run, limits) if run.task == "d" else _encoder_of(run)
+    if weights is not None and run.task != "d":
+        raise AnswerError(f"--weights: expected a decoder's run, task d, got the task {run.task}; leave it out")
+    model = _decoder_of(run, limits, weights) if run.task == "d" else _encoder_of(run)
     return Served(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits)
 
 
-def _decoder_of(run: Run, limits: Limits) -> Decoder:
-    read = Continuer(run, Options())
+def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> Decoder:
+    read = Continuer(run, Options(weights=weights))
     generator = read.generator
     generator.prefixes = Prefixes(limits.prefixes) if limits.prefixes else None
 

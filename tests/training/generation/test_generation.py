@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import GPT2, PAPER, VASWANI, DTransformerConfig, d_inference, d_transformer
+from algorithms import GPT2, LLAMA, PAPER, VASWANI, DTransformerConfig, d_inference, d_transformer
 from algorithms.alg14_inference import sample, tempered
 from algorithms.lines import MLP, RMSNorm
+from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate
@@ -423,3 +424,27 @@ def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypa
         attend = functools.partial(cache.attend_cached, permitted=permitted)
         np.testing.assert_allclose(attend(Q, cache.KeyValues(K, V)), expected, rtol=1e-12)
         assert f"f64[{H * B},{rows},{C}]" in str(jax.make_jaxpr(attend)(Q, cache.KeyValues(K, V)))
+
+
+@pytest.mark.parametrize("variant", [PAPER, LLAMA], ids=["PAPER", "LLAMA"])
+def test_rounded_weights_give_the_tokens_of_the_model_with_these_weights(variant):
+    """Prompts of one token leave nothing to be read with the weights as they were."""
+    config = dataclasses.replace(CONFIG, d_e=12, variant=variant, **({"d_attn": 6} if variant is LLAMA else {}))
+    theta = random_theta(config)
+    theta = jax.tree.map(lambda a: a.astype(jnp.float32), theta)
+    rounded = Generator(theta, config, int8=True)
+    as_matrices = jax.tree.map(as_matrix, rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+    exact = Generator(theta, config)
+    exact.weights = as_matrices
+    options = {"lengths": np.ones(3, int), "l_gen": 20, "tau": 0.0, "key": KEY}
+    tokens = rounded.generate(PROMPTS[:, :1], **options)
+    np.testing.assert_array_equal(tokens, exact.generate(PROMPTS[:, :1], **options))
+    options["lengths"] = np.ones(1, int)
+    for r in range(3):
+        np.testing.assert_array_equal(tokens[r], rounded.generate(PROMPTS[r : r + 1, :1], **options)[0])
+
+
+def as_matrix(W):
+    if not isinstance(W, Int8Matrix):
+        return W
+    return (W.entries * W.scales[None]).T.reshape(*W.rows, -1)

@@ -1,0 +1,65 @@
+"""Matrices rounded to int8: how far off their entries are, and that products are those of the rounded matrices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms.ops.int8 import Int8Matrix
+from algorithms.ops.linear import linear, logits
+from tests import cases
+
+SHAPES = [((5,), ()), ((7,), (1,)), ((3, 2), (2, 3)), ((97,), (16,)), ((131,), (1,))]
+
+
+def as_matrix(W: Int8Matrix) -> np.ndarray:
+    """The matrix that the integers and the scales stand for."""
+    flat = np.asarray(W.entries, np.float64).T * np.asarray(W.scales, np.float64)[:, None]
+    return flat.reshape(*W.rows, -1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_entry_is_off_by_half_a_scale_at_most_and_the_largest_by_nothing(dtype):
+    W = cases.normal(3, 11, 13).astype(dtype)
+    W = W.at[1, 2].set(0)
+    rounded, exact = Int8Matrix.of(W), np.asarray(W, np.float64)
+    largest = np.abs(exact).max(-1, keepdims=True)
+    assert rounded.entries.dtype == jnp.int8
+    assert (np.abs(as_matrix(rounded) - exact) <= largest / 127 / 2 * (1 + 1e-5)).all()
+    at = np.abs(exact) == largest
+    np.testing.assert_allclose(as_matrix(rounded)[at], exact[at], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
+def test_a_product_is_that_of_the_rounded_matrix_but_for_15_bits_of_the_column(rows, columns):
+    W, X = cases.normal(*rows, 19, dtype=jnp.float32), cases.normal(19, *columns, seed=1, dtype=jnp.float32)
+    X = X.at[3].multiply(1000)  # beside which the others would vanish in 8 bits
+    rounded, b = Int8Matrix.of(W), cases.normal(*rows, seed=2, dtype=jnp.float32)
+    Y = jax.jit(lambda X: linear(rounded, X, b, "paper"))(X)
+    exact = np.asarray(X, np.float64)
+    expected = np.tensordot(as_matrix(rounded), exact, 1) + np.asarray(b).reshape(*rows, *(1 for _ in columns))
+    off_by = np.abs(exact).max(0) / 127 / 254 / 2  # each entry of a column
+    bound = np.multiply.outer(np.abs(as_matrix(rounded)).sum(-1), off_by) * (1 + 1e-3) + 1e-4
+    assert Y.shape == expected.shape
+    assert Y.dtype == jnp.float32
+    assert (np.abs(Y - expected) <= bound).all()
+
+
+def test_a_column_does_not_depend_on_those_beside_it():
+    W, X = Int8Matrix.of(cases.normal(31, 19, dtype=jnp.float32)), cases.normal(19, 5, dtype=jnp.float32)
+    together = W.times(X)
+    for i in range(5):
+        np.testing.assert_allclose(together[:, i : i + 1], W.times(X[:, i : i + 1]), rtol=1e-6)
+
+
+def test_nothing_times_something_is_nothing():
+    W = Int8Matrix.of(jnp.zeros((3, 4)))
+    np.testing.assert_array_equal(W.times(jnp.ones((4, 2))), np.zeros((3, 2)))
+    np.testing.assert_array_equal(Int8Matrix.of(jnp.ones((3, 4))).times(jnp.zeros((4, 1))), np.zeros((3, 1)))
+
+
+def test_logits_of_a_narrow_model_are_wide():
+    W, X = cases.normal(7, 5, dtype=jnp.bfloat16), cases.normal(5, 2, seed=1, dtype=jnp.bfloat16)
+    Y = logits(X, Int8Matrix.of(W))
+    assert Y.dtype == jnp.float32
+    np.testing.assert_allclose(Y, np.asarray(W, np.float64) @ np.asarray(X, np.float64), atol=0.05)
