@@ -18,7 +18,7 @@ from training.disk import reason
 
 __all__ = [
     "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
-    "generate_main", "look_inside_main", "serve_main", "train_main",
+    "generate_main", "induction_main", "look_inside_main", "serve_main", "train_main",
 ]  # fmt: skip
 
 Arguments = Sequence[str] | None
@@ -152,6 +152,14 @@ def compress_main(argv: Arguments) -> int:
 def convert_main(argv: Arguments) -> int:
     """Run scripts/convert.py."""
     from training.commands.convert import main
+
+    return main(argv)
+
+
+@command
+def induction_main(argv: Arguments) -> int:
+    """Run scripts/induction.py."""
+    from training.commands.induction import main
 
     return main(argv)
 

@@ -1,0 +1,11 @@
+"""The command of training/commands/induction.py, from a checkout: see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
+
+from training.commands import induction_main
+
+if __name__ == "__main__":
+    sys.exit(induction_main())

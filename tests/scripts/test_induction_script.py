@@ -1,0 +1,63 @@
+"""scripts/induction.py: what it prints and draws, for models that it trains and for a run."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.run_cases import make_run
+from training import commands
+from training.interpretability import induction
+
+pytestmark = pytest.mark.usefixtures("x32")
+
+
+def test_models_are_trained_and_drawn(tmp_path, capsys):
+    assert commands.induction_main(["--seeds", "1", "--steps", "30", "--out", str(tmp_path / "a.png")]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^2 layers, seed 0: loss on repeats \d\.\d\d \(guessing: 3\.87\)$", printed, re.M)
+    assert len(re.findall(r"^  \([01], [0-3]\) ( +\d\.\d\d){3}$", printed, re.M)) == 8
+    assert re.search(r"^1 layer, seed 0: ", printed, re.M)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_induction_heads(tmp_path, capsys):
+    run = make_run(tmp_path / "d", "d")
+    assert commands.induction_main([str(run), "--out", str(tmp_path / "a.png")]) == 0
+    printed = capsys.readouterr()
+    assert "no induction heads: the largest score is 0." in printed.out
+    assert "reading 4 sequences of 19 random tokens twice" in printed.err
+
+
+def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(induction, "induction_heads", lambda scores, least: np.array([[1, 0]]))
+    run = make_run(tmp_path / "d", "d")
+    assert commands.induction_main([str(run), "--out", str(tmp_path / "a.svg")]) == 0
+    printed = capsys.readouterr().out
+    alone = re.search(r"^ +\(1, 0\) +\d\.\d\d +(\d+\.\d\d)$", printed, re.M)
+    together = re.search(r"^without all 1 of them: (\d+\.\d\d)$", printed, re.M)
+    assert alone and together and alone[1] == together[1]  # noqa: PT018
+    assert re.search(r"^without 1 others of the same layers, drawn 5 times: (\d+\.\d\d) to \1$", printed, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--seeds", "0"], "--seeds: expected an integer of at least 1, got '0'"),
+        (["--steps", "many"], "--steps: expected an integer of at least 1, got 'many'"),
+        (["--out", "a.txt"], "--out: expected a .png, .svg or .pdf in a directory that exists, got a.txt"),
+        (["--out", "nowhere/a.png"], "--out: expected a .png, .svg or .pdf in a directory that exists"),
+        (["nowhere"], "there is no run directory nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments, says, capsys):
+    assert commands.induction_main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_only_decoders_have_them(tmp_path, capsys):
+    assert commands.induction_main([str(make_run(tmp_path / "e", "e")), "--out", str(tmp_path / "a.png")]) == 2
+    assert "RUN: expected a decoder's, got one of the task 'e'" in capsys.readouterr().err
+    tiny = make_run(tmp_path / "d", "d", l_max=6)
+    assert commands.induction_main([str(tiny), "--out", str(tmp_path / "a.png")]) == 2
+    assert "RUN: expected room for 8 tokens at least, got l_max = 6" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""Induction heads: the tokens that repeat, what heads are worth, and the models that are trained on them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import cases
+from training.interpretability import attention_only, induction
+
+THETA = cases.random_theta(attention_only.CONFIG, dtype=jnp.float32)
+VARIANT = attention_only.ATTENTION_ONLY
+
+
+def test_what_repeats_can_be_told_and_nothing_else():
+    tokens = attention_only.repeating(jax.random.key(3))
+    x, repeats = np.asarray(tokens.x), np.asarray(tokens.repeats)
+    for row, of in zip(x, repeats, strict=True):
+        period = next(p for p in range(12, 33) if (row[p:] == row[:-p]).all())
+        assert of.tolist() == [t > period for t in range(1, 64)]
+
+
+def test_sequences_stand_there_twice():
+    drawn = np.arange(6).reshape(2, 3) + 4
+    tokens = induction.twice(drawn, np.array([1]))
+    assert tokens.x.tolist() == [[1, 4, 5, 6, 4, 5, 6], [1, 7, 8, 9, 7, 8, 9]]
+    assert (
+        tokens.repeats.tolist() == [[False] * 4 + [True] * 2] * 2
+    )  # the second 4 follows 6, of which nothing is known
+
+
+def test_losses_are_those_of_the_tokens():
+    """A model that always predicts one distribution, which its bias-free unembedding of a constant column has."""
+    tokens = attention_only.repeating(jax.random.key(3))
+    theta = jax.tree.map(jnp.zeros_like, THETA)
+    theta = theta._replace(
+        norm=theta.norm._replace(beta=jnp.ones(64)), W_u=jnp.outer(jnp.arange(48.0), jnp.ones(64)) / 640
+    )
+    log_p = np.arange(48) / 10 - np.log(np.exp(np.arange(48) / 10).sum())
+    of_targets = -log_p[np.asarray(tokens.x[:, 1:])]
+    first, again = induction.losses(theta, tokens, VARIANT)
+    repeats = np.asarray(tokens.repeats)
+    np.testing.assert_allclose([first, again], [of_targets[~repeats].mean(), of_targets[repeats].mean()], rtol=1e-5)
+
+
+def test_without_heads_is_with_their_output_weights_at_0():
+    tokens = attention_only.repeating(jax.random.key(3))
+    heads = jnp.array([[0, 1], [1, 3]])
+    attention = THETA.layers.attention
+    cut = attention._replace(W_o=attention.W_o.at[0, :, 16:32].set(0).at[1, :, 48:].set(0))
+    expected = induction.losses(THETA._replace(layers=THETA.layers._replace(attention=cut)), tokens, VARIANT)[1]
+    np.testing.assert_allclose(induction.loss_without(THETA, tokens, heads, variant=VARIANT), expected, rtol=1e-5)
+    assert abs(expected - induction.losses(THETA, tokens, VARIANT)[1]) > 1e-3
+
+
+def test_heads_by_score_and_as_many_others_of_their_layers():
+    scores = jnp.array([[0.1, 0.3, 0.2], [0.9, 0.5, 0.0], [0.0, 0.0, 0.0]])
+    heads = induction.induction_heads(scores, 0.3)
+    assert heads.tolist() == [[1, 0], [1, 1], [0, 1]]
+    drawn = [induction.others(heads, (3, 3), np.random.default_rng(i)) for i in range(20)]
+    found = {tuple(head) for one in drawn for head in one.tolist()}
+    assert found == {(0, 0), (0, 2), (1, 2)}
+    assert all(len({tuple(head) for head in one.tolist()}) == 3 for one in drawn)
+    few = induction.others(np.array([[0, 0], [0, 1]]), (2, 2), np.random.default_rng(0))
+    assert sorted(few.tolist()) == [[1, 0], [1, 1]]
+    with pytest.raises(ValueError, match="heads: expected at most half of the 4 there are, got 3"):
+        induction.others(np.array([[0, 0], [0, 1], [1, 1]]), (2, 2), np.random.default_rng(0))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x32")
+def test_two_layers_learn_what_one_cannot():
+    """By attending to what followed the last token before, for which layer 0 is needed."""
+    tokens, last = attention_only.repeating(jax.random.key(9)), {}
+    for L in (1, 2):
+        for _, theta in attention_only.trained(jax.random.key(0), L, 600, 200):
+            last[L] = theta
+    one, two = (induction.measured(last[L], tokens, variant=VARIANT) for L in (1, 2))
+    assert two.again < 1 < 2 < one.again
+    assert two.induction[1].max() > 0.5 > 0.2 > max(one.induction.max(), two.induction[0].max())
+    assert two.previous[0].max() > 0.25 > 0.2 > one.previous.max()
+    layer = jnp.array([[0, h] for h in range(4)])
+    assert induction.loss_without(last[2], tokens, layer, variant=VARIANT) > 3
+
+
+def test_training_goes_on_whatever_is_measured_on_the_way():
+    ends = [list(attention_only.trained(jax.random.key(1), 1, 3, every))[-1] for every in (1, 2, 5)]
+    assert [step for step, _ in ends] == [3, 3, 3]
+    for _, theta in ends[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), theta, ends[0][1])

@@ -1,0 +1,121 @@
+"""Induction heads: which heads of a decoder continue what has come before, and what it predicts without them.
+
+Random tokens that repeat can be predicted by finding what followed the last token before, and in no other way. That
+takes two heads: one of an earlier layer, by which each token knows the one before it, and a later one that attends to
+the tokens behind those that are such as itself.
+
+Source: Olsson et al. 2022, "In-context learning and induction heads".
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Integer
+
+from algorithms import DTransformerParams, Variant, d_hidden_state, token_losses
+from algorithms.inside import at, intervene, record
+from training.interpretability import scores
+
+Heads = Integer[np.ndarray, "n 2"]
+"""Layer and number of some heads."""
+
+
+class Repeating(NamedTuple):
+    """Random tokens that repeat.
+
+    Attributes:
+        x: the tokens.
+        repeats: which of those after the first can be told from what came before.
+    """
+
+    x: Integer[Array, "B l"]
+    repeats: Bool[Array, "B n"]
+
+
+class Measured(NamedTuple):
+    """What a decoder makes of such tokens.
+
+    Attributes:
+        first: the mean loss of tokens that nothing tells, in nats.
+        again: that of tokens that repeat.
+        previous: `scores.previous_token_scores`.
+        induction: `scores.induction_scores`.
+    """
+
+    first: Float[Array, ""]
+    again: Float[Array, ""]
+    previous: Float[Array, "L H"]
+    induction: Float[Array, "L H"]
+
+
+def losses(theta: DTransformerParams, tokens: Repeating, variant: Variant) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The mean losses of the tokens that nothing tells, and of those that repeat."""
+    x, u = tokens.x, variant.unembedding
+    X = d_hidden_state(x[:, :-1], theta, variant=variant)
+    each = token_losses(X, u.matrix(theta), x[:, 1:], b_u=theta.b_u, cap=u.cap)
+
+    def mean(of):
+        return jnp.where(of, each, 0).sum() / of.sum()
+
+    return mean(~tokens.repeats), mean(tokens.repeats)
+
+
+@functools.partial(jax.jit, static_argnames="variant")
+def measured(theta: DTransformerParams, tokens: Repeating, *, variant: Variant) -> Measured:
+    """Losses, and scores of all heads."""
+    (first, again), seen = record(losses, "A")(theta, tokens, variant)
+    x = tokens.x[:, :-1]
+    return Measured(first, again, scores.previous_token_scores(seen["A"]), scores.induction_scores(seen["A"], x))
+
+
+@functools.partial(jax.jit, static_argnames="variant")
+def loss_without(
+    theta: DTransformerParams, tokens: Repeating, heads: Integer[Array, "n 2"], *, variant: Variant
+) -> Float[Array, ""]:
+    """The loss on repeats where these heads write nothing."""
+    ablated: dict[str, float] = {at("Y@2", layer=layer, head=head): 0.0 for layer, head in heads}
+    return intervene(losses, ablated)(theta, tokens, variant)[1]
+
+
+def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> Repeating:
+    """Sequences twice, each behind what a text of the model begins with.
+
+    Args:
+        tokens: drawn at random.
+        before: perhaps bos.
+    """
+    B, n = tokens.shape
+    x = np.concatenate([np.tile(before, (B, 1)), tokens, tokens], axis=1)
+    repeats = np.arange(1, x.shape[1]) > len(before) + n
+    return Repeating(jnp.asarray(x, jnp.int32), jnp.broadcast_to(repeats, (B, x.shape[1] - 1)))
+
+
+def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
+    """The heads with at least this score, the one with the largest first."""
+    order = np.argsort(-np.asarray(induction), axis=None, kind="stable")
+    found = np.stack(np.unravel_index(order, induction.shape), axis=1)
+    return found[np.asarray(induction)[tuple(found.T)] >= least]
+
+
+def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
+    """As many other heads, drawn from the same layers; from all where those have too few.
+
+    Args:
+        heads: some.
+        shape: L and H.
+        rng: what draws them.
+
+    Raises:
+        ValueError: if there are too few others.
+    """
+    every = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1)
+    rest = every[~(every[:, None] == heads[None]).all(-1).any(1)]
+    near = rest[np.isin(rest[:, 0], heads[:, 0])]
+    near = near if len(near) >= len(heads) else rest
+    if len(near) < len(heads):
+        raise ValueError(f"heads: expected at most half of the {len(every)} there are, got {len(heads)}")
+    return near[rng.choice(len(near), len(heads), replace=False)]
