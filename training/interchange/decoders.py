@@ -34,6 +34,7 @@ class Family(NamedTuple):
             it (all layers of Mistral, those from max_window_layers on of Qwen).
         H_kv: the default of num_key_value_heads; None: as many as of queries.
         d_head: the default of head_dim; None: d_e/H.
+        unplaced: the last of this many layers has no positions, unless no_rope_layers differs; 0: all have them.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Family(NamedTuple):
     period: int = 1
     H_kv: int | None = None
     d_head: int | None = None
+    unplaced: int = 0
 
 
 FAMILIES: dict[str, Family] = {
@@ -52,6 +54,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family("Mistral", window=4096, H_kv=8),
     "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
     "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
+    "smollm3": Family("SmolLM3", H_kv=4, unplaced=4),
     "gemma": Family("Gemma", gemma=True, H_kv=16, d_head=256),
     "gemma2": Family("Gemma2", gemma=True, sandwiched=True, window=4096, period=2, H_kv=4, d_head=256),
     "gemma3_text": Family(
@@ -83,7 +86,7 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
             normalize_output=norm if family.sandwiched else None,
         ),
         unembedding=Unembedding(
-            tied=fields.flag("tie_word_embeddings", family.gemma),
+            tied=fields.flag("tie_word_embeddings", family.gemma or family.unplaced > 0),
             cap=_cap(fields, "final_logit_softcapping", kind, 30.0),
         ),
     )
@@ -123,14 +126,33 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
     width = fields.get("sliding_window", None if fields.has("sliding_window") else family.window)
     if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
         width = None
-    base = 1_000_000.0 if kind == "gemma3_text" else 10_000.0
+    base = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0}.get(kind, 10_000.0)
     lines = {FULL: line.but(positions=_rotary(fields, FULL, l_max, base))}
     in_window = [False] * L
     if width is not None and family.window:
         in_window = _windows(fields, kind, L)
         window = fields.integer("sliding_window", family.window)
         lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, 10_000.0), window=window)
-    return _in_turn([lines[SLIDING if w else FULL] for w in in_window])
+    in_turn = [lines[SLIDING if w else FULL] for w in in_window]
+    if family.unplaced:
+        fields.require("use_sliding_window", False, "windows in some layers")
+        in_turn = [
+            one if has else one.but(positions=None) for one, has in zip(in_turn, _placed(fields, kind, L), strict=True)
+        ]
+    return _in_turn(in_turn)
+
+
+def _placed(fields: Fields, kind: str, L: int) -> list[bool]:
+    """Which layers have positions."""
+    flags = fields.get("no_rope_layers")  # 1 for those that have them
+    if flags is None:
+        period = fields.integer("no_rope_layer_interval", FAMILIES[kind].unplaced)
+        return [(l + 1) % period > 0 for l in range(L)]
+    if not isinstance(flags, list) or len(flags) != L or not all(flag in (0, 1) for flag in flags):
+        raise InterchangeError(
+            f"{fields.path}: no_rope_layers: expected 0 or 1 for each of {L} layers, got {str(flags)[:60]}"
+        )
+    return [bool(flag) for flag in flags]
 
 
 def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
@@ -199,7 +221,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
     lines = [v.attentions[l % len(v.attentions)] for l in range(c.L)]
     in_window = [line.window is not None for line in lines]
     full, window = (next((line for line in lines if (line.window is not None) == w), None) for w in (False, True))
-    first = lines[0]
+    first = next((line for line in lines if line.positions is not None), lines[0])
     state: dict[str, Any] = {
         "model_type": kind,
         "architectures": [f"{family.name}ForCausalLM"],
@@ -223,8 +245,10 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state["hidden_activation" if family.sandwiched else "hidden_act"] = name
     if not family.biases:
         state["attention_bias"] = first.biases is True
-    if kind == "llama" and v.mlp is not None:
+    if kind in ("llama", "smollm3") and v.mlp is not None:
         state["mlp_bias"] = v.mlp.biases
+    if family.unplaced:
+        state["no_rope_layers"] = [int(line.positions is not None) for line in lines]
     if family.window:
         state["sliding_window"] = window.window if window else None
         if family.period > 1 or kind.startswith("qwen"):
