@@ -90,7 +90,9 @@ def test_hovering_shows_what_a_token_attends_to_and_leaving_goes_back(opened, fo
     assert opened.run(CHOSEN) == "4"
     assert close(opened.run(SPOKEN), expected_readout(found, *now(opened), 4))
     assert opened.run(COLORS) != before
-    assert opened.run("return document.getElementById('tip').hidden") is False
+    weight = found.attention[0].A[(*now(opened), 9, 4)]
+    said = opened.run("return document.getElementById('tip').textContent")
+    assert close(said, f"“a” (token 4) is attended to by “d” (9): {weight:.3f}")
     opened.pointer("h1")
     assert opened.run(COLORS) == before
     assert opened.run("return document.getElementById('tip').hidden") is True

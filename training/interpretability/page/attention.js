@@ -171,7 +171,7 @@ const attention = (() => {
       else pick(clamp(to, n), true);
     });
     explain(strips, ".token", (token) => {
-      const [i, j] = [attending(), Number(token.dataset.i)];
+      const [i, j] = [tokenOf(chosenText()), Number(token.dataset.i)]; // of the chosen one, whatever is hovered over
       const name = `${quoted(token.textContent)} (token ${j})`;
       if (token.parentElement.dataset.text !== otherText()) return name;
       const way = state.by ? "attends to" : "is attended to by";
