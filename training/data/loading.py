@@ -193,7 +193,7 @@ def _corpus(
 def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
     """The pairs and the labeled texts that a decoder learns besides its text."""
     kinds: dict[Kind, tuple[str, ...]] = {"pairs": settings.pairs, "labeled": settings.labeled}
-    given = {kind: names for kind, names in kinds.items() if names}
+    given: dict[Kind, tuple[str, ...]] = {kind: names for kind, names in kinds.items() if names}
     if given and settings.rows != "packed":
         raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
     plain = dataclasses.replace(settings, validation_data=())
