@@ -244,7 +244,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "learned positions added to rotary ones": Mutation(
         "algorithms/layers.py",
-        "Lines.embedding",
+        "Lines.at_positions",
         "X",
         "X if W_p_t is None else X + W_p_t",
         "X + 0.1 if W_p_t is None else X + W_p_t",
@@ -317,7 +317,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "norm of the embeddings dropped": Mutation(
         "algorithms/layers.py",
-        "Lines.embedding",
+        "Lines.at_positions",
         "return",
         "self.layer_norm(X, theta.embedding_norm)",
         "X",

@@ -11,7 +11,8 @@ from training.commands import settings_table
 from training.commands.arguments import flag, spelled
 from training.commands.train import parser, read_settings, with_task
 from training.loop.optimizers import optimizer_from
-from training.settings import PRESETS, SETTINGS
+from training.presets import PRESETS
+from training.settings import SETTINGS
 from training.tasks import TASKS, settings_from
 from training.tasks.models import check_sizes
 

@@ -28,7 +28,7 @@ FLOORS = {
         {"inside"},
     ),
     "training": (
-        {"settings", "disk"},
+        {"settings", "disk", "presets"},
         {"tasks"},
         {"mesh"},
         {"data"},

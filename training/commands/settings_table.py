@@ -6,13 +6,13 @@ python -m training.commands.settings_table > docs/settings.md
 from typing import Any
 
 from training.commands.arguments import flag
+from training.presets import PRESETS
 from training.settings import (
     FINE_TUNING,
     FINE_TUNING_DIVISOR,
     GROUPS,
     LOW_RANK_DIVISOR,
     OPTIMIZERS,
-    PRESETS,
     SCHEDULES,
     SETTINGS,
 )

@@ -47,10 +47,11 @@ from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
 from training.mesh.shape import check_sizes as check_mesh
 from training.mesh.shape import n_places
+from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
-from training.settings import GROUPS, KINDS, PRESETS, SETTINGS, Settings, SettingsError
+from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError
 from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
 

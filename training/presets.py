@@ -1,0 +1,98 @@
+"""The settings of known models, by name."""
+
+from typing import Any
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("d", {}),
+    "gpt2-124m": (
+        "d",
+        {
+            "variant": "GPT2",
+            "N_V": 50260,
+            "l_max": 1024,
+            "L": 12,
+            "H": 12,
+            "d_e": 768,
+            "d_mlp": 3072,
+            "steps": 600_000,
+            "batch_size": 480,
+            "accumulation_steps": 40,
+            "optimizer": "adamw",
+            "schedule": "cosine",
+            "learning_rate": 6e-4,
+            "warmup": 2000,
+            "final_fraction": 0.1,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "dtype": "bfloat16",
+        },
+    ),
+    **{
+        name: (
+            "d",
+            {
+                "variant": "LLAMA",
+                "tokenizer": "bpe",
+                "N_V": 32_000,
+                "init": "gpt2",
+                "optimizer": "adamw",
+                "schedule": "cosine",
+                "warmup": 2000,
+                "final_fraction": 0.1,
+                "beta2": 0.95,
+                "eps": 1e-8,
+                "dtype": "bfloat16",
+                **sizes,
+            },
+        )
+        for name, sizes in LLAMA_SIZES.items()
+    },
+    "vaswani-base": (
+        "ed",
+        {
+            "variant": "VASWANI",
+            "tokenizer": "bpe",
+            "N_V": 37000,
+            "l_max": 256,
+            "L_enc": 6,
+            "L_dec": 6,
+            "H": 8,
+            "d_e": 512,
+            "d_mlp": 2048,
+            "dropout": 0.1,
+            "label_smoothing": 0.1,
+            "steps": 100_000,
+            "batch_size": 512,
+            "optimizer": "adam",
+            "schedule": "vaswani",
+            "clip_norm": 0.0,
+        },
+    ),
+    "bert-base": (
+        "e",
+        {
+            "variant": "BERT",
+            "tokenizer": "bpe",
+            "N_V": 30522,
+            "masking": "bert",
+            "l_max": 512,
+            "L": 12,
+            "H": 12,
+            "d_e": 768,
+            "d_mlp": 3072,
+            "init": "gpt2",
+            "dropout": 0.1,
+            "steps": 1_000_000,
+            "batch_size": 256,
+            "optimizer": "adamw",
+            "schedule": "linear",
+            "learning_rate": 1e-4,
+            "warmup": 10_000,
+            "final_fraction": 0.0,
+            "beta2": 0.999,
+            "eps": 1e-6,
+            "weight_decay": 0.01,
+        },
+    ),
+}
+"""The task and the settings of known models by name: this project's demo, and models of the literature."""
