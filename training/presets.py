@@ -2,6 +2,43 @@
 
 from typing import Any
 
+LLAMA_SIZES: dict[str, dict[str, Any]] = {
+    "llama-15m": {
+        "L": 6,
+        "H": 6,
+        "d_e": 288,
+        "d_mlp": 768,
+        "l_max": 256,
+        "batch_size": 128,
+        "learning_rate": 1e-3,
+        "steps": 100_000,
+    },
+    "llama-110m": {
+        "L": 12,
+        "H": 12,
+        "d_e": 768,
+        "d_mlp": 2048,
+        "l_max": 1024,
+        "batch_size": 256,
+        "accumulation_steps": 8,
+        "learning_rate": 6e-4,
+        "steps": 200_000,
+    },
+    "llama-1b": {
+        "L": 22,
+        "H": 32,
+        "H_kv": 4,
+        "d_e": 2048,
+        "d_mlp": 5632,
+        "l_max": 2048,
+        "batch_size": 1024,
+        "accumulation_steps": 64,
+        "learning_rate": 4e-4,
+        "steps": 480_000,
+    },
+}
+"""Llama's shape at three sizes: two of llama2.c's, and TinyLlama's, whose heads share keys and values."""
+
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "demo": ("d", {}),
     "gpt2-124m": (
