@@ -3,7 +3,7 @@
     scripts/cross_validate.py runs/folds --folds 5
     scripts/cross_validate.py runs/folds --folds 5 --data reviews.tsv --steps 500
 
-Part i is the run DIR/fold-i, which `train.py classify` trains with `--fold i/K`; every further flag is one of its.
+Part i is the run DIR/fold-i, which the task classify trains with --fold i/K; every further flag is one of train.py's.
 Parts that are complete stay as they are, so the same command resumes. Exit status: that of train.py.
 """
 
