@@ -100,7 +100,6 @@ class State(NamedTuple):
     likeliest: Likeliest | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "int8"))
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
     """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied.
 
@@ -111,24 +110,45 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Varia
         variant: the lines of the model.
         int8: whether the matrices that are read for every token are rounded.
     """
-    name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
+    weights = _unstacked(theta, variant=variant)
+    if not int8:
+        return weights
+    name = _layers_of(theta)
+    layers = tuple(_in_int8(layer) for layer in getattr(weights, name))
+    return weights._replace(**{name: layers, "W_u": _rounded(weights.W_u)})
+
+
+def _layers_of(theta: Any) -> str:
+    return "layers" if isinstance(theta, DTransformerParams) else "decoder"
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _unstacked(theta, *, variant):
+    name = _layers_of(theta)
     stacked = getattr(theta, name)
     L = jax.tree.leaves(stacked)[0].shape[0]
-    kept: Callable[[Array], Any] = Int8Matrix.of if int8 else lambda W: W
-    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked), kept) for l in range(L))
-    return theta._replace(**{name: layers, "W_u": kept(variant.unembedding.matrix(theta))})
+    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L))
+    return theta._replace(**{name: layers, "W_u": variant.unembedding.matrix(theta)})
 
 
-def _layer(params: Any, kept: Callable[[Array], Any]) -> Any:
-    """A layer with `Projections` for the parameters of its attentions, and every matrix as it is to be kept."""
+def _layer(params: Any) -> Any:
+    """A layer with `Projections` for the parameters of its attentions."""
     attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
-    laid_out = {
-        name: Projections.of(getattr(params, name), context=c).with_matrices(kept) for name, c in attentions.items()
-    }
-    if params.mlp is not None:
-        matrices = {name: W for name, W in params.mlp._asdict().items() if name.startswith("W_") and W is not None}
-        laid_out["mlp"] = params.mlp._replace(**{name: kept(W) for name, W in matrices.items()})
+    laid_out = {name: Projections.of(getattr(params, name), context=c) for name, c in attentions.items()}
     return params._replace(**laid_out)
+
+
+_rounded = jax.jit(Int8Matrix.of)
+"""Compiled by itself, once for each shape: in one program, the matrices of all layers would be compiled one by one."""
+
+
+def _in_int8(layer: Any) -> Any:
+    """A layer whose matrices are rounded."""
+    changed = {name: getattr(layer, name).with_matrices(_rounded) for name in layer._fields if "attention" in name}
+    if layer.mlp is not None:
+        matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
+        changed["mlp"] = layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()})
+    return layer._replace(**changed)
 
 
 @functools.partial(jax.jit, static_argnames=("variant", "C"))

@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
 from algorithms.alg14_inference import sample
+from algorithms.ops.int8 import Int8Matrix
 from tests.cases import random_theta
 from training.generation import Translator, decoding, translate
 from training.generation.beam_search import beam_search
@@ -228,3 +229,17 @@ def test_wrong_requests_are_refused(options, error, message):
 def test_a_model_of_another_kind_is_refused():
     with pytest.raises(TypeError, match="theta: expected EDTransformerParams"):
         Translator((), CONFIG)
+
+
+def test_rounded_weights_translate_as_the_model_with_these_weights():
+    theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
+    rounded, exact = Translator(theta, CONFIG, int8=True), Translator(theta, CONFIG)
+    leaves = jax.tree.leaves(rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+    assert sum(isinstance(W, Int8Matrix) for W in leaves) == 2 * (2 + 2 + 2) + 1  # W and W_o twice, the MLP, and W_u
+    exact.weights = jax.tree.map(as_matrix, rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+    options = {"lengths": LENGTHS, "l_max": 12}
+    np.testing.assert_array_equal(rounded.translate(Z, **options)[0], exact.translate(Z, **options)[0])
+
+
+def as_matrix(W):
+    return (W.entries * W.scales[None]).T.reshape(*W.rows, -1) if isinstance(W, Int8Matrix) else W
