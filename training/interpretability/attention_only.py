@@ -53,7 +53,7 @@ def trained(key: Key[Array, ""], L: int, steps: int, every: int) -> Iterator[tup
         every: how many steps lie between two of those that are yielded.
     """
     of_theta, of_data = jax.random.split(key)
-    theta = init_d_transformer(of_theta, dataclasses.replace(CONFIG, L=L))
+    theta: Any = init_d_transformer(of_theta, dataclasses.replace(CONFIG, L=L))
     state = theta, OPTIMIZER.init(theta)
     yield 0, theta
     for step in range(0, steps, every):
