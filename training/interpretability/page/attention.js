@@ -33,7 +33,7 @@ const attention = (() => {
 
   function makeGrid() {
     const [layers, heads, n, m] = sizes();
-    const cell = Math.max(1.15, Math.min(2.9, 25 / heads));
+    const cell = Math.max(1.15, Math.min(4.2, 26 / heads));
     grid = headGrid({
       title: `${block().title}: ${layers} layers of ${heads} heads`,
       layers,

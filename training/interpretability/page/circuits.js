@@ -12,7 +12,7 @@ const circuits = (() => {
   const composed = [];
 
   function cell(heads) {
-    return window.innerWidth < 640 ? Math.max(0.5, Math.min(1.2, (window.innerWidth / 32 - 3) / heads)) : Math.max(0.7, Math.min(1.3, 13 / heads));
+    return window.innerWidth < 640 ? Math.max(0.5, Math.min(1.2, (window.innerWidth / 32 - 3) / heads)) : Math.max(0.7, Math.min(2.4, 12 / heads));
   }
 
   function strongest(name) {
@@ -24,7 +24,7 @@ const circuits = (() => {
 
   function make() {
     const { scores, composition, note } = data.circuits;
-    host.append(element("p", { class: "lead", text: "The first scores are mean weights of attention on random tokens that come twice, so that they do not depend on the prompt; copying is read off the parameters (the eigenvalues of W_u W_o W_v W_e). Below each are its strongest heads, as layer.head." }));
+    host.append(element("p", { class: "lead", text: "The first scores are mean weights of attention on random tokens that come twice, so that they do not depend on the prompt. " + (scores.includes("copying") ? "Copying is read off the parameters (the eigenvalues of W_u W_o W_v W_e). " : "") + "Below each are its strongest heads, as layer.head." }));
     const several = element("div", { class: "several" });
     for (const name of scores) {
       const [layers, heads] = arrays[`scores.${name}`].shape;

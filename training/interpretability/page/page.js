@@ -39,9 +39,9 @@ function listenToBar() {
   });
 }
 
-// Begin with the head of the largest score, and the last token.
+// Begin with the head of the largest score, and the token that is masked, or the last one.
 function beginning() {
-  for (const [text, tokens] of Object.entries(data.texts)) state.token[text] = tokens.length - 1;
+  for (const [text, tokens] of Object.entries(data.texts)) state.token[text] = tokens.includes("[MASK]") ? tokens.indexOf("[MASK]") : tokens.length - 1;
   if (!data.circuits.scores) return;
   const name = "induction";
   const [layers, heads] = arrays[`scores.${name}`].shape;
