@@ -105,6 +105,7 @@ def test_a_model_of_attention_alone_has_no_mlp(implementation):
 
 def test_queries_and_keys_read_positions_from_the_cache_too():
     config, theta = case_001()
+    theta = theta._replace(W_p=5 * theta.W_p)  # so that leaving them out is seen in what is drawn
     key = jax.random.key(3)
     options = {"l_gen": 7, "tau": 0.8}
     tokens = generate(theta, family_cases.X, lengths=np.array([13, 9]), config=config, key=key, **options)
