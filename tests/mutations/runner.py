@@ -36,7 +36,8 @@ def catcher(mutation: Mutation) -> str | None:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy = pathlib.Path(folder)
         apply(mutation, ROOT, copy)
-        shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        for own in ("tests", "docs"):
+            shutil.copytree(ROOT / own, copy / own, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         command = [
             sys.executable,
