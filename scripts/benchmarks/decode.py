@@ -166,7 +166,8 @@ def beside_memory(rounds: int) -> str:
     """Return the table of the share of the memory's bandwidth at the size of GPT-2, batch 1."""
     model, n = generator(GPT2_124M), 8
     # W_e and W_p give one column each; everything else is read for every token.
-    read = jax.block_until_ready(jax.tree.leaves((model.weights.layers, model.weights.norm, model.weights.W_u)))
+    weights: Any = model.weights
+    read = jax.block_until_ready(jax.tree.leaves((weights.layers, weights.norm, weights.W_u)))
     n_bytes = sum(a.nbytes for a in read)
     arrays = [np.asarray(a) for a in read]
     add_up = jax.jit(lambda arrays: sum(a.sum() for a in arrays))
