@@ -141,7 +141,7 @@ def columns(path: Path) -> list[str]:
 def _described(path: Path) -> tuple[list[str], int]:
     """Return the names of a table's columns, and how many rows it has."""
     if not path.is_dir():
-        table = _needed("pyarrow.parquet", path).ParquetFile(path)
+        table = _needed("pyarrow.parquet", path).ParquetFile(require_file(path))
         return table.schema_arrow.names, table.metadata.num_rows
     dataset = _dataset(path)
     return dataset.column_names, len(dataset)
