@@ -13,12 +13,14 @@ from training.loop.trainer import Trainer
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupts
 from training.settings import Settings
-from training.tasks import settings_from
+from training.tasks import TASKS, settings_from
 from training.tasks.models import model_config
 
 LETTERS = 14
 N_V = LETTERS + 3
 TINY = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 7, "batch_size": 4, "tensorboard": False, "peak": 1e9}
+OF_TOKENS = [task for task in TASKS if task != "gato"]
+"""The tasks whose batches have tokens alone."""
 TINY |= {"optimizer": "adamw", "schedule": "cosine"}  # what compiles fast
 
 

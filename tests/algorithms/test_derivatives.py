@@ -47,6 +47,11 @@ MASKS = {
     "nothing": padding(0),
 }
 KEY = jax.random.key(0)
+OF_GATO = algorithms.GatoConfig(L=1, patch=2, channels=1, d_r=4, n_groups=2, n_places=2, **cases.TINY)
+GATO = cases.random_like(jax.eval_shape(lambda key: algorithms.init_gato(key, OF_GATO), KEY))
+IMAGE = 0.9 * jnp.tanh(cases.normal(4, 4, 1, seed=7))
+PATCHES = cases.normal(2, 2, 1, 4, seed=8)
+PLACES = algorithms.raster_places(4, 4, side=2, n_places=2)
 
 
 def both(x):
@@ -155,6 +160,39 @@ CASES = {
     "ed_transformer": (
         lambda how, theta: algorithms.ed_transformer(z, x, theta, implementation=how),
         {"theta": ED},
+        EVERY,
+    ),
+    "d_embedding": (lambda how, theta: algorithms.d_embedding(x, theta, implementation=how), {"theta": D}, EVERY),
+    "d_layers": (lambda how, **a: algorithms.d_layers(**a, implementation=how), {"X": X, "theta": D}, EVERY),
+    "e_embedding": (lambda how, theta: algorithms.e_embedding(x, theta, implementation=how), {"theta": E}, EVERY),
+    "e_layers": (
+        lambda how, **a: algorithms.e_layers(**a, length=4, implementation=how),
+        {"X": X, "theta": E},
+        EVERY,
+    ),
+    "ed_encoder_layers": (
+        lambda how, **a: algorithms.ed_encoder_layers(**a, z_length=3, implementation=how),
+        {"Z": Z, "theta": ED},
+        EVERY,
+    ),
+    "ed_decoder_layers": (
+        lambda how, **a: algorithms.ed_decoder_layers(**a, z_length=3, implementation=how),
+        {"Z": Z, "X": X, "theta": ED},
+        EVERY,
+    ),
+    "mu_law": (lambda how, **a: algorithms.mu_law(**a), {"x": X}, ("paper",)),
+    "inverse_mu_law": (lambda how, **a: algorithms.inverse_mu_law(**a), {"y": 0.9 * jnp.tanh(X)}, ("paper",)),
+    "raster_patches": (lambda how, **a: algorithms.raster_patches(**a, side=2), {"image": IMAGE}, ("paper",)),
+    "patch_embedding": (
+        lambda how, **a: algorithms.patch_embedding(**a, row=PLACES[0], column=PLACES[1], implementation=how),
+        {"patches": PATCHES, "image": GATO.image},
+        EVERY,
+    ),
+    "gato_embedding": (
+        lambda how, **a: algorithms.gato_embedding(
+            x, at=jnp.array([-1, 0, 1, 2, 3]), row=PLACES[0], column=PLACES[1], implementation=how, **a
+        ),
+        {"patches": PATCHES, "theta": GATO.transformer, "image": GATO.image},
         EVERY,
     ),
     "d_training": (
@@ -297,7 +335,10 @@ def test_derivatives(name, implementation):
 
 
 def test_every_public_function_that_returns_floats_is_here():
-    without_floats = {"sinusoidal_positional_embedding"}  # its arguments are integers and static numbers
+    without_floats = {
+        "sinusoidal_positional_embedding",
+        "undiscretize",
+    }  # its arguments are integers and static numbers
     named = {name.split(",")[0] for name in CASES}
     for name in set(algorithms.__all__) - without_floats:
         function = getattr(algorithms, name)

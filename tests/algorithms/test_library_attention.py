@@ -23,6 +23,7 @@ from algorithms import (
     padding,
     scaled_dot_product_attention,
 )
+from algorithms.ops.attention import dispatch
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
 from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pallas_attention, pallas_refuses
@@ -100,7 +101,7 @@ def test_on_several_devices_each_computes_its_heads_and_sequences(mask, sizes, l
         return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*matrices)
 
     expected = jax.jit(value_and_gradients)(*matrices)
-    monkeypatch.setattr("algorithms.ops.attention.dispatch.dense_attention", rule)
+    monkeypatch.setitem(dispatch.RULES, "dense", rule)
     mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
         actual = jax.jit(value_and_gradients)(*matrices)

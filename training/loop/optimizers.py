@@ -82,7 +82,7 @@ def decays(params: Any) -> Any:
 
     def of_leaf(path, leaf):
         name = path[-1].name
-        return _is_matrix(name) and name not in ("W_e", "W_p", "W_t", "W_row", "W_column")
+        return (_is_matrix(name) or name.startswith("K_")) and name not in ("W_e", "W_p", "W_t", "W_row", "W_column")
 
     return jax.tree_util.tree_map_with_path(of_leaf, params)
 

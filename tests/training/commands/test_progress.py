@@ -9,7 +9,7 @@ from tests.training_cases import settings_for
 from training.commands.progress import Display, Pace
 from training.loop.trainer import Facts
 
-FACTS = Facts(step=0, parameters=9, tokens=99, epochs=1.0, device="cpu", seconds=5.0)
+FACTS = Facts(step=0, parameters=9, trained=9, tokens=99, epochs=1.0, device="cpu", seconds=5.0)
 
 
 def lines(steps, *, tokens=100.0, seconds=0.5):

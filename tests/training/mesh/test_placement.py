@@ -30,7 +30,7 @@ def test_every_parameter_is_in_the_table(task, variant):
         symbol = name.rpartition(".")[2]
         spec = spec_of(symbol, leaf.shape, {"data": 2, "model": 2})
         assert symbol in TABLE
-        assert "data" in str(spec) or symbol == "b_c", name
+        assert "data" in str(spec) or symbol == "b_c" or task == "gato", name  # with sizes that are odd
 
 
 def test_what_lies_where():
