@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -56,9 +57,11 @@ BENCHMARKS = {
 }
 
 ELSEWHERE = ("serve", "scaling")
-HERE = [(name, words) for name, words in FOUND if name not in ELSEWHERE and "--coordinator" not in words]
+OF_THEIR_OWN = re.compile("--coordinator|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama")
+HERE = [(name, words) for name, words in FOUND if not (name in ELSEWHERE or OF_THEIR_OWN.search(f"{name} {words}"))]
 """Not those of serve.py and of several processes, which are what test_serve_script.py and
-tests/training/mesh/test_processes.py run; scaling.py stands below."""
+tests/training/mesh/test_processes.py run; scaling.py stands below. What needs a model of people, an adapter, images or
+several tasks is in test_chat_script.py, test_convert_script.py and test_practice.py."""
 
 
 @pytest.fixture(scope="module")

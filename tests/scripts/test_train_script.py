@@ -54,7 +54,7 @@ def assert_refused(result, *parts):
 def test_there_must_be_a_run_to_go_on_with(train, tmp_path):
     status, out, err = train("--run", tmp_path / "none", flags={}, run=None)
     assert (status, out) == (2, "")
-    sentence = "has no run to resume; to begin one, say first what to train: d, e, ed, classify"
+    sentence = "has no run to resume; to begin one, say first what to train: d, e, ed, classify, gato"
     assert err == f"train.py: {tmp_path / 'none'} {sentence}\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -197,9 +197,9 @@ def test_help_has_every_setting_with_its_default(capsys, task):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "expected {d,e,ed,classify}, got none; see --help"),
-        (["f"], "expected one of d, e, ed, classify, got 'f'"),
-        (["clasify"], "expected one of d, e, ed, classify, got 'clasify'; did you mean classify?"),
+        ([], "expected {d,e,ed,classify,gato}, got none; see --help"),
+        (["f"], "expected one of d, e, ed, classify, gato, got 'f'"),
+        (["clasify"], "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
         (["d"], "expected --run, got none; see --help"),
         (["d", "--run"], "--run: expected a value, got none"),
         (["d", "--run", "x", "--layers", "3"], "--layers: expected a known flag, got '--layers'; see --help"),
