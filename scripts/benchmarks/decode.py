@@ -36,7 +36,7 @@ def greedy(model: Generator, prompts: np.ndarray) -> Callable[[], Any]:
 
 
 def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Callable[[], Any]] | None:
-    """Return what makes of prompts a call that continues them with Hugging Face's `generate`, on so many threads."""
+    """Return a function from prompts to a call of Hugging Face's `generate`, on a given number of threads."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return None
     transformers = importlib.import_module("transformers")
@@ -70,7 +70,7 @@ def _llama(transformers: Any, config: DTransformerConfig) -> Any:
 
 
 def continuing(model: Any) -> Callable[[np.ndarray, int], Callable[[], Any]]:
-    """Return what makes of prompts a call that continues them with a model of Hugging Face's, on so many threads."""
+    """Return a function from prompts to a call that continues them with a Hugging Face model, on a given number of threads."""
     torch = importlib.import_module("torch")
 
     def of_prompts(prompts: np.ndarray, threads: int) -> Callable[[], Any]:

@@ -36,7 +36,9 @@ def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, mo
     printed = capsys.readouterr().out
     alone = re.search(r"^ +\(1, 0\) +\d\.\d\d +(\d+\.\d\d)$", printed, re.M)
     together = re.search(r"^without all 1 of them: (\d+\.\d\d)$", printed, re.M)
-    assert alone and together and alone[1] == together[1]  # noqa: PT018
+    assert alone
+    assert together
+    assert alone[1] == together[1]
     assert re.search(r"^without 1 others of the same layers, drawn 5 times: (\d+\.\d\d) to \1$", printed, re.M)
 
 

@@ -98,7 +98,7 @@ def parser() -> Parser:
     )
     add("--shots", metavar="FILE", help="lines of source TAB target to put before each prompt, which is a source, too")
     add("--vote", action="store_true", help="of --n answers, print the one that most of them give")
-    add("--answer-after", metavar="TEXT", help="with --vote: an answer is what stands behind the last TEXT of a line")
+    add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after its last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_dtype(add)
     add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")

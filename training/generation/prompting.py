@@ -4,7 +4,7 @@ r"""What a prompt and several answers can do for a trained decoder: examples in 
     few_shot(shots, "cat")                              # "dog\tdogs\n…cat\t"
     answerer = Voted(answerer_for(run, Options(n=15)), after="answer: ")
 
-A scratchpad is what the model writes before its answer; the answer is what stands behind the last `after` of a line.
+A scratchpad is what the model writes before its answer; the answer is the text after the last `after` of a line.
 """
 
 import collections
@@ -66,7 +66,7 @@ def few_shot(shots: Sequence[Shot], text: str) -> str:
 
 
 def final_answer(text: str, after: str | None) -> str | None:
-    r"""Return the answer in a text: all of it, or what stands behind the last `after`, to the end of that line.
+    r"""Return the answer in a text: all of it, or the text after the last `after`, to the end of that line.
 
     Args:
         text: what a model wrote.

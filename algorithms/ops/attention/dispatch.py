@@ -199,7 +199,7 @@ def _counted_from(first: Array | None, mask: Mask, seeds: Array | None) -> tuple
 
 
 def _distances_from(first: Array | None, by_distance: ByDistance, l_z: int) -> ByDistance:
-    """U and P for queries of which the first one is not the sequence's: of P, the columns of their distances."""
+    """U, and the columns of P that queries need which begin in the middle of a sequence."""
     if first is None or not by_distance:
         return by_distance
     U, P = by_distance

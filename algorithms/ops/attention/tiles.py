@@ -79,7 +79,7 @@ def sum_over_groups(dK: Float[Array, "H *axes"], H_kv: int) -> Float[Array, "H_k
 
 
 def shared_by_sequences(by_distance: ByDistance) -> Tiles:
-    """U and P as matrices of tiles, of which P serves all sequences."""
+    """U and P as matrices of tiles; all sequences share P."""
     return (by_distance[0], by_distance[1][:, :, None]) if by_distance else ()
 
 
