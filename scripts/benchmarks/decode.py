@@ -70,7 +70,7 @@ def _llama(transformers: Any, config: DTransformerConfig) -> Any:
 
 
 def continuing(model: Any) -> Callable[[np.ndarray, int], Callable[[], Any]]:
-    """Return a function from prompts to a call that continues them with a Hugging Face model, on a given number of threads."""
+    """Return a function from prompts to a call that continues them with a Hugging Face model, on n threads."""
     torch = importlib.import_module("torch")
 
     def of_prompts(prompts: np.ndarray, threads: int) -> Callable[[], Any]:
