@@ -6,6 +6,7 @@ documents, whose tokens attend to their own document alone, that is the distance
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -36,7 +37,10 @@ NO_TABLE = Table()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByDistance(Line):
-    """What the kinds have in common. Cross-attention, whose sequences have positions of their own, is left as it is."""
+    """Shared by the kinds. Cross-attention, whose sequences have positions of their own, is left as it is."""
+
+    keys: ClassVar[Callable[..., Array]]
+    """P of the distances t_z − t_x, ``[H, d_r, n]``; each kind has its own."""
 
     in_context: ClassVar[bool] = True
     """Whether the attention of Algorithm 8 to its context can do without."""
@@ -48,10 +52,6 @@ class ByDistance(Line):
     def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, scale: float) -> Float[Array, "H d_r *columns"]:
         """U; ``scale`` is what the queries are multiplied with, so that 1/√d_attn makes the model's own scale of it."""
         return jnp.full_like(Q, Q.shape[1] ** 0.5, accumulation_dtype(Q.dtype), shape=(len(Q), 1, *Q.shape[2:]))
-
-    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Float[Array, "H d_r n"]:
-        """P of the distances t_z − t_x; ``like`` has the heads and the dtype of the queries."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
