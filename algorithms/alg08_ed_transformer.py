@@ -156,6 +156,19 @@ def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
     return theta._replace(**{name: array for name, array in own.items() if array is not None})
 
 
+def _check_positions(variant: Variant) -> None:
+    if variant.embedding.positions == "in_attention":
+        raise ValueError(
+            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
+            "keys of other positions than its queries"
+        )
+    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
+        raise ValueError(
+            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
+            "positions than its queries"
+        )
+
+
 @compiled
 def ed_decoding(
     Z: Float[Array, "d_e *#batch l_z"],
@@ -171,16 +184,7 @@ def ed_decoding(
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    if variant.embedding.positions == "in_attention":
-        raise ValueError(
-            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
-            "keys of other positions than its queries"
-        )
-    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
-        raise ValueError(
-            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
-            "positions than its queries"
-        )
+    _check_positions(variant)
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
     return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
 
@@ -200,6 +204,7 @@ def ed_decoder_layers(
     remat: Remat = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
+    _check_positions(variant)
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
     return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
 

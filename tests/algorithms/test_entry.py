@@ -22,6 +22,7 @@ from algorithms import (
     ed_hidden_state,
     unembedding,
 )
+from algorithms.lines import Attention, Embedding, Rotary
 from tests import cases, oracle
 
 x, z = cases.random_tokens(13), cases.random_tokens(7, seed=1)
@@ -67,6 +68,17 @@ def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
     X = ed_decoder_layers(Z, embedded(x, theta), theta)
     cases.assert_close(unembedding(X, theta.W_u), oracle.ed_transformer(z, x, oracle.unstack(theta)))
     cases.assert_close(X, ed_hidden_state(z, x, theta))
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [PAPER.but(embedding=Embedding(positions="in_attention")), PAPER.but(attention=Attention(positions=Rotary()))],
+    ids=["in_attention", "rotary"],
+)
+def test_positions_that_a_cross_attention_cannot_have_are_refused_by_embeddings_too(variant):
+    theta = cases.random_theta(cases.ED)
+    with pytest.raises(ValueError, match="since line 16 has"):
+        ed_decoder_layers(embedded(z, theta), embedded(x, theta), theta, variant=variant)
 
 
 def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
