@@ -103,9 +103,10 @@ def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
             stream.name, stream.configuration, split=stream.split, streaming=True
         )
         rows = rows if stream.take is None else rows.take(stream.take)
-        features, n = rows.features or {}, 0
+        features, is_empty = rows.features or {}, True
         named = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
-        for n, row in enumerate(rows, start=1):  # noqa: B007
+        for row in rows:
+            is_empty = False
             names = _columns(written, stream, kind, row)
             values = {ours: named[name](row[name]) if name in named else row[name] for ours, name in names.items()}
             yield json.dumps(values, ensure_ascii=False) + "\n"
@@ -118,7 +119,7 @@ def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
     except Exception as error:  # whatever the library raises where it finds nothing, or not what it expects
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"{written}: cannot be read: {first}") from None
-    if not n:
+    if is_empty:
         raise DataError(f"{written}: expected rows, got none; name another split")
 
 

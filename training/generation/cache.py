@@ -120,7 +120,7 @@ def keys_and_values(
     line: Attention,
     t: Any,
     implementation: str,
-    beside: Float[Array, "d_e _ l"] | None = None,
+    positions: Float[Array, "d_e _ l"] | None = None,
 ) -> KeyValues:
     """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens.
 
@@ -130,7 +130,7 @@ def keys_and_values(
         line: the attention's line, which gives the keys their positions.
         t: the positions of the tokens.
         implementation: how the products are computed.
-        beside: what the keys read beside Z, or None.
+        positions: what the keys read beside Z, or None.
     """
 
     def arranged(columns):
@@ -138,7 +138,7 @@ def keys_and_values(
         return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
 
     K = linear(W.heads.W_k, Z, W.heads.b_k, implementation)
-    K = K if beside is None else K + linear(W.heads.W_k, beside, None, implementation)
+    K = K if positions is None else K + linear(W.heads.W_k, positions, None, implementation)
     K = line.keys(K, W, t, implementation)
     V = linear(W.heads.W_v, Z, W.heads.b_v, implementation)
     return KeyValues(arranged(K), arranged(V))
@@ -257,7 +257,7 @@ def mh_attention_cached(
     t: Int[Array, "B"],
     slot: Int[Array, ""] | None,
     distances: Int[Array, "B C"] | None = None,
-    beside: Float[Array, "d_e B"] | None = None,
+    positions: Float[Array, "d_e B"] | None = None,
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
     """Algorithm 5 for one more token of each sequence, by an attention line.
 
@@ -270,12 +270,12 @@ def mh_attention_cached(
         t: the positions of the new tokens.
         slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
         distances: from the new tokens to those of the slots; None for a context.
-        beside: what queries and keys read beside X, or None.
+        positions: what queries and keys read beside X, or None.
 
     Returns:
         the output of the attention, and the cache.
     """
-    Y, cache = attention_cached(line, X, W, cache, permitted, t, slot, distances, beside)  # lines 1-2
+    Y, cache = attention_cached(line, X, W, cache, permitted, t, slot, distances, positions)  # lines 1-2
     Y = Y.reshape(-1, Y.shape[2])  # line 3
     V_tilde = linear(W.W_o, Y, W.b_o, "paper")  # return
     return line.output(V_tilde, W, "paper"), cache

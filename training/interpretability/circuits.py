@@ -61,8 +61,8 @@ def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"
     """
     _check_bilinear(W)
     W_q, W_k, W_v, W_o = W.heads.W_q, _of_heads(W.heads.W_k, W), _of_heads(W.heads.W_v, W), _output(W)
-    written = _gram(_T(W_v), _T(W_o))  # OV' OV'ᵀ
-    read = {"Q": (_T(W_k), W_q), "K": (_T(W_q), W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
+    written = _gram(_transposed(W_v), _transposed(W_o))  # OV' OV'ᵀ
+    read = {"Q": (_transposed(W_k), W_q), "K": (_transposed(W_q), W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
     L = len(W_q)
     is_earlier = (jnp.arange(L)[:, None] < jnp.arange(L)[None])[:, None, :, None]
     return {name: jnp.where(is_earlier, _norms_of_products(_gram(*M), written), 0) for name, M in read.items()}
@@ -70,7 +70,7 @@ def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"
 
 def _gram(left: Float[Array, "*axes m a"], right: Float[Array, "*axes a n"]) -> Float[Array, "*axes n n"]:
     """``MᵀM`` of M = left right, without M."""
-    return _T(right) @ (_T(left) @ left) @ right
+    return _transposed(right) @ (_transposed(left) @ left) @ right
 
 
 def _norms_of_products(
@@ -82,7 +82,7 @@ def _norms_of_products(
     return jnp.sqrt(jnp.maximum(squares, 0) / traces)
 
 
-def _T(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes n m"]:  # noqa: N802
+def _transposed(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes n m"]:
     return jnp.swapaxes(M, -1, -2)
 
 
