@@ -110,8 +110,8 @@ def d_layers(
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 4-10 of Algorithm 10: the decoder, entered with embeddings X, whose columns need not be tokens.
 
-    Of the embeddings of tokens, ``d_embedding(x, theta)``, it makes what ``d_hidden_state(x, theta)`` is. What is to be
-    known of positions must be in X already; ``positions`` serve variants whose attention reads them.
+    ``d_layers(d_embedding(x, theta), theta)`` equals ``d_hidden_state(x, theta)``. X must already contain the
+    positional embeddings; ``positions`` is for variants whose attention reads positions.
 
     Example:
         >>> import jax, jax.numpy as jnp
