@@ -194,7 +194,8 @@ def test_refuses_what_is_not_a_conversation(messages, message):
             f"takes longer than {chat.SECONDS} s",
         ),
         ("{{ 'a' * 10**10 }}", "more than 1024 MiB of memory"),
-        ("{% set ns=namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "memory"),
+        # By a factor that leaves no time to fill the memory before its limit: the limit of time would come first.
+        ("{% set ns=namespace(x='a') %}{% for i in range(6) %}{% set ns.x = ns.x * 1024 %}{% endfor %}", "memory"),
         ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "writes more than 16777216 characters"),
         ("{{ ''.__class__.__mro__ }}", "'__class__' of 'str' object is unsafe"),
         ("{{ cycler.__init__.__globals__.os.system('exit 1') }}", "is unsafe"),
