@@ -341,12 +341,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of settings that depend on others, where these are not the default choice.
-
-    Args:
-        given: the settings that were given, by name.
-        defaults: of a task.
-    """
+    """Return the defaults of a task's settings that depend on given ones, where these are not the default."""
     goes_on = bool(given.get("start_from"))
     found: dict[str, Any] = dict(FINE_TUNING) if goes_on else {}
     chosen = {**defaults, **found, **given}
@@ -364,12 +359,8 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
-    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new".
-
-    Args:
-        old: the settings that the run began with.
-        new: those that it is to continue with.
-        done: updates that are made; the number of steps may change where it decides nothing about them.
+    """Return what keeps a run that has made `done` updates from being resumed with new settings, as "name: old, now
+    new"; the number of steps may change where it decides nothing about them.
     """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]

@@ -134,16 +134,8 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
-    """Print the answers, some texts at once.
-
-    Args:
-        answerer: the model.
-        texts: what to answer.
-        as_json: print an object for each text.
-        lines: whether line n is to come out as line n: an empty line stays empty, and so is one without an answer.
-
-    Returns:
-        whether all texts could be answered; what is wrong with the others is said.
+    """Print the answers, some texts at once; return whether all could be answered. With `lines`, line n comes out
+    as line n: an empty line stays empty, and so does one without an answer.
     """
     texts, well, first = iter(texts), True, 1
     several = False
@@ -178,13 +170,7 @@ def note_unknown(answerer: Answerer, text: str, number: int) -> None:
 
 
 def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> None:
-    """Print the answers to a text, told apart where they could be taken for one another's.
-
-    Args:
-        answerer: the model.
-        answers: to the text.
-        number: of the text, 0 if it is the only one.
-    """
+    """Print the answers to a text, numbered (0: the only one) where they could be taken for one another's."""
     for i, answer in enumerate(answers, 1):
         several = len(answers) > 1
         if answerer.takes_lines:  # each answer is a line
@@ -301,10 +287,7 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
 
 
 def answer(arguments: argparse.Namespace) -> bool:
-    """Answer what was asked.
-
-    Returns:
-        whether all texts could be answered.
+    """Answer what was asked; return whether all texts could be answered.
 
     Raises:
         ValueError: there is no such run, or a text or an option is wrong.

@@ -74,15 +74,7 @@ class Dataset(abc.ABC):
         return -(-self.n_examples // self.batch_size)
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """Return the training batch of a step, or some of its rows.
-
-        Args:
-            step: from 0.
-            rows: which of the batch's rows are wanted; they are the same whoever asks for which.
-
-        Returns:
-            arrays by name.
-        """
+        """Return the training batch of a step, from 0, or some of its rows, the same whoever asks for which."""
         first = step * self.batch_size
         indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
         return self._examples(indices, rows, np.random.default_rng([self.seed, step]))

@@ -24,11 +24,8 @@ NO_TEMPLATE = (
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Return a conversation, checked.
-
-    Args:
-        value: an object of JSON with messages, and perhaps with the tools that they name; what else it has is not read.
-        where: file and line, for messages.
+    """Return a conversation, checked: an object of JSON with messages, and perhaps the tools that they name;
+    nothing else is read.
 
     Raises:
         DataError: it is not a conversation that ends with an answer.

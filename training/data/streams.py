@@ -66,13 +66,8 @@ def parse_stream(written: str) -> Stream:
 
 
 def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int], None] = lambda n: None) -> Path:
-    """Return the file of a data set's rows, which is written now if it was not before.
-
-    Args:
-        written: as `parse_stream` reads it.
-        kind: what the rows are to hold.
-        cache_dir: where the file lies.
-        progress: is told how many more bytes are written.
+    """Return the file of a data set's rows, as `parse_stream` reads its name, written now if it was not before;
+    `progress` is told how many more bytes are.
 
     Raises:
         DataError: there is no such data set, it lacks a column, or cannot be read.

@@ -102,12 +102,7 @@ def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """As many other heads, drawn from the same layers; from all where those have too few.
-
-    Args:
-        heads: some.
-        shape: L and H.
-        rng: what draws them.
+    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few.
 
     Raises:
         ValueError: if there are too few others.

@@ -44,11 +44,7 @@ OF_LOW_RANK = LowRank._fields
 
 
 def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """Return the learning rate, as a function of the number of steps already done, and the optimizer of a run.
-
-    Args:
-        settings: of the run.
-    """
+    """Return the learning rate, as a function of the number of steps already done, and the optimizer of a run."""
     schedule = make_schedule(settings)
     optimizer = UPDATES[settings.optimizer](settings, schedule)
     if settings.clip_norm:

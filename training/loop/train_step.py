@@ -80,14 +80,7 @@ Step = Callable[..., tuple[TrainState, StepMetrics]]
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0, dtype: str = "float32"
 ) -> TrainState:
-    """Return the state before the first update.
-
-    Args:
-        params: the parameters.
-        optimizer: what updates them.
-        ema_decay: decay of their exponential moving average; 0 for none.
-        dtype: of the computation.
-    """
+    """Return the state before the first update; it has a moving average of the parameters unless `ema_decay` is 0."""
     copy = jax.tree.map(jnp.copy, params) if ema_decay else None  # a buffer may be donated only once
     scale = LossScale.first() if dtype == "float16" else None
     return TrainState(params, optimizer.init(params), jnp.asarray(True), copy, scale)
@@ -150,15 +143,8 @@ def make_step(
     *,
     N_V: int | None = None,
 ) -> Step:
-    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled.
-
-    Args:
-        objective: the loss to minimize.
-        optimizer: what makes updates of gradients.
-        schedule: the learning rate, for the metrics.
-        settings: of the run.
-        variant: what differs from the pseudocode.
-        N_V: tokens, where the parameters have more columns for them; see `training.mesh.padding`.
+    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The parameters may
+    have more than N_V columns for tokens; see `training.mesh.padding`.
     """
     loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 

@@ -78,17 +78,9 @@ class Objective:
         remat: Remat = False,
         N_V: int | None = None,
     ) -> Float[Array, ""]:
-        """Return ``Σ w_t · nats_t`` over the batch.
-
-        Args:
-            params: the parameters.
-            batch: arrays by name, as the data sets of `training.data.batches` make them.
-            keys: one for each sequence, for dropout; None for none.
-            variant: what differs from the pseudocode.
-            implementation: how attention and the backward passes are computed.
-            label_smoothing: share of the target that is spread over all tokens.
-            remat: what of a layer the backward pass computes again.
-            N_V: tokens, where the parameters have more columns for them; see `training.mesh.padding`.
+        """Return ``Σ w_t · nats_t`` over a batch as the data sets of `training.data.batches` make them; with keys,
+        one for each sequence, dropout is on. The parameters may have more than N_V columns for tokens; see
+        `training.mesh.padding`.
         """
         variant = variant.without_dropout() if keys is None else variant
         c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
