@@ -321,10 +321,7 @@ KINDS: dict[str, Kind] = {
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
-    """Open a file.
-
-    Returns:
-        the fields of config.json, and the tensors, which are read when they are asked for.
+    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for.
 
     Raises:
         InterchangeError: the file is damaged, or its model needs something unsupported.
