@@ -144,12 +144,12 @@ class Settings:
     d_e: int = _setting(128, "dimensions of the residual stream")
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(
-        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is no token"
+        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is not a token"
     )
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
     start_from: str = _setting(
-        "", "directory of a run or a checkpoint to go on from, with its sizes, parameters and tokenizer"
+        "", "directory of a run or a checkpoint to continue from, with its sizes, parameters and tokenizer"
     )
     lora_rank: int = _setting(
         0, "train only low-rank matrices B A of this rank beside the frozen ones of --from; 0: train all", common=False
@@ -234,7 +234,7 @@ class Settings:
     patience: int = _setting(
         0, "evaluations without a better loss after which to stop, keeping the best parameters; 0: never"
     )
-    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times", continues=True)
+    explosion: float = _setting(10.0, "stop where the loss exceeds this multiple of a uniform guess's", continues=True)
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
     max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)

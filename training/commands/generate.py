@@ -5,7 +5,7 @@ classifier names their class.
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
-    scripts/generate.py runs/docs --interactive                       # goes on from every line; /reset begins anew
+    scripts/generate.py runs/docs --interactive                       # continues from every line; /reset begins anew
     scripts/generate.py runs/smollm2 --chat --prompt "What is the capital of France?"
     scripts/generate.py runs/smollm2 --chat --interactive --system "You answer in verse."
 
@@ -254,7 +254,7 @@ def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
     """Answer line after line until the input ends; a line that cannot be answered is complained about.
 
     A decoder is given all lines and answers so far, each on a line of its own, since `RESET`; of several answers it is
-    the first that counts. An empty line lets it go on.
+    the first that counts. An empty line lets it continue.
     """
     greet(converses=answerer.converses)
     history = ""

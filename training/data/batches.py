@@ -12,7 +12,7 @@
     data.n_examples, data.n_steps  # examples in an epoch; batches of `evaluation_batches`
     data.fingerprint               # for checkpoints; other data, tokenizer, seed or shape have another
 
-Examples are shuffled anew in every epoch; batches go on over the epochs' borders. Token arrays are int32
+Examples are shuffled anew in every epoch; batches continue across the epochs' borders. Token arrays are int32
 [B, l], columns beyond a sequence hold eos_token; lengths are int32 [B]; masks are boolean. The last batch
 of an evaluation is filled with empty rows, of length 0, with no true mask and the label −1: they must not
 count.

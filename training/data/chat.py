@@ -222,6 +222,6 @@ def _problems(message: Any, number: int) -> Iterator[str]:
     if role not in ROLES:
         yield f"role: expected one of {', '.join(ROLES)}, got {str(role)[:60]!r}"
     elif role == "system" and number > 1:
-        yield "role: expected system to come first, got it behind other messages"
+        yield "role: expected system to come first, got it after other messages"
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         yield f"content: expected a text, got {'nothing' if content is None else str(content)[:60]}"

@@ -26,6 +26,6 @@ def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
     held_out = [record for record, is_held_out in zip(records, parts, strict=True) if is_held_out]
     train = [record for record, is_held_out in zip(records, parts, strict=True) if not is_held_out]
     if not held_out or not train:
-        raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, of which one part has none")
+        raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, which leave one part empty")
     own = fingerprint(corpus.fingerprint, fold)
     return dataclasses.replace(corpus, train=train, validation=held_out, held_out=0.0, fingerprint=own)

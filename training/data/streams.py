@@ -2,8 +2,8 @@
 
     hf:NAME, hf:NAME:SPLIT, hf:NAME:SPLIT:COLUMN        such as hf:roneneldan/TinyStories:train[:10000]
 
-NAME is that of the hub, with the name of a configuration behind it if there are several (owner/name/configuration), or
-a directory. Of a split such as train[:10000] the first 10000 rows are read, and nothing behind them is fetched. The
+NAME is that of the hub, followed by the name of a configuration if there are several (owner/name/configuration), or
+a directory. Of a split such as train[:10000] the first 10000 rows are read, and nothing after them is fetched. The
 file lies in the cache, so a run that is resumed has the same rows, without the network.
 """
 

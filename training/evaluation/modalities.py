@@ -1,4 +1,4 @@
-"""What a run of Gato makes of held-out text, of digits that it names and draws, and of a pendulum that it steers."""
+"""Apply a run of Gato to held-out text, to digits that it names and draws, and to a pendulum that it steers."""
 
 import math
 from pathlib import Path

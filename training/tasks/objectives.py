@@ -104,7 +104,7 @@ def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l
 
 
 def next_tokens(x: Int[Array, "B l"]) -> Int[Array, "B l"]:
-    """Return x[t + 1] in column t; the last column, which has none, must have weight 0."""
+    """Return x[t + 1] in column t; the last column has no next token and must have weight 0."""
     return jnp.roll(x, -1, axis=1)
 
 

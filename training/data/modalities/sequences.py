@@ -159,7 +159,7 @@ class Vocabulary(NamedTuple):
         return joined(parts)
 
     def to_draw(self, text: str) -> Columns:
-        """Return a text and the separator behind it: what a drawing answers."""
+        """Return a text and the separator after it, which a drawing answers."""
         asked = self.sequence([Text(text)], ends=False)
         return joined([asked, _tokens([self.separator], predicted=False)])
 

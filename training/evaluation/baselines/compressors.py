@@ -6,7 +6,7 @@ import lzma
 
 
 def compressed_bits_per_byte(data: bytes) -> dict[str, float]:
-    """Return the bits for each byte of `data` that gzip -9, bzip2 -9 and xz -9e make of it, by the command's name.
+    """Return the bits for each byte of `data` that gzip -9, bzip2 -9 and xz -9e take, by the command's name.
 
     Raises:
         ValueError: the text is empty.
