@@ -13,12 +13,10 @@ All of them share one small interface, `Tokenizer`:
 
     build_tokenizer("bytes" | "characters" | "words" | "bpe", texts, N_V=...)
 
-The special tokens of a loaded tokenizer: its own IDs stay as they are, and the paper's three follow them,
-  so that
-N_V is its size plus 3. Its own tokens for the same purposes (BERT's [MASK], [CLS], [SEP], GPT-2's
-<|endoftext|>) stays an ordinary token; `special_origins` names those IDs, so that pretrained embeddings
-can be copied to the new rows. A tokenizer that came with a model (`training.interchange`) keeps the model's
-special tokens, `tokenizer.special`.
+The special tokens of a loaded tokenizer: its own IDs stay as they are, and the paper's three follow them, so that N_V
+is its size plus 3. Its own tokens for the same purposes (BERT's [MASK], [CLS], [SEP], GPT-2's <|endoftext|>) stay
+ordinary tokens; `special_origins` names those IDs, so that pretrained embeddings can be copied to the new rows. A
+tokenizer that came with a model (`training.interchange`) keeps the model's special tokens, `tokenizer.special`.
 """
 
 import functools
@@ -74,17 +72,32 @@ class ByteTokenizer(Tokenizer):
         return {"kind": "bytes"}
 
 
-class CharacterTokenizer(Tokenizer):
-    """The characters of the data, in the order of their code points; any other character is an error.
+class _Listed(Tokenizer):
+    """A tokenizer of the pieces in a list, whose index is the token ID.
 
     Attributes:
-        vocabulary: the characters; the index is the token ID.
+        vocabulary: the pieces.
     """
+
+    kind: str
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.vocabulary = list(vocabulary)
         self.N_V = len(self.vocabulary) + 3
-        self._ids = {character: i for i, character in enumerate(self.vocabulary)}
+        self._ids = {piece: i for i, piece in enumerate(self.vocabulary)}
+
+    def _decode(self, ids: list[int]) -> str:
+        return "".join(self.vocabulary[i] for i in ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind and the pieces."""
+        return {"kind": self.kind, "vocabulary": self.vocabulary}
+
+
+class CharacterTokenizer(_Listed):
+    """The characters of the data, in the order of their code points; any other character is an error."""
+
+    kind = "characters"
 
     def encode(self, text: str) -> list[int]:
         """Return one ID for each character.
@@ -102,42 +115,20 @@ class CharacterTokenizer(Tokenizer):
                 "characters of the data that the tokenizer was built from; use bytes or bpe, which know all"
             ) from None
 
-    def _decode(self, ids: list[int]) -> str:
-        return "".join(self.vocabulary[i] for i in ids)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind and the characters."""
-        return {"kind": "characters", "vocabulary": self.vocabulary}
-
-
-class WordTokenizer(Tokenizer):
+class WordTokenizer(_Listed):
     """The most frequent words of the data; every other word is the one token <unk>, ID 0.
 
-    A word carries the space before it, and other white space and punctuation are words too, so that
-    decoding a text of known words gives it back exactly.
-
-    Attributes:
-        vocabulary: the words; the index is the token ID.
+    A word carries the space before it, and other white space and punctuation are words too, so that decoding a text of
+    known words gives it back exactly.
     """
 
-    unknown = 0
-
-    def __init__(self, vocabulary: Sequence[str]) -> None:
-        self.vocabulary = list(vocabulary)
-        self.N_V = len(self.vocabulary) + 3
-        self._ids = {word: i for i, word in enumerate(self.vocabulary)}
+    kind, unknown = "words", 0
 
     def encode(self, text: str) -> list[int]:
         """Return one ID for each word, 0 for an unknown one."""
         _utf8(text)
         return [self._ids.get(word, 0) for word in WORD.findall(text)]
-
-    def _decode(self, ids: list[int]) -> str:
-        return "".join(self.vocabulary[i] for i in ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind and the words."""
-        return {"kind": "words", "vocabulary": self.vocabulary}
 
 
 class LibraryTokenizer(Tokenizer):
@@ -177,11 +168,7 @@ class LibraryTokenizer(Tokenizer):
         return self._inner
 
     def _origins(self) -> tuple[int | None, int | None, int | None]:
-        names = (
-            ("[MASK]", "<mask>"),
-            ("[CLS]", "<s>", "<|endoftext|>"),
-            ("[SEP]", "</s>", "<|endoftext|>"),
-        )
+        names = ("[MASK]", "<mask>"), ("[CLS]", "<s>", "<|endoftext|>"), ("[SEP]", "</s>", "<|endoftext|>")
         mask, bos, eos = (
             next((i for i in map(self._inner.token_to_id, candidates) if i is not None), None) for candidates in names
         )
@@ -256,11 +243,16 @@ class NumberTokenizer(Tokenizer):
         return {"kind": "numbers", "special": self.special.to_json() if self.special else {}}
 
 
-def _train_bpe(texts: Iterable[str], N_V: int) -> LibraryTokenizer:
-    """Train GPT-2's byte-level byte pair encoding: all 256 bytes and at most N_V-259 merges."""
-    inner = library.Tokenizer(models.BPE())
+def _byte_level(model: models.BPE) -> library.Tokenizer:
+    inner = library.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def _train_bpe(texts: Iterable[str], N_V: int) -> LibraryTokenizer:
+    """Train GPT-2's byte-level byte pair encoding: all 256 bytes and at most N_V-259 merges."""
+    inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=N_V - 3,
         min_frequency=2,
@@ -283,16 +275,11 @@ def sampled(texts: Iterable[str], share: float) -> Iterable[str]:
 
 
 def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
-    """Build a tokenizer from data.
+    """Build a tokenizer of "bytes" (needs no data), "characters", "words" or "bpe" from data.
 
-    Args:
-        kind: "bytes" (needs no data), "characters", "words" or "bpe".
-        texts: the data; for characters every text that will ever be encoded, held-out ones too; for bpe and
-            words the training texts; 100 MB are plenty (see `sampled`).
-        N_V: the wanted vocabulary size, special tokens included, for words and bpe. Little data gives fewer.
-
-    Returns:
-        the tokenizer.
+    For characters, the data are every text that will ever be encoded, held-out ones too; for bpe and words, training
+    texts, of which 100 MB are plenty (see `sampled`), and N_V is the wanted vocabulary size, special tokens included.
+    Little data gives fewer.
 
     Raises:
         DataError: unknown kind, an impossible N_V, or no text.
@@ -341,10 +328,7 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
 
 def gpt2_tokenizer(vocabulary: str | Path, merges: str | Path) -> LibraryTokenizer:
     """Return a byte-level BPE from GPT-2's two files (encoder.json and vocab.bpe, or vocab.json and merges.txt)."""
-    inner = library.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    inner.decoder = decoders.ByteLevel()
-    return LibraryTokenizer(inner)
+    return LibraryTokenizer(_byte_level(models.BPE.from_file(str(vocabulary), str(merges))))
 
 
 def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
@@ -380,15 +364,8 @@ def _load_directory(path: Path) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.
-
-    Args:
-        path: a file that `Tokenizer.save` wrote; a tokenizer.json of the `tokenizers` library; BERT's
-            vocab.txt; or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or
-            vocab.json and merges.txt).
-
-    Returns:
-        the tokenizer.
+    """Read a tokenizer: a file that `Tokenizer.save` wrote; a tokenizer.json of the `tokenizers` library; BERT's
+    vocab.txt; or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or vocab.json, merges.txt).
 
     Raises:
         DataError: the file does not exist, or is of another kind.
