@@ -85,10 +85,7 @@ def assert_matches_differences(f, inputs, tolerance=F64):
 
 
 POSITION_WISE = {
-    "linear": (
-        lambda how: lambda W, X, b: linear(W, X, b, how),
-        {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)},
-    ),
+    "linear": (lambda how: lambda W, X, b: linear(W, X, b, how), {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)}),
     "layer norm": (
         lambda how: lambda X, gamma, beta: layer_norm(X, gamma, beta, epsilon=1e-3, implementation=how),
         {"X": (5, 7), "gamma": (5,), "beta": (5,)},

@@ -134,16 +134,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument], int]] = {
         [tokens(L_X), tokens(L_X, seed=1, n=23), tokens(L_X, seed=2, n=2)],
         1,
     ),
-    "dropout of a model": (
-        lambda x, key: d_hidden_state(x, D, variant=DROPOUT, key=key),
-        [tokens(L_X), KEYS],
-        1,
-    ),
-    "d_inference": (
-        lambda x, key: d_inference(x, D, l_gen=4, tau=1.0, key=key),
-        [tokens(5), KEYS],
-        0,
-    ),
+    "dropout of a model": (lambda x, key: d_hidden_state(x, D, variant=DROPOUT, key=key), [tokens(L_X), KEYS], 1),
+    "d_inference": (lambda x, key: d_inference(x, D, l_gen=4, tau=1.0, key=key), [tokens(5), KEYS], 0),
 }
 # The quick tests leave out what takes seconds to compile and is a part of something else here.
 PARTS = {"ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state", "e_encoding", "d_transformer"}
@@ -197,12 +189,7 @@ def test_a_batch_of_transductions_is_a_loop_where_each_ends_by_itself(batch):
     assert (x_hat.shape, x_lengths.shape) == ((*batch, 8), batch)
     for index in np.ndindex(batch):
         alone, length = ed_inference(
-            of_sequence(z, 0, index),
-            uneven,
-            tau=4.0,
-            key=keys[index],
-            l_max=8,
-            z_length=of_sequence(l, 0, index),
+            of_sequence(z, 0, index), uneven, tau=4.0, key=keys[index], l_max=8, z_length=of_sequence(l, 0, index)
         )
         np.testing.assert_array_equal(x_hat[index], alone)
         assert x_lengths[index] == length

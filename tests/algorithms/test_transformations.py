@@ -346,10 +346,7 @@ TRANSFORMATIONS = {
 @pytest.mark.parametrize(
     ("name", "implementation", "transformation"),
     quick_of(
-        [
-            *itertools.product(QUICK, ("dense", "blockwise"), ("jvp",)),
-            ("log_loss", "auto", "hessian"),
-        ],
+        [*itertools.product(QUICK, ("dense", "blockwise"), ("jvp",)), ("log_loss", "auto", "hessian")],
         itertools.product(TWICE, HAND_DERIVED, TRANSFORMATIONS),
     ),
 )

@@ -35,14 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from .components import (
-    Array,
-    Tokens,
-    positional_embedding,
-    sinusoidal_positional_embedding,
-    softmax,
-    token_embedding,
-)
+from .components import Array, Tokens, positional_embedding, sinusoidal_positional_embedding, softmax, token_embedding
 from .lines import (
     ACTIVATIONS,
     after,

@@ -129,8 +129,4 @@ def unstack_heads(heads: Any) -> dict[str, Any]:
     mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
     shared = {k: named.get(k) for k in OF_A_GROUP}
     norms = {k: unstack_family(named.get(k)) for k in OF_ALL_HEADS}
-    return {
-        "heads": unstack_axis(SimpleNamespace(**mine)),
-        "groups": unstack_axis(SimpleNamespace(**shared)),
-        **norms,
-    }
+    return {"heads": unstack_axis(SimpleNamespace(**mine)), "groups": unstack_axis(SimpleNamespace(**shared)), **norms}

@@ -98,11 +98,7 @@ def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: 
 
 
 def e_training(
-    x: Sequence[Tokens],
-    theta: Any,
-    N_epochs: int,
-    eta: float,
-    masked: Sequence[Sequence[Sequence[bool] | Array]],
+    x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float, masked: Sequence[Sequence[Sequence[bool] | Array]]
 ) -> Any:
     """Return Algorithm 12: training of the encoder-only transformer, with the masking already drawn.
 

@@ -63,12 +63,7 @@ def parser() -> Parser:
     add("--system", metavar="TEXT", help="with --chat: what the model is told first (default: what its template says)")
     add("--json", action="store_true", help="print a JSON object for each text")
     add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
-    add(
-        "--l_gen",
-        type=int,
-        metavar="N",
-        help="most tokens of an answer (default: 200, with --chat as many as fit)",
-    )
+    add("--l_gen", type=int, metavar="N", help="most tokens of an answer (default: 200, with --chat as many as fit)")
     add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
     add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")
     add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")

@@ -146,15 +146,7 @@ class NextTokens(Dataset):
 
     too_long = "conversations are left out"
 
-    def __init__(
-        self,
-        store: TokenStore,
-        *,
-        l_max: int,
-        batch_size: int,
-        seed: int = 0,
-        mode: str = "chunks",
-    ) -> None:
+    def __init__(self, store: TokenStore, *, l_max: int, batch_size: int, seed: int = 0, mode: str = "chunks") -> None:
         if mode not in ("chunks", "windows", "packed"):
             raise DataError(f"there is no mode {mode!r}; choose chunks, windows or packed")
         self.mode = mode
@@ -256,13 +248,7 @@ class MaskedTokens(Dataset):
         self.rule = rule
         self._chunks = Chunks(store.offsets, l_max, overlap=0)
         super().__init__(
-            store.fingerprint,
-            rule,
-            p_mask,
-            n_examples=len(self._chunks),
-            l_max=l_max,
-            batch_size=batch_size,
-            seed=seed,
+            store.fingerprint, rule, p_mask, n_examples=len(self._chunks), l_max=l_max, batch_size=batch_size, seed=seed
         )
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
@@ -297,13 +283,7 @@ class SequencePairs(Dataset):
     too_long = "pairs are left out"
 
     def __init__(
-        self,
-        store: PairStore,
-        *,
-        l_max: int,
-        batch_size: int,
-        seed: int = 0,
-        pad_multiple: int | None = None,
+        self, store: PairStore, *, l_max: int, batch_size: int, seed: int = 0, pad_multiple: int | None = None
     ) -> None:
         """Make the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
         multiple of it, otherwise l_max wide.
@@ -364,12 +344,7 @@ class LabeledTexts(Dataset):
         self.store = store
         self.n_too_long = int(np.count_nonzero(store.text.lengths > l_max))
         super().__init__(
-            store.text.fingerprint,
-            store.names,
-            n_examples=len(store),
-            l_max=l_max,
-            batch_size=batch_size,
-            seed=seed,
+            store.text.fingerprint, store.names, n_examples=len(store), l_max=l_max, batch_size=batch_size, seed=seed
         )
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:

@@ -127,13 +127,7 @@ def check_file(path: Path) -> tuple[int, str]:
 
 
 def _decode(
-    decoder: codecs.IncrementalDecoder,
-    block: bytes,
-    path: Path,
-    line: int,
-    offset: int,
-    *,
-    final: bool = False,
+    decoder: codecs.IncrementalDecoder, block: bytes, path: Path, line: int, offset: int, *, final: bool = False
 ) -> None:
     """Decode the next block, which begins in `line` at byte `offset`."""
     pending = len(decoder.getstate()[0])  # bytes of a character that the block before began

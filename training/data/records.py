@@ -198,11 +198,7 @@ def _thresholds(records: Iterable[R], key: Callable[[R], str], fractions: tuple[
 
 
 def hold_out(
-    records: Iterable[R],
-    fractions: tuple[float, float],
-    *,
-    name: str,
-    key: Callable[[R], str] = record_key,
+    records: Iterable[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
     """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
     streams. Records with equal keys are on one side, and each positive fraction of distinct keys is at least one.

@@ -76,9 +76,6 @@ class Rates:
     def read(self) -> tuple[dict[str, float], float]:
         """Return the rates and the seconds that they are over, and start again from zero."""
         seconds = max(self._seconds, 1e-9)
-        rates = {
-            "tokens_per_second": self._tokens / seconds,
-            "mfu": self._updates * self._flops / seconds / self._peak,
-        }
+        rates = {"tokens_per_second": self._tokens / seconds, "mfu": self._updates * self._flops / seconds / self._peak}
         self._seconds = self._tokens = self._updates = 0.0
         return rates, seconds

@@ -18,7 +18,7 @@ from training.mesh.shape import OF_BATCH, check_devices, parse, written
 from training.mesh.table import spec_of
 
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
+    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 }
 """By platform: XLA for TPUs would cut products with gathered weights into loops that take twice the cycles."""
 

