@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -48,11 +47,7 @@ from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Rotary
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
-
-@pytest.fixture(autouse=True)
-def _without_the_tests_type_checker(monkeypatch):
-    """A user has no beartype: the messages must come from the library itself."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_for_users")
 
 
 D, E, ED = (

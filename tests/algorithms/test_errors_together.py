@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import pytest
 
 from algorithms import (
@@ -41,11 +40,7 @@ from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 from tests.algorithms.test_errors import assert_told
 
-
-@pytest.fixture(autouse=True)
-def _without_the_tests_type_checker(monkeypatch):
-    """A user has no beartype: the messages must come from the library itself."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_for_users")
 
 
 d = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))
