@@ -64,8 +64,6 @@ def ed_transformer(
         >>> theta = init_ed_transformer(jax.random.key(0), config)
         >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).shape
         (5, 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 8.
     """
     options = {"variant": variant, "implementation": implementation, "key": key, "z_length": z_length}
     X = ed_hidden_state(z, x, theta, mask=mask, z_mask=z_mask, cross_mask=cross_mask, **options)  # lines 1-20

@@ -65,8 +65,6 @@ def e_transformer(
         >>> config = ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
         >>> e_transformer(jnp.array([3, 2, 1]), init_e_transformer(jax.random.key(0), config)).shape
         (5, 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 9.
     """
     options = {"variant": variant, "implementation": implementation, "key": key}
     X = e_hidden_state(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-11

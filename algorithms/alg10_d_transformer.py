@@ -44,8 +44,6 @@ def d_transformer(
         >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
         >>> d_transformer(jnp.array([3, 0, 1]), init_d_transformer(jax.random.key(0), config)).shape
         (5, 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 10.
     """
     f = decoder_lines(variant, implementation, key=key)
     X = hidden_state(x, None, theta, mask, length, f)  # lines 1-10

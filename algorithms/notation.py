@@ -48,9 +48,10 @@ shape or a value that does not fit. Compiled code cannot raise for a token ID ou
 another token's embedding.
 
 A docstring says what is special about its function: the paper's line, where the code departs from the paper, and the
-source. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers", arXiv:2207.09238. The backward
-passes follow "Transformer and GPT", incml.github.io/2023/03/05/Transformer-GPT (cited as incml 2023), in matrix form,
-and Valentin Radu, "Vectors of Meaning", vom.radval.me, 2026 (cited as Radu 2026), component by component.
+source, unless it is the algorithm whose number comes first. "Phuong and Hutter 2022" is the paper, "Formal Algorithms
+for Transformers", arXiv:2207.09238. The backward passes follow "Transformer and GPT",
+incml.github.io/2023/03/05/Transformer-GPT (cited as incml 2023), in matrix form, and Valentin Radu, "Vectors of
+Meaning", vom.radval.me, 2026 (cited as Radu 2026), component by component.
 """
 
 import typing
