@@ -23,14 +23,7 @@ from training.tasks.task import Task, layer_flops
 
 
 def hidden_state(params: GatoParams, batch: Batch, *, variant: Variant, **options: Any) -> Array:
-    """Return lines 1 to 10 for a batch of rows.
-
-    Args:
-        params: the parameters.
-        batch: x, at, patches, places, positions and segment_ids, of the data set `Modalities`.
-        variant: what differs from the pseudocode.
-        options: other arguments of `d_layers`.
-    """
+    """Return lines 1 to 10 for a batch of rows, of the data set `Modalities`; `options` are those of `d_layers`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
     options_of_lines = {"variant": variant.without_dropout(), "positions": positions}
@@ -46,13 +39,7 @@ def _columns(params: GatoParams, batch: Batch, keys, *, variant: Variant, **opti
 
 
 def of_text(params: GatoParams, config: GatoConfig, N_V: int) -> tuple[DTransformerParams, DTransformerConfig]:
-    """Return the decoder of text that a model is without values and images: the first N_V tokens alone.
-
-    Args:
-        params: the model's.
-        config: its sizes.
-        N_V: of the tokenizer.
-    """
+    """Return the decoder of text that a model is without values and images: the tokenizer's N_V tokens alone."""
     theta = params.transformer
     W_u = None if theta.W_u is None else theta.W_u[:N_V]
     b_u = None if theta.b_u is None else theta.b_u[:N_V]
