@@ -53,8 +53,8 @@ def d_inference(
 
     `x`: prompt, l token IDs; `theta`: parameters of `d_transformer`; `l_gen`: number of tokens to generate; `tau`:
     temperature, 0 and infinity included; `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at
-    step i = 0, 1, . `transformer`: Algorithm 10, or a model of
-    today in its place. Result: y, the l_gen generated token IDs, without the prompt.
+    step i = 0, 1, . `transformer`: Algorithm 10, or a model of today in its place. Result: y, the l_gen generated
+    token IDs, without the prompt.
     """
     x = list(x)
     l = len(x)  # line 1
