@@ -56,7 +56,7 @@ def attribution(
         ValueError: if a norm or a cap follows a sum, so that the parts do not add up.
     """
     _check_adds_up(theta, variant)
-    X, W = seen["X@8"], theta.layers.attention
+    X, W = seen["X@8"], variant.of_every_layer(theta.layers.attention)
     direction, constant, scale = _last_line(X[-1], theta, weights, variant)
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
