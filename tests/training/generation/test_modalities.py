@@ -101,8 +101,10 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     x = rng.integers(29, 1000, (2, 24)).astype(np.int32)
     at = np.full((2, 24), -1)
     at[1, 1:5] = np.arange(4)
+    read = rng.integers(29, 1000, (2, 24)).astype(np.int32)
     batch = {
         "x": x,
+        "x_read": read,
         "at": at,
         "patches": np.stack([columns.patches] * 2),
         "places": np.stack([columns.places] * 2),
@@ -114,7 +116,7 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     patches, places = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1), map(jnp.asarray, columns.places.T)
     places, expected = list(places), 0.0
     for b in range(2):
-        X = gato_embedding(jnp.asarray(x[b]), patches, jnp.asarray(at[b]), *places, *PARAMS)
+        X = gato_embedding(jnp.asarray(read[b]), patches, jnp.asarray(at[b]), *places, *PARAMS)
         theta = PARAMS.transformer
         P = unembedding(d_layers(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
         nats = -np.log(np.asarray(P, np.float64)[np.asarray(next_tokens(jnp.asarray(x)))[b], np.arange(24)])
