@@ -21,11 +21,9 @@ CONTROL = (
 EPISODES = (
     f"{DATA}/test_modalities.py::test_the_model_reads_the_torque_that_acted_in_whole_numbers_and_predicts_the_experts",
 )
-LOSS = ("tests/training/generation/test_modalities.py::test_the_loss_is_that_of_the_columns_that_the_mask_names",)
-SHADES = (
-    "tests/training/generation/test_modalities.py::"
-    "test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0",
-)
+G = "tests/training/generation/test_modalities.py"
+LOSS = (f"{G}::test_the_loss_is_that_of_the_columns_that_the_mask_names",)
+SHADES = (f"{G}::test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0",)
 NOISE = "training/data/noise.py"
 TEXT = (f"{DATA}/test_noise.py::test_of_text_the_model_reads_noise_and_predicts_what_was_there",)
 SOURCE = (f"{DATA}/test_noise.py::test_a_source_has_noise_and_lacks_tokens_and_its_target_is_whole",)

@@ -27,9 +27,9 @@ class Modalities(Dataset):
     """Rows of text, of digits and of control.
 
     {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"x_read", "at", "patches", "places"}:
-    ``x_read`` has what is read, which differs from x in actions in place of which others were done; ``at`` says which of
-    the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places`` [B, n, 2] where in
-    its image it is.
+    ``x_read`` has what is read, which differs from x in actions in place of which others were done; ``at`` says which
+    of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places`` [B, n, 2]
+    where in its image it is.
 
     Raises:
         DataError: as `NextTokens`; or l_max has no room for a drawing.
@@ -127,7 +127,9 @@ class Modalities(Dataset):
         return {"patches": np.zeros((n, *self._no_patches.shape), np.float32), "places": places}
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        raise DataError("--data: expected text without weights, since its share of a batch is three eighths; leave =WEIGHT out")
+        raise DataError(
+            "--data: expected text without weights, since its share of a batch is three eighths; leave =WEIGHT out"
+        )
 
 
 def _of_digits(vocabulary: Vocabulary, part: str) -> tuple[list[Columns], list[Columns]]:
