@@ -24,8 +24,6 @@ def token_embedding(
     Example:
         >>> token_embedding(2, jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
         [3.0, 6.0]
-
-    Source: Phuong and Hutter 2022, Algorithm 1.
     """
     e = lookup(W_e, v, implementation)  # return
     return e
@@ -45,8 +43,6 @@ def positional_embedding(
     Example:
         >>> positional_embedding(0, jnp.array([[1.0, 2.0], [4.0, 5.0]])).tolist()
         [1.0, 4.0]
-
-    Source: Phuong and Hutter 2022, Algorithm 2.
     """
     e_p = lookup(W_p, l, implementation)  # return
     return e_p

@@ -144,12 +144,12 @@ class Settings:
     d_e: int = _setting(128, "dimensions of the residual stream")
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(
-        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is no token"
+        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is not a token"
     )
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
     start_from: str = _setting(
-        "", "directory of a run or a checkpoint to go on from, with its sizes, parameters and tokenizer"
+        "", "directory of a run or a checkpoint to continue from, with its sizes, parameters and tokenizer"
     )
     lora_rank: int = _setting(
         0, "train only low-rank matrices B A of this rank beside the frozen ones of --from; 0: train all", common=False
@@ -217,6 +217,11 @@ class Settings:
         "what the backward pass recomputes of each layer, to save memory; with all, attention's kernel runs twice",
         choices=tuple(REMAT),
     )
+    unroll: bool = _setting(
+        False,
+        "compile each layer for itself: faster steps on an accelerator, and several times the time to compile them",
+        continues=True,
+    )
     # running
     mesh: str = _setting(
         "",
@@ -234,7 +239,7 @@ class Settings:
     patience: int = _setting(
         0, "evaluations without a better loss after which to stop, keeping the best parameters; 0: never"
     )
-    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times", continues=True)
+    explosion: float = _setting(10.0, "stop where the loss exceeds this multiple of a uniform guess's", continues=True)
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
     max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
@@ -341,12 +346,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of settings that depend on others, where these are not the default choice.
-
-    Args:
-        given: the settings that were given, by name.
-        defaults: of a task.
-    """
+    """Return the defaults of a task's settings that depend on given ones, where these are not the default."""
     goes_on = bool(given.get("start_from"))
     found: dict[str, Any] = dict(FINE_TUNING) if goes_on else {}
     chosen = {**defaults, **found, **given}
@@ -364,12 +364,8 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
-    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new".
-
-    Args:
-        old: the settings that the run began with.
-        new: those that it is to continue with.
-        done: updates that are made; the number of steps may change where it decides nothing about them.
+    """Return what keeps a run that has made `done` updates from being resumed with new settings, as "name: old, now
+    new"; the number of steps may change where it decides nothing about them.
     """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]

@@ -68,10 +68,7 @@ class ChangedLine:
 def changed_lines(variant: Any, algorithm: int, sharing: int = 1) -> dict[tuple[int, str], ChangedLine]:
     """The lines of an algorithm, and of Algorithms 4 to 7, that a variant changes.
 
-    Args:
-        variant: the record.
-        algorithm: 8, 9 or 10.
-        sharing: how many heads share keys and values.
+    `variant`: the record; `algorithm`: 8, 9 or 10; `sharing`: how many heads share keys and values.
 
     Raises:
         ValueError: if a row does not fit its formula.

@@ -32,12 +32,8 @@ def lines_not_printed(
 ) -> set[tuple[int, str]]:
     """The lines of Algorithms 4 to 7 and of 8, 9 or 10 that are not as printed.
 
-    Args:
-        record: a run of the oracle on one sequence, or one pair.
-        algorithm: 8, 9 or 10.
-        tokens: what was run: x, or z and x.
-        theta: the parameters, unstacked.
-        model: the options of `tests.oracle.family`.
+    `record`: a run of the oracle on one sequence, or one pair; `algorithm`: 8, 9 or 10; `tokens`: what was run: x,
+    or z and x; `theta`: the parameters, unstacked; `model`: the options of `tests.oracle.family`.
     """
     walk = _Walk(record, theta, model)
     X = {8: _ed, 9: _e, 10: _d}[algorithm](walk, *tokens)

@@ -49,11 +49,9 @@ class Run:
 class Scenarios:
     """All runs, of one version of the code.
 
-    Args:
-        package: the package `algorithms`, or a mutated copy of it.
-        seed: of all inputs and parameters.
-        sizes: those that differ from the default.
-        implementation: the implementation that functions with a choice are asked for.
+    `package`: the package `algorithms`, or a mutated copy of it; `seed`: of all inputs and parameters; `sizes`:
+    those that differ from the default; `implementation`: the implementation that functions with a choice are asked
+    for.
     """
 
     def __init__(self, package: ModuleType, *, seed: int, sizes: dict[str, int], implementation: str):

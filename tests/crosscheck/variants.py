@@ -50,12 +50,9 @@ def with_numbers_that_matter(variant: Any) -> Any:
 class VariantScenarios(Scenarios):
     """The runs of a variant, of one version of the code.
 
-    Args:
-        package: the package `algorithms`, or a mutated copy of it.
-        name: of the variant.
-        seed: of all inputs and parameters.
-        sizes: those that differ from the default.
-        implementation: the implementation that functions with a choice are asked for.
+    `package`: the package `algorithms`, or a mutated copy of it; `name`: of the variant; `seed`: of all inputs and
+    parameters; `sizes`: those that differ from the default; `implementation`: the implementation that functions
+    with a choice are asked for.
     """
 
     def __init__(self, package: ModuleType, name: str, *, seed: int, sizes: dict[str, int], implementation: str):
@@ -99,11 +96,9 @@ def compare_variant(
 ) -> Results:
     """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
 
-    Args:
-        scenarios: what to run.
-        root: the root of the repository that the code under check lies in.
-        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
-        until_first: whether to stop behind the first run that differs.
+    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `cache`: what
+    the oracle computed in an earlier comparison of the same scenarios; filled; `until_first`: whether to stop
+    behind the first run that differs.
     """
     cache = {} if cache is None else cache
     n = scenarios.algorithm

@@ -99,10 +99,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the arguments with every flag in its canonical spelling: ``--l-max`` and ``--l_max`` are the same.
 
-    Args:
-        argv: the arguments.
-        names: of the settings and options.
-
     Example:
         >>> spelled(["--l-max=9", "--batch_size", "4", "--", "--l-max"], ["l_max", "batch_size"])
         ['--l_max=9', '--batch-size', '4', '--', '--l-max']

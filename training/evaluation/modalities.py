@@ -1,4 +1,4 @@
-"""What a run of Gato makes of held-out text, of digits that it names and draws, and of a pendulum that it steers."""
+"""Apply a run of Gato to held-out text, to digits that it names and draws, and to a pendulum that it steers."""
 
 import math
 from pathlib import Path
@@ -44,13 +44,8 @@ class Swings(NamedTuple):
 
 
 def swing(controller: Any, *, n: int = SWINGS, seed: int = 1000, steps: int = pendulum.STEPS) -> Swings:
-    """Steer pendulums in a closed loop, without disturbances.
-
-    Args:
-        controller: from observations so far, [n, steps, 3], and torques, [n, steps − 1, 1], to the next ones [n].
-        n: pendulums.
-        seed: decides how they begin.
-        steps: of each.
+    """Steer n pendulums in a closed loop, without disturbances: the controller maps observations so far, [n, steps,
+    3], and torques, [n, steps − 1, 1], to the next ones [n].
     """
     state = pendulum.starts(n, np.random.default_rng(seed))
     seen, done, rewards = [], [], []
@@ -100,14 +95,7 @@ def named(gato: Gato, held_out: digits.Digits) -> list[str]:
 
 
 def figures(run: Run, description: Description, data: RunData, part: str) -> dict[str, dict[str, float]]:
-    """Return figures by method, this model first; bits per byte are of the text, accuracy is of the digits.
-
-    Args:
-        run: the trained model.
-        description: of the run.
-        data: of the run.
-        part: of the text.
-    """
+    """Return figures by method, this model first; bits per byte are of the text, accuracy is of the digits."""
     from sklearn.linear_model import LogisticRegression  # as slow to import as to fit
 
     gato, train, held_out = Gato(run), digits.load("train"), digits.load("validation")
@@ -141,13 +129,7 @@ def bits_per_byte(run: Run, description: Description, data: RunData, part: str) 
 
 
 def picture_of_digits(gato: Gato, path: Path, *, shown: int = 10) -> None:
-    """Draw, by the model, each digit a few times, and held-out images with the model's names below.
-
-    Args:
-        gato: the model.
-        path: of the picture.
-        shown: how many held-out images.
-    """
+    """Draw, by the model, each digit a few times, and some held-out images with the model's names below."""
     from matplotlib.figure import Figure
 
     held_out = digits.load("validation")
@@ -174,16 +156,7 @@ def picture_of_digits(gato: Gato, path: Path, *, shown: int = 10) -> None:
 
 
 def picture_of_pendulum(gato: Gato, path: Path, *, n: int = 4) -> dict[str, float]:
-    """Draw the angle and the torque of pendulums that the model steers, and the expert's angle beside.
-
-    Args:
-        gato: the model.
-        path: of the picture.
-        n: pendulums.
-
-    Returns:
-        the figures of `Swings.figures`.
-    """
+    """Draw angle and torque of n pendulums that the model steers, with the expert's angle; return their figures."""
     from matplotlib.figure import Figure
 
     ours, theirs = swing(cloned(gato), n=n), swing(by_expert, n=n)

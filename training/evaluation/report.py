@@ -75,14 +75,8 @@ class Comparison:
 
 
 def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
-    """Measure a run on a held-out part of its data.
-
-    Args:
-        run: the trained model.
-        description: of the run.
-        data: of the run.
-        part: one of `PARTS`.
-        limit: examples to translate or to classify; 0 for all.
+    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or
+    classify (0: all).
 
     Raises:
         DataError: the part is empty.
@@ -193,13 +187,7 @@ def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
-    """Return accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
-
-    Args:
-        truth: the classes, by number.
-        predicted: likewise.
-        positive: the class that is looked for, where there are two.
-        classes: how many there are.
+    """Return accuracy, and precision, recall and F1: of the `positive` class of two, or the mean over more.
 
     Example:
         >>> figures = classification_figures(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]), positive=1, classes=2)
@@ -254,13 +242,7 @@ EVALUATIONS: dict[str, Evaluation] = {
 
 
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
-    """Yield lines about the results on the held-out data.
-
-    Args:
-        settings: of the run.
-        data: of the run.
-        results: of the evaluation on all held-out data.
-    """
+    """Yield lines about the results on all held-out data."""
     of = "answers" if data.corpus.kind == "conversations" else "data"
     yield (
         f"held-out {of}: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
@@ -280,9 +262,5 @@ def default_part(data: RunData) -> str:
 
 
 def sample(run: Run) -> str:
-    """Return an example of a run's output: a text that a decoder generates; nothing for other tasks.
-
-    Args:
-        run: the model.
-    """
+    """Return an example of a run's output: a text that a decoder generates; nothing for other tasks."""
     return EVALUATIONS[run.task].sample(run)

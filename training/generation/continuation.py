@@ -40,14 +40,7 @@ class Model(NamedTuple):
     def read(
         self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = decoding.prefill
     ) -> State:
-        """Read prompts, padded on the right, with the forward pass of whole sequences.
-
-        Args:
-            x: the prompts.
-            lengths: of each.
-            room: how many tokens the caches are to have room for, at least.
-            prefill: reads them.
-        """
+        """Read prompts, padded on the right, with `prefill`; the caches get room for at least `room` tokens."""
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
         C = capacity(P + 1 + room)

@@ -82,11 +82,7 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
 
 def load_model(path: str | Path, *, dtype: Any = None) -> Run:
-    """Read a checkpoint, or a run, as `training.runs.directory.load_run` reads a run; see `load_pretrained`.
-
-    Args:
-        path: of the checkpoint, or of the run.
-        dtype: what the parameters become; None: what they are.
+    """Read a checkpoint as `load_pretrained`, or a run as `training.runs.directory.load_run`; they become `dtype`.
 
     Raises:
         InterchangeError: as `load_pretrained`.

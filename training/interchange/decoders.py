@@ -326,11 +326,7 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how models of a kind are described and stored.
-
-    Args:
-        kind: one of `FAMILIES`.
-    """
+    """Return how models of a kind, one of `FAMILIES`, are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind=kind),
         functools.partial(_write_config, kind=kind),

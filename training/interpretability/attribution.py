@@ -53,7 +53,7 @@ def attribution(
         variant: the lines.
 
     Raises:
-        ValueError: if a norm or a cap stands behind a sum, so that the parts do not add up.
+        ValueError: if a norm or a cap follows a sum, so that the parts do not add up.
     """
     _check_adds_up(theta, variant)
     X, W = seen["X@8"], theta.layers.attention
@@ -97,7 +97,7 @@ def _check_adds_up(theta: DTransformerParams, variant: Variant) -> None:
         )
     if any(line.normalize_output is not None for line in variant.attentions):
         raise ValueError(
-            "variant.attention.normalize_output: expected None, got a norm behind the sum over the heads, "
+            "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
             "through which no head has a part of its own"
         )
     if variant.unembedding.cap is not None:

@@ -46,13 +46,6 @@ def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum:
 
     The file is opened anew for each of them, so that what was read of the others need not stay in memory.
 
-    Args:
-        path: of the file.
-        name: of the array, which has axes.
-        sharding: where its parts are to lie.
-        dtype: what its numbers become; None: what they are.
-        checksum: its own.
-
     Raises:
         ValueError: it is not what was saved.
     """

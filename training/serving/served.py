@@ -101,13 +101,7 @@ class Served:
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
-    """Return a run as it is served.
-
-    Args:
-        run: the trained model.
-        name: what clients call it.
-        limits: the most that is taken.
-        weights: "int8" rounds a decoder's.
+    """Return a run as it is served under a name; "int8" rounds a decoder's weights.
 
     Raises:
         AnswerError: it is neither a decoder nor an encoder, or an encoder whose weights are to be rounded.

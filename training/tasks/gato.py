@@ -20,14 +20,7 @@ from training.tasks.task import Task, layer_flops
 
 
 def hidden_state(params: GatoParams, batch: Batch, *, variant: Variant, **options: Any) -> Array:
-    """Return lines 1 to 10 for a batch of rows.
-
-    Args:
-        params: the parameters.
-        batch: x or x_read, at, patches, places, positions and segment_ids, of the data set `Modalities`.
-        variant: what differs from the pseudocode.
-        options: other arguments of `d_layers`.
-    """
+    """Return lines 1 to 10 for a batch of rows, of the data set `Modalities`; `options` are those of `d_layers`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
     options_of_lines = {"variant": variant.without_dropout(), "positions": positions}

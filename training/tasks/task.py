@@ -26,7 +26,7 @@ class Task:
         flops: of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns.
         settings: the settings that it has besides those of every task.
         defaults: of the settings whose default differs from the common one.
-        extra_tokens: that the model has besides the tokenizer's, behind them.
+        extra_tokens: that the model has after the tokenizer's.
     """
 
     name: str

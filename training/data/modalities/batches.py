@@ -96,7 +96,7 @@ class Modalities(Dataset):
         ]
 
     def _part(self, episode: Columns, n: int, rng: np.random.Generator) -> Columns:
-        """Return n columns of an episode, behind bos."""
+        """Return n columns of an episode, after bos."""
         first = 1 + PER_STEP * rng.integers((len(episode.x) - 1 - n) // PER_STEP + 1)
         chosen = np.concatenate([[0], np.arange(first, first + n)])
         x, read, at, predicted = (array[chosen] for array in episode[:4])

@@ -144,11 +144,8 @@ class Vocabulary(NamedTuple):
         return self.first + values.ravel().astype(np.int32)
 
     def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
-        """Return elements as the columns that a model reads.
-
-        Args:
-            elements: in one of `ORDERS`, or the beginning of one.
-            ends: whether the sequence is whole; else the model is to go on with what answers.
+        """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless it
+        `ends` there, the model is to continue with what answers.
 
         Raises:
             DataError: the model knows no such order, or a value cannot be.
@@ -171,7 +168,7 @@ class Vocabulary(NamedTuple):
         return joined(parts)
 
     def to_draw(self, text: str) -> Columns:
-        """Return a text and the separator behind it: what a drawing answers."""
+        """Return a text and the separator after it, which a drawing answers."""
         asked = self.sequence([Text(text)], ends=False)
         return joined([asked, _tokens([self.separator], predicted=False)])
 

@@ -210,7 +210,7 @@ def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant
 
 
 NORM_LAST = (
-    "Not for this model: it normalizes behind each sum, through which no head has a part of its own in the logits."
+    "Not for this model: it normalizes after each sum, through which no head has a part of its own in the logits."
 )
 
 
@@ -256,7 +256,7 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     variant = config.variant.without_dropout()
     translator = Translator(theta, config, bos=tokenizer.bos_token, eos=tokenizer.eos_token)
     tokens, counts, _ = translator.translate(z[None], lengths=np.array([len(z)]), l_max=config.l_max)
-    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, behind which nothing is predicted
+    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, after which nothing is predicted
     H, n, m = config.H, len(z), len(x)
     _check_count(config.L_enc * H * n * n + config.L_dec * H * (m * m // 2 + m * n), n)
 
