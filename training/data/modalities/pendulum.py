@@ -79,22 +79,10 @@ def starts(n: int, rng: np.random.Generator, *, angle: float = 1.0, speed: float
 def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, disturbance: float = 1.0) -> Episodes:
     """Return n episodes of the expert.
 
-    <<<<<<< HEAD
-        The torque that acts is not the one that was asked for but disturbed, and rounded to a whole number again. So what
-        to do away from the expert's own path is seen, too, and the torques that acted before do not tell the next one: a
-        clone of undisturbed episodes would learn to do again what it did before.
-
-        Args:
-            n: episodes.
-            seed: decides how they begin, and the disturbances.
-            steps: of each.
-            speed: the largest angular velocity that they begin with.
-            disturbance: standard deviation of what is added to the torque.
-    =======
-        The torque that acts is not the one that was asked for, so that what to do away from the expert's own path is
-        seen, too: a clone of undisturbed episodes would only learn to do again what it did before. They begin at up to
-        this speed; `disturbance` is the standard deviation of what is added to the torque.
-    >>>>>>> main
+    The torque that acts is not the one that was asked for: it is disturbed, and rounded to a whole number again. So what
+    to do away from the expert's own path is seen, too, and the torques that acted before do not tell the next one: a
+    clone of undisturbed episodes would learn to do again what it did before. They begin at up to this speed;
+    `disturbance` is the standard deviation of what is added to the torque.
     """
     rng = np.random.default_rng(seed)
     state, seen, asked, acted, rewards = starts(n, rng, angle=np.pi, speed=speed), [], [], [], []
