@@ -80,8 +80,8 @@ def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, d
     """Return n episodes of the expert.
 
     The torque that acts is not the one that was asked for: it is disturbed, and rounded to a whole number again. So
-    what to do away from the expert's own path is seen, too, and the torques that acted before do not tell the next one: a
-    clone of undisturbed episodes would learn to do again what it did before. They begin at up to this speed;
+    what to do away from the expert's own path is seen, too, and the torques that acted before do not tell the next one:
+    a clone of undisturbed episodes would learn to do again what it did before. They begin at up to this speed;
     `disturbance` is the standard deviation of what is added to the torque.
     """
     rng = np.random.default_rng(seed)
