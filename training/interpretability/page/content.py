@@ -11,6 +11,7 @@ from algorithms.inside import record
 from training.data.chat import ChatTemplate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Translator
+from training.generation.modalities import of_text
 from training.generation.text import MASK
 from training.interpretability import attribution, lens
 from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written
@@ -48,6 +49,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     Raises:
         PageError: the prompt is empty or too long, or the two are not of the same length.
     """
+    run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
     x = _tokens(run, "prompt", prompt, chat=chat)
     other = None if against is None else _tokens(run, "against", against, chat=chat)
