@@ -82,6 +82,20 @@ def logits(
     return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 
+def tied_logits(
+    X: Float[Array, "d_e *columns"], W_e: Float[Array, "d_e N_V"], b_u: Float[Array, "N_V"] | None = None
+) -> Float[Array, "N_V *columns"]:
+    """``W_eᵀ X (+ b_u 1ᵀ)``, in float32 at least.
+
+    As rows times W_e, which XLA's CPU backend reads as it is in memory; left to itself, it transposes W_e every time.
+    """
+    as_is = jax.lax.optimization_barrier if platform_of(X) == "cpu" else lambda Y: Y
+    dtype = accumulation_dtype(X.dtype)
+    at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
+    Y = jnp.moveaxis(as_is(_accumulated(at_once, as_is(jnp.moveaxis(X, 0, -1)), W_e, dtype)), -1, 0)
+    return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
+
+
 def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, dtype: jnp.dtype | None) -> Array:
     """A product with a wider result; XLA's CPU backend lacks some of them, but has the same sum of wider factors."""
     if dtype in (None, A.dtype):
