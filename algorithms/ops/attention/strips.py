@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, UInt32
 
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype, in_rows
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
@@ -184,9 +184,14 @@ def _scaled(Q, by_distance):
     return Q, (by_distance[0] * scale, by_distance[1]) if by_distance else ()
 
 
+def _rows(a):
+    """aᵀ. XLA multiplies wide floats as they lie in memory, but would widen narrow ones."""
+    return a.T if a.dtype == accumulation_dtype(a.dtype) else in_rows(a.T)
+
+
 def _scores(strip, Q_x, K, U_P):
     """QᵀK of a strip, and what the tokens' distances add to it."""
-    S = jnp.matmul(Q_x.T, K[:, strip.keys], preferred_element_type=accumulation_dtype(Q_x.dtype))
+    S = jnp.matmul(_rows(Q_x), K[:, strip.keys], preferred_element_type=accumulation_dtype(Q_x.dtype))
     return S + scores_by_distance(*U_P, dtype=S.dtype).T if U_P else S
 
 
@@ -249,7 +254,7 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         S = _scores(strip, Q_x, K, U_P)
         A = jnp.exp(jnp.where(strip.permitted(), capped(S, cap), -jnp.inf) - strip.queries(log_sum_exp).T)
         D = strip.keep_scale()
-        dS = A * (product(E_x.T, V[:, z]) * D - strip.queries(delta).T)
+        dS = A * (product(_rows(E_x), V[:, z]) * D - strip.queries(delta).T)
         dS = dS if cap is None else dS * capped_derivative(S, cap)
         dV = dV.at[:, z].add(product(E_x, (A * D).astype(E.dtype)))
         if U_P:

@@ -55,7 +55,8 @@ def _side_by_side(of_tile, matrices, mask, seeds):
     for_seeds = None if seeds is None else 0
     H, H_kv, B = len(matrices[0]), min(map(len, matrices)), matrices[0].shape[2]
     if H == B == 1:  # for the products of a batch of one, XLA's CPU backend transposes factors
-        mask = jax.tree.map(_only, mask, sequence_axes(mask), is_leaf=lambda a: a is None)
+        axes = sequence_axes(mask)
+        mask = jax.tree.map(lambda a, axis: a if axis is None else a[0], mask, axes, is_leaf=lambda a: a is None)
         found = of_tile(tuple(a[0, :, 0] for a in matrices), mask, None if seeds is None else seeds[0, 0])
         return jax.tree.map(lambda a: a[None, :, None], found)
     of_sequences = tuple(1 if a.shape[2] == B else None for a in matrices)
@@ -69,10 +70,6 @@ def _side_by_side(of_tile, matrices, mask, seeds):
     seeds = None if seeds is None else _grouped(seeds, H_kv)
     found = jax.vmap(of_group, (0, None, for_seeds))(by_group, mask, seeds)
     return jax.tree.map(lambda a: a.reshape(H, *a.shape[2:]), found)
-
-
-def _only(array: Array, axis: int | None) -> Array:
-    return array if axis is None else array[0]
 
 
 def _grouped(array: Array, H_kv: int) -> Array:
