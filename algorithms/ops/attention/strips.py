@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, UInt32
+from jaxtyping import Bool, Float, Shaped, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype, in_rows
 from algorithms.machinery.hand_derived import hand_derived
@@ -118,7 +118,7 @@ class _Strip:
         self.t_x, self.t_z = first + jnp.arange(n), jnp.arange(keys.start, keys.stop)
         self.mask, self.seed, self.dropout = mask, seed, dropout
 
-    def queries(self, a: Float[Array, "d l_x"]) -> Float[Array, "d n"]:
+    def queries(self, a: Shaped[Array, "d l_x"]) -> Shaped[Array, "d n"]:
         """The columns of its queries."""
         return dynamic_slice_in_dim(a, self.first, self.n, 1)
 
@@ -126,7 +126,7 @@ class _Strip:
         """``a``, with these columns of its queries."""
         return dynamic_update_slice_in_dim(a, columns.astype(a.dtype), self.first, 1)
 
-    def of_distances(self, by_distance: list[Array], l_x: int) -> tuple[Array, ...]:
+    def of_distances(self, by_distance: ByDistance, l_x: int) -> tuple[Array, ...]:
         """U and P of the strip, if there are any."""
         if not by_distance:
             return ()
