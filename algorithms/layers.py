@@ -18,7 +18,7 @@ from algorithms.model.attention import Attention
 from algorithms.model.distances import NO_TABLE, Table
 from algorithms.model.mlp import Activation
 from algorithms.model.variant import Variant
-from algorithms.notation import Implementation, OptionalKey, Remat
+from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.dropout import fold_in
@@ -42,6 +42,7 @@ class Lines(NamedTuple):
         order: the order of a layer, likewise.
         key: randomness of all layers, or None.
         remat: what the backward pass of a layer recomputes.
+        unroll: whether each layer is compiled for itself.
         attend: computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding
             reads a cache.
         kept: gets what the attentions of all layers keep, stacked; None: nobody wants it.
@@ -57,6 +58,7 @@ class Lines(NamedTuple):
     order: str
     key: OptionalKey = None
     remat: Remat = False
+    unroll: Unroll = False
     attend: Callable[..., tuple[Array, Any]] = attend_in_full
     kept: list[Any] | None = None
     l: Any = 0
@@ -176,7 +178,8 @@ class Lines(NamedTuple):
 
         L = jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
-        X, kept = jax.lax.scan(_recomputed(turn, self.remat), X, (stacked, jnp.arange(L)))
+        turn = _recomputed(turn, self.remat, self.unroll)
+        X, kept = jax.lax.scan(turn, X, (stacked, jnp.arange(L)), unroll=self.unroll)
         if self.kept is not None:
             self.kept.extend(kept)
         return X
@@ -222,12 +225,12 @@ def side_by_side(mask: Any, t: Any) -> Layer:
     return layer
 
 
-def _recomputed(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll) -> Callable[..., Any]:
     if not remat:
         return turn
     kept = () if remat is True else ATTENTION_RESIDUALS
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
-    return jax.checkpoint(turn, prevent_cse=False, policy=policy)
+    return jax.checkpoint(turn, prevent_cse=unroll, policy=policy)
 
 
 def _of_columns(t: Any, x: Any) -> Any:

@@ -37,6 +37,7 @@ dropout          probability to drop an attention weight; above 0 it needs a key
 key              randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
 remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True), or
                  ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once
+unroll           whether each layer is compiled for itself: a faster program, and a longer compilation
 epsilon          ε, added to the variance of a norm; 0 in the paper
 tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
 eta              learning rate η
@@ -92,6 +93,7 @@ Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
 # fmt: on
 
 Remat = Literal[False, True, "all but attention"]
+Unroll = Literal[False, True]
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "strips", "cudnn", "pallas"]
 

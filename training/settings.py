@@ -217,6 +217,11 @@ class Settings:
         "what the backward pass recomputes of each layer, to save memory; with all, attention's kernel runs twice",
         choices=tuple(REMAT),
     )
+    unroll: bool = _setting(
+        False,
+        "compile each layer for itself: faster steps on an accelerator, and several times the time to compile them",
+        continues=True,
+    )
     # running
     mesh: str = _setting(
         "",

@@ -245,10 +245,10 @@ def test_grad_of_record_and_record_of_grad(implementation):
     cases.assert_trees_close(seen_2, seen)
 
 
-@pytest.mark.parametrize("remat", [True, "all but attention"])
-def test_with_layers_computed_again_in_the_backward_pass(remat):
+@pytest.mark.parametrize(("remat", "unroll"), [(True, False), ("all but attention", True), (False, True)])
+def test_with_layers_computed_again_in_the_backward_pass_or_unrolled(remat, unroll):
     def loss(theta, remat=remat):
-        return jnp.square(d_hidden_state(X, theta, remat=remat)).sum()
+        return jnp.square(d_hidden_state(X, theta, remat=remat, unroll=unroll)).sum()
 
     expected = jax.jit(jax.grad(loss))(D)
     _, seen = record(lambda theta: loss(theta, remat=False), "A", "X@8")(D)

@@ -108,8 +108,9 @@ def batch_loss(
 
         def part_loss(params, part, keys):
             theta = params if frozen is None else merged(frozen, params, scale_of(settings))
-            options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
-            loss = objective.loss(cast(theta, settings.dtype), part, keys, variant=variant, **options) / weight
+            options = {"label_smoothing": settings.label_smoothing, "variant": variant, "N_V": N_V}
+            layers = {"remat": REMAT[settings.remat], "unroll": settings.unroll}
+            loss = objective.loss(cast(theta, settings.dtype), part, keys, **options, **layers) / weight
             return loss if scale is None else loss * scale
 
         loss_and_gradient = jax.value_and_grad(part_loss)

@@ -76,6 +76,7 @@ class Objective:
         implementation: str = "auto",
         label_smoothing: float = 0.0,
         remat: Remat = False,
+        unroll: bool = False,
         N_V: int | None = None,
     ) -> Float[Array, ""]:
         """Return ``Σ w_t · nats_t`` over a batch as the data sets of `training.data.batches` make them; with keys,
@@ -83,7 +84,8 @@ class Objective:
         `training.mesh.padding`.
         """
         variant = variant.without_dropout() if keys is None else variant
-        c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
+        options = {"variant": variant, "implementation": implementation, "remat": remat, "unroll": unroll}
+        c = self.columns(params, batch, keys, **options)
         options = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": variant.unembedding.cap}
         return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, **options)
 

@@ -53,6 +53,7 @@ SLOW = [
     *(("d", mesh, {"accumulation_steps": 4, "remat": "all"}) for mesh in MESHES),
     *(("d", mesh, {"optimizer": optimizer}) for mesh in MESHES for optimizer in ("muon", "adafactor", "lion")),
     *(("d", mesh, {"rows": "chunks", "ema_decay": 0.9, "label_smoothing": 0.1}) for mesh in MESHES),
+    ("d", MESHES[1], {"unroll": True}),
     ("d", "data=8", {"patience": 1}),
 ]
 
