@@ -238,7 +238,7 @@ class Projections:
         h = params.heads
         W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
         return Projections(
-            jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]),
+            _beside(*W),
             b,
             *params[1:],
             P=None,
@@ -264,6 +264,11 @@ class Projections:
         """Return the same without biases."""
         ends = np.cumsum([H * d for H, d in self.heads])[:-1]
         return [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
+
+
+@jax.jit
+def _beside(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
+    return jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W])
 
 
 @numbered

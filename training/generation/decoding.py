@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -103,35 +104,33 @@ class State(NamedTuple):
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied.
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one.
 
-    A slice of stacked layers, and a transposed matrix, would be copied for every token.
+    A slice of stacked layers would be copied for every token. On a CPU the layers share the memory of θ, but for what
+    the heads read in one product, which is there twice.
 
     Args:
         theta: the parameters.
         variant: the lines of the model.
-        int8: whether the matrices that are read for every token are rounded.
+        int8: whether the matrices that are read for every token are rounded, which is a copy.
     """
-    weights, name = _unstacked(theta, variant=variant), _layers_of(theta)
-    layers = getattr(weights, name)
-    if int8:
-        layers = tuple(_in_int8(layer) for layer in layers)
-        weights = weights._replace(W_u=_rounded(weights.W_u))
-    each = tuple(layer for layer in layers for _ in range(variant.shared_layers))  # the same arrays, not copies
-    return weights._replace(**{name: each})
-
-
-def _layers_of(theta: Any) -> str:
-    return "layers" if isinstance(theta, DTransformerParams) else "decoder"
-
-
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _unstacked(theta, *, variant):
-    name = _layers_of(theta)
+    name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
     L = jax.tree.leaves(stacked)[0].shape[0]
-    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L))
-    return theta._replace(**{name: layers, "W_u": variant.unembedding.matrix(theta)})
+    layers = [_layer(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
+    if int8:
+        layers, theta = map(_in_int8, layers), theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
+    each = tuple(layer for layer in layers for _ in range(variant.shared_layers))  # the same arrays, not copies
+    return theta._replace(**{name: each})
+
+
+def _part(stacked: Any, l: int) -> Any:
+    """An array of layer l: on a CPU the same memory, elsewhere a copy."""
+    is_here = isinstance(stacked, jax.Array) and not isinstance(stacked, jax.core.Tracer)
+    if not is_here or {device.platform for device in stacked.devices()} != {"cpu"} or len(stacked.devices()) > 1:
+        return stacked[l]
+    place = stacked.sharding if stacked.committed else None
+    return jax.device_put(np.asarray(stacked)[l], place, may_alias=True)
 
 
 def _layer(params: Any) -> Any:
