@@ -250,7 +250,7 @@ def _notes(
     notes = [
         f"{path} has {len(found)} files of text, read in the order of their names"
         for path in (weighted(name).path for name in (*settings.data, *settings.validation_data))
-        if corpus.kind == "text" and (found := text_files(Path(path)))
+        if corpus.kind == "text" and path not in SOURCES and (found := text_files(Path(path)))
     ]
     sizes = [_size(stores.train), _size(stores.validation)]
     share = sizes[1] / sum(sizes)

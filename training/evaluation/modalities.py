@@ -12,10 +12,9 @@ from training.data.loading import RunData
 from training.data.modalities import digits, pendulum
 from training.data.modalities.batches import IN_VIEW
 from training.evaluation.held_out import evaluate
-from training.generation.modalities import Gato
+from training.generation.modalities import Gato, of_text
 from training.runs.directory import Description, Run
 from training.tasks import TASKS
-from training.tasks.gato import of_text
 from training.tasks.objectives import make_totals
 
 DRAWN = 5  # drawings of each digit
@@ -66,7 +65,7 @@ def cloned(gato: Gato) -> Any:
 
     def controller(observations: np.ndarray, torques: np.ndarray) -> np.ndarray:
         before = torques[:, len(torques[0]) - min(IN_VIEW - 1, len(torques[0])) :] / pendulum.TORQUE
-        seen = observations[:, -len(before[0]) - 1 :]
+        seen = observations[:, -len(before[0]) - 1 :] / pendulum.UNIT
         return gato.actions(list(seen), list(before))[:, 0] * pendulum.TORQUE
 
     return controller
@@ -122,9 +121,9 @@ def bits_per_byte(run: Run, description: Description, data: RunData, part: str) 
     settings, store = description.settings, getattr(data.stores, part)
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
     batches = NextTokens(store, mode="packed", **sizes)
-    theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
-    totals = jax.jit(make_totals(TASKS["d"].objective, settings, config.variant))
-    found = evaluate(totals, theta, batches.evaluation_batches(), tokens_per_byte=batches.tokens_per_byte)
+    decoder = of_text(run)
+    totals = jax.jit(make_totals(TASKS[decoder.task].objective, settings, decoder.config.variant))
+    found = evaluate(totals, decoder.theta, batches.evaluation_batches(), tokens_per_byte=batches.tokens_per_byte)
     name = "bits_per_byte" if "bits_per_byte" in found else "loss"
     return {name: found[name]}
 

@@ -32,12 +32,12 @@ from training.evaluation import modalities
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
 from training.generation import Generator
+from training.generation.modalities import of_text
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
 from training.runs.directory import Description, Run
 from training.settings import Settings
 from training.tasks import TASKS
-from training.tasks.gato import of_text
 from training.tasks.objectives import make_totals
 
 PARTS = ("validation", "test")
@@ -215,11 +215,6 @@ def _continuation(run: Run) -> str:
     return f"a sample (Algorithm 14, temperature {TAU}, top-p {TOP_P}):\n{run.tokenizer.decode(tokens[:ended])}"
 
 
-def _text_of(run: Run) -> Run:
-    theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
-    return run._replace(theta=theta, config=config)
-
-
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated.
 
@@ -241,7 +236,7 @@ EVALUATIONS: dict[str, Evaluation] = {
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
-    "gato": Evaluation(_modalities, lambda run: _continuation(_text_of(run))),
+    "gato": Evaluation(_modalities, lambda run: _continuation(of_text(run))),
 }
 """How the runs of a task are evaluated."""
 

@@ -9,6 +9,7 @@ Algorithm 14, entered with embeddings: a column that is predicted may only be of
 other tokens' probabilities are left out, as with any nucleus.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from algorithms import GatoParams, Variant
+from algorithms import DTransformerConfig, GatoParams, Variant
 from training.data.modalities.sequences import Columns, Control, Image, Vocabulary
 from training.data.records import DataError
 from training.runs.directory import Run
@@ -27,6 +28,15 @@ from training.tasks.gato import hidden_state
 from training.tasks.objectives import Batch
 
 LONGEST_NAME = 16  # tokens
+
+
+def of_text(run: Run) -> Run:
+    """Return a run of the task d: the decoder of text that a run of gato is without values and images."""
+    theta, config, N_V = run.theta.transformer, run.config, run.tokenizer.N_V
+    W_u, b_u = (None if array is None else array[:N_V] for array in (theta.W_u, theta.b_u))
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DTransformerConfig)}
+    theta = theta._replace(W_e=theta.W_e[:, :N_V], W_u=W_u, b_u=b_u)
+    return run._replace(theta=theta, config=DTransformerConfig(**sizes | {"N_V": N_V}), task="d")
 
 
 class Gato:
@@ -125,7 +135,7 @@ class Gato:
             "segment_ids": np.ones((B, width), np.int32),
         }
         for b, columns in enumerate(asked):
-            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.x, columns.at
+            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.read, columns.at
             if len(columns.places):
                 batch["patches"][b, : len(columns.places)] = columns.patches
                 batch["places"][b, : len(columns.places)] = columns.places

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
 from algorithms.model.variants import name_of
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
@@ -58,6 +58,7 @@ TASK_OF = {
     ETransformerParams: "e",
     EDTransformerParams: "ed",
     ClassifierParams: "classify",
+    GatoParams: "gato",
 }
 """The task that trains parameters of a class."""
 
