@@ -118,7 +118,9 @@ def _layer(variant: Any, kind: Any, norms: tuple[str, ...], attentions: tuple[st
     if variant.order == "no_norm":
         norm = Parameter(given=False, since="Variant has order = 'no_norm'")
     attention = attention_shapes(variant.attentions[0])
-    return kind(**dict.fromkeys(norms, norm), **dict.fromkeys(attentions, attention), mlp=mlp_shapes(variant.mlp))
+    mlp = mlp_shapes(variant.mlp)
+    of_norms = dict.fromkeys(norms, norm) | ({norms[-1]: mlp} if variant.mlp is None else {})  # no MLP, no norm of it
+    return kind(**of_norms, **dict.fromkeys(attentions, attention), mlp=mlp)
 
 
 def _stacked(axis: str, shapes: Any) -> Any:

@@ -107,7 +107,14 @@ OF_FAMILY: dict[str, Mutation] = {
         "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
     ),
     "prompts one slot too early in the cache": Mutation(
-        DECODING, "prompt_tokens", "return", "first - lengths + 1", "first - lengths", 14, None, GOPHER_CACHE
+        DECODING,
+        "prompt_tokens",
+        "return",
+        "first - lengths + 1",
+        "first - lengths",
+        14,
+        None,
+        CACHE + GOPHER_CACHE + RING,
     ),
     "tokens before the beginning attended": Mutation(
         DECODING,
