@@ -154,7 +154,7 @@ def e_layers(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 4-9 of Algorithm 9: the layers, entered with embeddings X, whose columns need not be tokens."""
-    X, t = without_padding(X, theta.W_e, length), positions_in(X[0])
+    X, t = without_padding(X, theta.W_e if theta.W_in is None else theta.W_in, length), positions_in(X[0])
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
     f = f.sharing(theta.distances, X[0], t, theta, both_ways=True)
     mask = padded(mask, length)

@@ -151,12 +151,7 @@ def sample(
 ) -> Integer[Array, "*batch"]:
     """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any that is possible at τ = ∞.
 
-    The draw is made in float32 at least.
-
-    Args:
-        log_p: the logarithms of the probabilities, or scores that differ from these by a constant.
-        tau: temperature τ, one or one for each distribution.
-        key: randomness, consumed; one for each distribution.
+    ``log_p`` may differ from the logarithms of the probabilities by a constant. The draw is in float32 at least.
     """
     log_p = log_p.astype(accumulation_dtype(log_p.dtype))
     tau = jnp.asarray(tau, log_p.dtype)

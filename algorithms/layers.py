@@ -75,12 +75,12 @@ class Lines(NamedTuple):
         """
         return self.at_positions(self.tokens(x, theta), x, t, theta, types)
 
-    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_e *columns"]:
+    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` of every token."""
         return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
 
     def at_positions(
-        self, X: Float[Array, "d_e *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
+        self, X: Float[Array, "d_in *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
         """``X[:, t] + W_p[:, t]`` of every column, and what else follows the embedding of the tokens."""
         line = self.variant.embedding
@@ -89,7 +89,8 @@ class Lines(NamedTuple):
         if getattr(theta, "W_t", None) is not None:
             types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
             X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
-        return self.layer_norm(X, theta.embedding_norm)
+        X = self.layer_norm(X, theta.embedding_norm)
+        return shard_residual_stream(line.projected(X, theta, self.implementation)) if line.factored else X
 
     def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
         """The lines, with what all attentions share: θ's distances, and positions for queries and keys."""
@@ -160,7 +161,8 @@ class Lines(NamedTuple):
         Args:
             layer: the body of the loop.
             X: the residual stream.
-            stacked: the parameters of all layers, stacked on axis 0, or a tuple of them, layer by layer.
+            stacked: the parameters of the layers that have their own, stacked on axis 0, each used by as many layers in
+                a row as the variant says; or a tuple of those of all layers.
             reads: what else the layers read: arrays that all of them are given.
             draws: how many keys a layer needs.
         """
@@ -169,17 +171,22 @@ class Lines(NamedTuple):
                 X = layer(X, theta_l, self._replace(l=l))
             return X
 
+        shared = self.variant.shared_layers
+
         def turn(X, indexed):
             theta_l, l = indexed
+            if shared > 1:
+                theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stacked)
             keys = (fold_in(self.key, draws * l + i) for i in range(draws))
             of_layer = []
             X = layer(X, theta_l, self._replace(l=l, keys=keys, of_layer=of_layer))
             return X, of_layer
 
-        L = jax.tree.leaves(stacked)[0].shape[0]
+        L = shared * jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
+        each = None if shared > 1 else stacked
         turn = _recomputed(turn, self.remat, self.unroll)
-        X, kept = jax.lax.scan(turn, X, (stacked, jnp.arange(L)), unroll=self.unroll)
+        X, kept = jax.lax.scan(turn, X, (each, jnp.arange(L)), unroll=self.unroll)
         if self.kept is not None:
             self.kept.extend(kept)
         return X
@@ -255,13 +262,13 @@ def zero_padding(
 
 
 def without_padding(
-    X: Float[Array, "d_e *batch l"], W_e: Float[Array, "d_e N_V"], length: Integer[Array, "*#batch"] | int | None
+    X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"], length: Integer[Array, "*#batch"] | int | None
 ) -> Float[Array, "d_e *batch l"]:
-    """Embeddings with that of token 0 where t >= length: columns of 0 have no layer norm where ε is 0."""
+    """Embeddings with W's first column, W_e's or W_in's, where t >= length: columns of 0 have no norm where ε is 0."""
     if length is None:
         return X
     real = zero_padding(jnp.ones(X.shape[1:], int), length) > 0
-    return jnp.where(real[None], X, W_e[:, 0].reshape(-1, *(1,) * real.ndim).astype(X.dtype))
+    return jnp.where(real[None], X, W[:, 0].reshape(-1, *(1,) * real.ndim).astype(X.dtype))
 
 
 def positions_in(x: Shaped[Array, "*batch l"]) -> Any:

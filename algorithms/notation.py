@@ -14,7 +14,8 @@ d_x, d_z   rows of the primary and of the context matrix of an attention
 d_attn     dimensions of a query and of a key
 d_mid      dimensions of a value;  d_out dimensions of an attention's output
 d_mlp      hidden units of a layer's MLP;  d_f rows after the final projection of Algorithm 9
-H, L       heads;  layers (L_enc, L_dec of the encoder and of the decoder)
+d_in       rows of W_e, W_p and W_t where a variant's W_in follows them; d_e everywhere else
+H, L       heads;  layers (L_enc, L_dec of the encoder and of the decoder); of θ, those with parameters of their own
 N_data     sequences of a data set;  N_epochs passes over it
 *batch     any number of axes, none for the paper's one sequence. They follow the rows of a matrix and
            precede everything else: ``X: [d_x, *batch, l]``, ``x: [*batch, l]``, ``mask: [*batch, l_z, l_x]``

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = (
-    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA",
-    "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
+    "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3",
+    "OLMO2", "GEMMA", "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
 )  # fmt: skip
 # A choice brings its own defaults; they hold where it differs from the task's own choice.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ DECAYING = ("adamw", "lion", "muon")
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
 
 
-PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
+PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_in", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
 
 
 def flag(name: str) -> str:
@@ -135,6 +135,9 @@ class Settings:
     L: int = _setting(4, "layers", common=False)
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
+    shared_layers: int = _setting(
+        0, "how many layers in a row have the same parameters (0: all of ALBERT's, and 1, which is none, of others)"
+    )
     patch: int = _setting(4, "side of a patch of an image, in pixels", common=False)
     d_r: int = _setting(16, "channels of the residual block that embeds a patch", common=False)
     n_groups: int = _setting(4, "groups of channels that its norms are taken over", common=False)
@@ -142,6 +145,7 @@ class Settings:
     H: int = _setting(4, "heads")
     H_kv: int = _setting(0, "heads of keys and values, each of which several heads share (0: as many as heads)")
     d_e: int = _setting(128, "dimensions of the residual stream")
+    d_in: int = _setting(0, "rows of ALBERT's embeddings, which are projected to d_e (0: d_e)", common=False)
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(
         1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is not a token"
@@ -294,6 +298,8 @@ KINDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(
 
 _MANY = 1 << 40
 _RANGES = {
+    "shared_layers": (0, _MANY),
+    "d_in": (0, _MANY),
     "steps": (1, _MANY),
     "batch_size": (1, _MANY),
     "accumulation_steps": (1, _MANY),

@@ -41,17 +41,25 @@ def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
     return int(sample(q, i))
 
 
-def d_inference(x: Tokens, theta: Any, l_gen: int, tau: float, sample: Sample | None) -> list[int]:
+def d_inference(
+    x: Tokens,
+    theta: Any,
+    l_gen: int,
+    tau: float,
+    sample: Sample | None,
+    transformer: Callable[[Tokens, Any], Array] = d_transformer,
+) -> list[int]:
     """Return Algorithm 14: the continuation of a prompt.
 
     `x`: prompt, l token IDs; `theta`: parameters of `d_transformer`; `l_gen`: number of tokens to generate; `tau`:
     temperature, 0 and infinity included; `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at
-    step i = 0, 1, . Result: y, the l_gen generated token IDs, without the prompt.
+    step i = 0, 1, . `transformer`: Algorithm 10, or a model of today in its place. Result: y, the l_gen generated
+    token IDs, without the prompt.
     """
     x = list(x)
     l = len(x)  # line 1
     for i in range(l_gen):  # line 2
-        P = d_transformer(x, theta)  # line 3
+        P = transformer(x, theta)  # line 3
         p = P[:, l + i - 1]  # line 4
         q = tempered(p, tau)
         y = draw(q, i, tau, sample)  # line 5

@@ -10,7 +10,7 @@ from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encodi
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
 from training.tasks.objectives import Batch, Columns, Objective
-from training.tasks.task import Task, layer_flops
+from training.tasks.task import Task, embedding_flops, layer_flops
 
 
 class ClassifierParams(NamedTuple):
@@ -68,8 +68,8 @@ CLASSIFY = Task(
     config=ETransformerConfig,
     init=init_classifier,
     objective=Objective(columns=_columns, weights=_weights),
-    flops=lambda c, l: c.L * layer_flops(c, l),
-    settings=("L", "token_noise", "token_deletion", "fold"),
+    flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l),
+    settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
     defaults={
         "data": ("sms-spam",),
         "L": 2,

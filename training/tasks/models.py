@@ -26,7 +26,11 @@ def model_config(settings: Settings, N_V: int) -> Any:
         field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
     }
     sizes["H_kv"] = settings.H_kv or settings.H
+    if "d_in" in sizes:
+        sizes["d_in"] = settings.d_in or settings.d_e
     variant = VARIANTS[settings.variant].but(dropout=settings.dropout)
+    if settings.shared_layers or variant.shared_layers > 1:
+        variant = variant.but(shared_layers=settings.shared_layers or settings.L)
     return config(**{**sizes, "N_V": N_V, "variant": variant})
 
 

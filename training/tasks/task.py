@@ -60,6 +60,11 @@ def layer_flops(c: Any, l: int) -> int:
     return attention_flops(c, l, l) + mlp_flops(c, l)
 
 
+def embedding_flops(c: Any, l: int) -> int:
+    """Return those of an encoder's embedding: its projection, if it has one."""
+    return 2 * c.d_in * c.d_e * l if c.variant.embedding.factored else 0
+
+
 def mlp_flops(c: Any, l: int) -> int:
     """Return those of an MLP, by its matrices."""
     matrices = [p for p in jax.tree.leaves(mlp_shapes(c.variant.mlp)) if p.given and len(p.axes) == 2]

@@ -55,6 +55,8 @@ SLOW = [
     *(("d", mesh, {"rows": "chunks", "ema_decay": 0.9, "label_smoothing": 0.1}) for mesh in MESHES),
     ("d", MESHES[1], {"unroll": True}),
     ("d", "data=8", {"patience": 1}),
+    ("d", MESHES[1], {"L": 4, "shared_layers": 2}),
+    ("e", MESHES[1], {"variant": "ALBERT", "L": 2, "d_in": 8}),
     *(("gato", mesh, OF_GATO | {"batch_size": 16, "steps": 6}) for mesh in (*MESHES, "data=8", "model=8")),
 ]
 

@@ -14,7 +14,7 @@ from training.generation import Translator
 from training.generation.modalities import of_text
 from training.generation.text import MASK
 from training.interpretability import attribution, lens
-from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written
+from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written, attending
 from training.interpretability.page.of_heads import circuits_of
 from training.interpretability.page.patches import patched
 from training.interpretability.page.words import readable, readable_tokens, token_text
@@ -143,11 +143,6 @@ def _facts(run: Run) -> list[str]:
     ]
 
 
-def _attending(A: jax.Array) -> np.ndarray:
-    """Weights by the token that attends, ``[L, H, l_x, l_z]``."""
-    return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
-
-
 def _decoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.config.variant.without_dropout()
 
@@ -163,7 +158,7 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
         written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers, variant)
     except ValueError as error:
         written = f"The parts of this model do not add up to its logits ({error})."
-    return _Pass({"prompt": x}, [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))], prediction, written)
+    return _Pass({"prompt": x}, [Attended("Attention", "prompt", "prompt", attending(seen["A"]))], prediction, written)
 
 
 def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
@@ -218,7 +213,7 @@ def _encoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.config.variant.without_dropout()
     f = e_transformer if variant.head else e_encoding
     P, seen = record(lambda x, theta: f(x, theta, variant=variant), "A")(x, theta)
-    attention = [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))]
+    attention = [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
     if not variant.head:
         return _Pass({"prompt": x}, attention, "This encoder has no head that predicts tokens.", NORM_LAST)
     note = (
@@ -243,7 +238,7 @@ def _classifier(run: Run, x: np.ndarray) -> _Pass:
         return class_probabilities(x, theta, variant=variant)
 
     p, seen = record(f, "A")(x, run.theta)
-    attention = [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))]
+    attention = [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
     P = np.repeat(np.asarray(p, np.float32)[:, None], len(x), axis=1)
     note = (
         "A classifier predicts one class for the whole text, from the first token's encoding: the same at each token."
@@ -265,9 +260,9 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
 
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
-        Attended("Encoder (line 5)", "prompt", "prompt", _attending(seen["A/5"])),
-        Attended("Decoder (line 14)", "answer", "answer", _attending(seen["A/14"])),
-        Attended("Decoder to encoder (line 16)", "answer", "prompt", _attending(seen["A/16"])),
+        Attended("Encoder (line 5)", "prompt", "prompt", attending(seen["A/5"])),
+        Attended("Decoder (line 14)", "answer", "answer", attending(seen["A/14"])),
+        Attended("Decoder to encoder (line 16)", "answer", "prompt", attending(seen["A/16"])),
     ]
     rows = [f"layer {l}" for l in range(config.L_dec)]
     prediction = _by_layer(seen["X@19"], theta, variant, x, "answer", rows)
