@@ -1,8 +1,8 @@
 """A model in a file of GGUF as `transformers` has it: its config.json, and its tensors by their names there.
 
 So one mapping serves both. Where GGUF differs, it is undone: the order of the rows of q and k, where rotary positions
-turn neighbors (`llama`, `smollm3`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D` transposes
-(`gpt2`). Defaults are llama.cpp's, and a key that is not understood is refused by its name.
+turn neighbors (`llama`, `smollm3`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D`
+transposes (`gpt2`). Defaults are llama.cpp's, and a key that is not understood is refused by its name.
 """
 
 import functools
@@ -317,21 +317,14 @@ KINDS: dict[str, Kind] = {
     "gemma2": Kind(_gemma2, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, inner=_GEMMA2, shifted=True),
     "gpt2": Kind(
-        _gpt2,
-        _GPT2_OUTER,
-        _GPT2,
-        "transformer.h",
-        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+        _gpt2, _GPT2_OUTER, _GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     ),
 }
 """By the file's name of its architecture."""
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
-    """Open a file.
-
-    Returns:
-        the fields of config.json, and the tensors, which are read when they are asked for.
+    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for.
 
     Raises:
         InterchangeError: the file is damaged, or its model needs something unsupported.

@@ -47,12 +47,7 @@ def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
 def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum: int) -> jax.Array:
     """Return an array of a safetensors file, read where it is to lie: each device its part.
 
-    Args:
-        path: of the file.
-        name: of the array, which has axes.
-        sharding: where its parts are to lie.
-        dtype: what its numbers become; None: what they are.
-        checksum: its own.
+    Its numbers become ``dtype``, or stay what they are if it is None.
 
     Raises:
         ValueError: it is not what was saved.
