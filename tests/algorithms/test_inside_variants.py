@@ -34,6 +34,7 @@ QUICK = ("BERT", "GEMMA2", "T5")
 variants = pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
+slow_variants = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS])
 
 
 class Attends(NamedTuple):
@@ -88,14 +89,14 @@ def changed(X):
     return X * (1 + jnp.arange(len(X)).reshape(-1, *(1,) * (X.ndim - 1)) / 7)
 
 
-@variants
+@slow_variants
 def test_the_program_is_the_same_before_and_after_somebody_looked(name):
     c = case(name)
     f = c.using("auto")
 
     def text():
         jax.clear_caches()
-        return jax.jit(lambda *args: f(*args)).lower(*c.args).as_text()
+        return jax.jit(f).lower(*c.args).as_text()
 
     before = text()
     jax.eval_shape(record(f, *(f"A/{a.line}" for a in c.lines)), *c.args)
@@ -103,13 +104,13 @@ def test_the_program_is_the_same_before_and_after_somebody_looked(name):
     assert text() == before
 
 
-@variants
+@slow_variants
 def test_the_output_is_the_same_bit_for_bit(name):
     c = case(name)
     f = c.using("auto")
     names = [f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "S@4")]
     P, _ = record(f, c.stream, *names)(*c.args)
-    np.testing.assert_array_equal(P, jax.jit(lambda *args: f(*args))(*c.args))
+    np.testing.assert_array_equal(P, jax.jit(f)(*c.args))
 
 
 def permitted(a, variant, layer):
@@ -134,8 +135,7 @@ def test_weights_sum_to_1_and_are_0_where_masked(name):
             assert ((A_l > 0) == allowed).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
+@slow_variants
 def test_every_implementation_shows_the_same(name):
     c = case(name)
     names = [c.stream, *(f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "Y@2"))]
@@ -145,7 +145,7 @@ def test_every_implementation_shows_the_same(name):
 
 
 @variants
-def test_without_a_head_is_with_its_columns_of_W_o_at_0(name):
+def test_without_a_head_is_with_its_output_weights_at_0(name):
     c = case(name)
     f = c.using("auto")
     for a in c.lines:
@@ -214,7 +214,7 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(name):
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
-@variants
+@slow_variants
 def test_under_vmap_and_around_it(name):
     c = case(name)
     f, names = c.using("auto"), [c.stream, *(f"A/{a.line}" for a in c.lines), f"Y@2/{c.lines[-1].line}"]
@@ -228,7 +228,7 @@ def test_under_vmap_and_around_it(name):
         cases.assert_close(inside[key], value, name=key)
 
 
-@variants
+@slow_variants
 def test_of_one_layer_one_layer_is_kept(name):
     c = case(name)
     for where, size in (
@@ -239,7 +239,7 @@ def test_of_one_layer_one_layer_is_kept(name):
         assert size * 8 <= kept.memory_analysis().output_size_in_bytes <= size * 8 + 64, where
 
 
-@variants
+@slow_variants
 def test_steered_decoding_is_steered_argmax(name):
     """Of Algorithms 14 and 15, against the transformer itself, token by token."""
     c = case(name)
@@ -260,17 +260,16 @@ def test_steered_decoding_is_steered_argmax(name):
         text = jnp.append(text, token)
 
 
-MESHES = ({"data": 2, "model": 2}, {"data": 2, "context": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8})
+MESHES = ({"data": 2, "context": 2, "model": 2}, {"data": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8})
 MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_on_every_mesh(name, sizes):
-    """Each mesh that tests have, for three variants; of the others, one with all of its axes."""
-    if sizes is not MESHES[1] and name not in QUICK:
-        pytest.skip("this mesh is tried with three variants")
+@pytest.mark.parametrize(
+    ("name", "sizes"), [(name, sizes) for name in VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
+)
+def test_on_a_mesh(name, sizes):
+    """Each mesh that tests have, for three variants; of the others, that with all three axes."""
     c = case(name)
     n = int(np.prod(list(sizes.values())))
     x, f = tuple(jnp.tile(x, (4, 1)) for x in c.x), c.using("auto")
@@ -287,5 +286,5 @@ def test_on_every_mesh(name, sizes):
     with jax.set_mesh(mesh):
         x = jax.device_put(x, NamedSharding(mesh, P(rows)))
         theta = jax.device_put(c.theta, NamedSharding(mesh, P()))
-        found = jax.jit(lambda *args: looked_at(*args))(*x, theta)
+        found = jax.jit(looked_at)(*x, theta)
     cases.assert_trees_close(jax.device_get(found), jax.device_get(expected), 1e-11)
