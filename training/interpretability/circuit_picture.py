@@ -19,7 +19,7 @@ PERIOD = 20
 
 
 def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
-    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the earlier head of layer 0 wrote of a token matches a query's token.
+    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the earlier head of layer 0 wrote of a token matches a query.
 
     A row is the token that the earlier head has attended to, a column the query's.
     """
