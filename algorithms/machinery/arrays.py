@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import ArrayLike
 from jaxtyping import Integer, Shaped
 
@@ -24,6 +25,15 @@ def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"])
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype in which sums over ``dtype`` are formed: float32 at least, float64 for float64."""
     return np.promote_types(dtype, np.float32)  # jnp's refuses to under jax_numpy_dtype_promotion="strict"
+
+
+def in_rows(A: Shaped[Array, "m n"]) -> Shaped[Array, "m n"]:
+    """A, in memory row by row, as the first factor of a product of narrow floats has to be on a CPU.
+
+    XLA would make a transposition before the product a part of it, and widen both factors for that, or find only while
+    it runs that it has no such product.
+    """
+    return with_layout_constraint(A, Layout((0, 1)))
 
 
 def are_numbers(*sizes: Any) -> bool:

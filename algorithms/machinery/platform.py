@@ -1,5 +1,8 @@
 """The platform that a program is compiled for."""
 
+import functools
+from pathlib import Path
+
 import jax
 from jax import Array
 
@@ -11,3 +14,14 @@ def platform_of(X: Array) -> str:
             return mesh.abstract_device.platform
     device = getattr(jax.config, "jax_default_device", None)  # a device, or the name of a platform
     return getattr(device, "platform", device) or jax.default_backend()
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether this machine's processor multiplies bfloat16 itself, by AVX-512 or AMX, where one can ask it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -3,18 +3,21 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, in_rows
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.platform import platform_of
+from algorithms.machinery.platform import multiplies_bfloat16, platform_of
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.int8 import Int8Matrix
+
+NARROWEST = 16
+"""The least rows, columns and terms of a product of bfloat16 that is left to the processor."""
 
 LEAST = 2**16
 """Entries of the smallest group of rows; XLA's CPU backend takes a batch of smaller ones on one core, too."""
@@ -52,7 +55,7 @@ def product(
     groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
     if groups == 1:
-        return _accumulated(at_once, W, X, dtype)
+        return _accumulated(at_once, W, X, ((W.ndim - 1,), (0,)), dtype)
     in_groups = functools.partial(_by_groups, groups, dtype)
     return jax.lax.platform_dependent(W, X, cpu=in_groups, default=at_once)
 
@@ -65,12 +68,25 @@ def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], 
     if len(axes[0]) > 1 and platform_of(A) == "cpu" and devices_sharing(A) == 1 and are_numbers(*A.shape):
         A, B, axes = _merged(A, axes[0]), _merged(B, axes[1]), (axes[0][:1], axes[1][:1])
     at_once = functools.partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype)
-    return _accumulated(at_once, A, B, dtype)
+    return _accumulated(at_once, A, B, axes, dtype)
 
 
 def _merged(A: Array, axes: Sequence[int]) -> Array:
     first, behind = axes[0], axes[-1] + 1
     return A.reshape(*A.shape[:first], math.prod(A.shape[first:behind]), *A.shape[behind:])
+
+
+def tied_logits(
+    X: Float[Array, "d_e *columns"], W_e: Float[Array, "d_e N_V"], b_u: Float[Array, "N_V"] | None = None
+) -> Float[Array, "N_V *columns"]:
+    """``W_eᵀ X (+ b_u 1ᵀ)``, in float32 at least.
+
+    As rows times W_e, which XLA's CPU backend reads as it is in memory; left to itself, it transposes W_e every time.
+    """
+    as_is = jax.lax.optimization_barrier if platform_of(X) == "cpu" else lambda Y: Y
+    dtype, rows = accumulation_dtype(X.dtype), as_is(jnp.moveaxis(X, 0, -1))
+    Y = jnp.moveaxis(as_is(product_over(rows, W_e, ((rows.ndim - 1,), (0,)), dtype)), -1, 0)
+    return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 
 def logits(
@@ -82,11 +98,46 @@ def logits(
     return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 
-def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, dtype: jnp.dtype | None) -> Array:
-    """A product with a wider result; XLA's CPU backend lacks some of them, but has the same sum of wider factors."""
-    if dtype in (None, A.dtype):
+def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, dtype: jnp.dtype | None) -> Array:
+    """A product over these axes with a wider result, or by default one in the factors' dtype.
+
+    XLA's CPU backend lacks some with a wider result, but has the same sum of wider factors; those of bfloat16, which it
+    widens, too, where the result is narrow, it has where the processor does.
+    """
+    if _is_native(A, B, axes):
+        by_cpu = functools.partial(_in_float32, axes=axes, dtype=A.dtype if dtype is None else dtype)
+    elif dtype in (None, A.dtype):
         return at_once(A, B)
-    return jax.lax.platform_dependent(A, B, cpu=lambda A, B: at_once(A.astype(dtype), B.astype(dtype)), default=at_once)
+    else:
+
+        def by_cpu(A, B):
+            return at_once(A.astype(dtype), B.astype(dtype))
+
+    return jax.lax.platform_dependent(A, B, cpu=by_cpu, default=at_once)
+
+
+def _is_native(A: Array, B: Array, axes: Any) -> bool:
+    """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none of them narrow, on one device."""
+    if A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or not multiplies_bfloat16() or devices_sharing(A) > 1:
+        return False
+    n = math.prod(A.shape[i] for i in axes[0])
+    return are_numbers(*A.shape, *B.shape) and min(n, A.size // max(1, n), B.size // max(1, n)) >= NARROWEST
+
+
+def _in_float32(A: Array, B: Array, *, axes: Any, dtype: jnp.dtype) -> Array:
+    """The product in float32 of bfloat16, rounded to ``dtype`` at the end."""
+    (of_A, of_B), (free_A, free_B) = axes, _free(A, B, axes)
+    n = math.prod(A.shape[i] for i in of_A)
+    left = in_rows(A.reshape(-1, n) if of_A[-1] == A.ndim - 1 else A.reshape(n, -1).T)
+    right, of_right = (B.reshape(n, -1), 0) if of_B[0] == 0 else (B.reshape(-1, n), 1)
+    product = jax.lax.dot_general(left, right, (((1,), (of_right,)), ((), ())), preferred_element_type=jnp.float32)
+    return product.astype(dtype).reshape(*free_A, *free_B)
+
+
+def _free(A: Array, B: Array, axes: Any) -> tuple[list[int], list[int]]:
+    """The sizes of the axes that are not summed over."""
+    sizes = [[n for i, n in enumerate(a.shape) if i not in summed] for a, summed in zip((A, B), axes, strict=True)]
+    return sizes[0], sizes[1]
 
 
 def _groups(W) -> int:
@@ -97,7 +148,7 @@ def _groups(W) -> int:
 def _by_groups(groups: int, dtype, W, X):
     W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X.reshape(-1, 1), (groups, W.shape[-1], 1))
     at_once = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    return _accumulated(at_once, W_g, X_g, dtype).reshape(*W.shape[:-1], *X.shape[1:])
+    return _accumulated(at_once, W_g, X_g, ((2,), (1,)), dtype).reshape(*W.shape[:-1], *X.shape[1:])
 
 
 def _affine(W, X, b):

@@ -68,10 +68,10 @@ def attribution(
         variant: the lines.
 
     Raises:
-        ValueError: if a norm or a cap stands behind a sum, so that the parts do not add up.
+        ValueError: if a norm or a cap follows a sum, so that the parts do not add up.
     """
     _check_adds_up(theta, variant)
-    X, W = seen["X@8"], theta.layers.attention
+    X, W = seen["X@8"], variant.of_every_layer(theta.layers.attention)
     direction, constant, scale = _last_line(X[-1], theta, weights, variant)
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
@@ -112,7 +112,7 @@ def _check_adds_up(theta: DTransformerParams, variant: Variant) -> None:
         )
     if any(line.normalize_output is not None for line in variant.attentions):
         raise ValueError(
-            "variant.attention.normalize_output: expected None, got a norm behind the sum over the heads, "
+            "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
             "through which no head has a part of its own"
         )
     if variant.unembedding.cap is not None:

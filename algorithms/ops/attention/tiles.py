@@ -4,7 +4,6 @@ The hand-derived rules are written for one tile. On a CPU, large tiles are proce
 backend leaves its fast matrix product when there are many at once; small ones, and all elsewhere, run side by side.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -47,7 +46,7 @@ def for_each_tile(
         matrices,
         mask,
         seeds,
-        cpu=lambda *arguments: _one_after_another(of_tile, *arguments),
+        cpu=lambda *arguments: in_groups(of_tile, *arguments, n=1, at_once=AT_ONCE),
         default=lambda *arguments: _side_by_side(of_tile, *arguments),
     )
 
@@ -55,6 +54,11 @@ def for_each_tile(
 def _side_by_side(of_tile, matrices, mask, seeds):
     for_seeds = None if seeds is None else 0
     H, H_kv, B = len(matrices[0]), min(map(len, matrices)), matrices[0].shape[2]
+    if H == B == 1:  # for the products of a batch of one, XLA's CPU backend transposes factors
+        axes = sequence_axes(mask)
+        mask = jax.tree.map(lambda a, axis: a if axis is None else a[0], mask, axes, is_leaf=lambda a: a is None)
+        found = of_tile(tuple(a[0, :, 0] for a in matrices), mask, None if seeds is None else seeds[0, 0])
+        return jax.tree.map(lambda a: a[None, :, None], found)
     of_sequences = tuple(1 if a.shape[2] == B else None for a in matrices)
     matrices = tuple(a[:, :, 0] if axis is None else a for a, axis in zip(matrices, of_sequences, strict=True))
     of_head = jax.vmap(of_tile, (of_sequences, sequence_axes(mask), for_seeds), 1)
@@ -88,89 +92,72 @@ def sum_over_sequences(by_U_P: list[Array]) -> ByDistance:
     return (by_U_P[0], by_U_P[1].sum(axis=2)) if by_U_P else ()
 
 
-def _one_after_another(of_tile, matrices, mask, seeds):
-    H, _, B, _ = matrices[0].shape
-
-    def tile(array, h, b):
-        h = h if len(array) == H else h // (H // len(array))
-        b = b if array.shape[2] == B else 0
-        return jax.lax.dynamic_slice(array, (h, 0, b, 0), (1, array.shape[1], 1, array.shape[3]))[0, :, 0]
-
-    def one(i):
-        h, b = i // B, i % B
-        axes = sequence_axes(mask)
-        mask_b = jax.tree.map(lambda a, axis: a if axis is None else a[b], mask, axes, is_leaf=lambda a: a is None)
-        return of_tile(tuple(tile(a, h, b) for a in matrices), mask_b, None if seeds is None else seeds[h, b])
-
-    def put(first, out, n):
-        tiles = [(first + i, one(first + i)) for i in range(n)]
-        for i, values in tiles:
-            at = (i // B, 0, i % B, 0)
-            out = tuple(
-                jax.lax.dynamic_update_slice(a, value[None, :, None], at) for a, value in zip(out, values, strict=True)
-            )
-        return out
-
-    shapes = jax.eval_shape(one, 0)
-    out = tuple(jnp.zeros_like(matrices[0], dtype=s.dtype, shape=(H, s.shape[0], B, s.shape[1])) for s in shapes)
-    n = min(AT_ONCE, H * B)
-    whole = H * B // n
-    out = jax.lax.fori_loop(0, whole, lambda i, out: put(i * n, out, n), out)
-    return put(whole * n, out, H * B % n)
-
-
-def for_groups_of_tiles(
+def in_groups(
     of_tile: Callable[..., Any],
-    matrices: tuple[Float[Array, "_ #B _ _"], ...],
+    matrices: Tiles,
     mask: Mask,
     seeds: UInt32[Array, "H B 2"] | None,
     n: int,
-) -> tuple[Float[Array, "H B _ _"], ...]:
-    """``of_tile`` of every head and sequence, n tiles side by side, one group after another.
+    at_once: int = 1,
+) -> Tiles:
+    """``of_tile`` of every head and sequence, at most n tiles side by side, one group after another.
 
     Args:
         of_tile: as of `for_each_tile`.
-        matrices: ``[H, B, rows, columns]``; heads and sequences may serve several as in `for_each_tile`.
+        matrices: as of `for_each_tile`.
         mask: as of `for_each_tile`.
-        seeds: of the dropout of each tile, or None.
-        n: tiles of a group.
+        seeds: as of `for_each_tile`.
+        n: tiles of a group, whose lines are each one operation for all of them.
+        at_once: groups that may run on several cores.
     """
-    H, B = matrices[0].shape[:2]
-    n = min(n, H * B)
+    H, _, B, _ = matrices[0].shape
+    of_heads, of_sequences = _group(H, min(map(len, matrices)), B, n)
     axes = sequence_axes(mask)
-    for_seeds = None if seeds is None else 0
-    of_group = jax.vmap(of_tile, (0, axes, for_seeds))
 
-    def tiles_of(array: Array, first: Any, n: int) -> Array:
-        flat = array.reshape(-1, *array.shape[2:])
-        H_of, B_of = array.shape[:2]
-        if (H_of, B_of) == (H, B):
-            return jax.lax.dynamic_slice_in_dim(flat, first, n)
-        at = [(first + i) // (B * (H // H_of)) * B_of + (first + i) % B_of for i in range(n)]
-        return jnp.concatenate([jax.lax.dynamic_slice_in_dim(flat, i, 1) for i in at])
+    def place(i):
+        return i // (B // of_sequences) * of_heads, i % (B // of_sequences) * of_sequences
 
-    def group(first: Any, n: int) -> Any:
-        b = (first + jnp.arange(n)) % B
-        of_b = jax.tree.map(lambda a, axis: a if axis is None else a[b], mask, axes, is_leaf=lambda a: a is None)
-        return of_group(
-            tuple(tiles_of(a, first, n) for a in matrices), of_b, None if seeds is None else tiles_of(seeds, first, n)
-        )
+    def group(i):
+        h, b = place(i)
 
-    def put(first: Any, n: int, out: Any) -> Any:
-        return tuple(
-            jax.lax.dynamic_update_slice_in_dim(a, value, first, 0)
-            for a, value in zip(out, group(first, n), strict=True)
-        )
+        def part(array):
+            shared = H // len(array)
+            sequences, b_0 = (of_sequences, b) if array.shape[2] == B else (1, 0)
+            sizes = max(1, of_heads // shared), array.shape[1], sequences, array.shape[3]
+            return jax.lax.dynamic_slice(array, (h // shared, 0, b_0, 0), sizes)
 
-    whole, rest = divmod(H * B, n)
-    if whole == 1 and not rest:
-        out = group(0, n)
-    else:
-        shapes = jax.eval_shape(functools.partial(group, n=n), 0)
-        out = tuple(jnp.zeros_like(matrices[0], dtype=s.dtype, shape=(H * B, *s.shape[1:])) for s in shapes)
-        out = jax.lax.fori_loop(0, whole, lambda i, out: put(i * n, n, out), out)
-        out = put(whole * n, rest, out) if rest else out
-    return tuple(a.reshape(H, B, *a.shape[1:]) for a in out)
+        def of_mask(a, axis):
+            return a if axis is None else jax.lax.dynamic_slice_in_dim(a, b, of_sequences)
+
+        mask_b = jax.tree.map(of_mask, mask, axes, is_leaf=lambda a: a is None)
+        drawn = None if seeds is None else jax.lax.dynamic_slice(seeds, (h, b, 0), (of_heads, of_sequences, 2))
+        return _side_by_side(of_tile, tuple(map(part, matrices)), mask_b, drawn)
+
+    def put(first, out, count):
+        groups = [(place(first + i), group(first + i)) for i in range(count)]
+        for (h, b), values in groups:
+            out = tuple(
+                jax.lax.dynamic_update_slice(a, value, (h, 0, b, 0)) for a, value in zip(out, values, strict=True)
+            )
+        return out
+
+    shapes = jax.eval_shape(group, 0)
+    out = tuple(jnp.zeros_like(matrices[0], dtype=s.dtype, shape=(H, s.shape[1], B, s.shape[3])) for s in shapes)
+    count = H * B // (of_heads * of_sequences)
+    at_once = min(at_once, count)
+    whole = count // at_once
+    out = jax.lax.fori_loop(0, whole, lambda i, out: put(i * at_once, out, at_once), out)
+    return put(whole * at_once, out, count % at_once)
+
+
+def _group(H: int, H_kv: int, B: int, n: int) -> tuple[int, int]:
+    """Heads and sequences of a group of at most n tiles: as many as possible, that divide those of all.
+
+    Heads that share keys and values are in one group, or each of them is in one of its own.
+    """
+    heads = [h for h in range(1, H + 1) if H % h == 0 and (h % (H // H_kv) == 0 or (H // H_kv) % h == 0)]
+    groups = [(h, b) for h in heads for b in range(1, B + 1) if B % b == 0 and h * b <= n]
+    return max(groups, key=lambda group: (group[0] * group[1], group[0]))
 
 
 def in_turn(n: int, step: Callable[[Array, T], T], state: T) -> T:

@@ -11,6 +11,7 @@ from algorithms.inside import record
 from training.data.chat import ChatTemplate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Translator
+from training.generation.modalities import of_text
 from training.generation.text import MASK
 from training.interpretability import attribution, lens
 from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written, attending
@@ -48,6 +49,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     Raises:
         PageError: the prompt is empty or too long, or the two are not of the same length.
     """
+    run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
     x = _tokens(run, "prompt", prompt, chat=chat)
     other = None if against is None else _tokens(run, "against", against, chat=chat)
@@ -203,7 +205,7 @@ def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant
 
 
 NORM_LAST = (
-    "Not for this model: it normalizes behind each sum, through which no head has a part of its own in the logits."
+    "Not for this model: it normalizes after each sum, through which no head has a part of its own in the logits."
 )
 
 
@@ -249,7 +251,7 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     variant = config.variant.without_dropout()
     translator = Translator(theta, config, bos=tokenizer.bos_token, eos=tokenizer.eos_token)
     tokens, counts, _ = translator.translate(z[None], lengths=np.array([len(z)]), l_max=config.l_max)
-    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, behind which nothing is predicted
+    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, after which nothing is predicted
     H, n, m = config.H, len(z), len(x)
     _check_count(config.L_enc * H * n * n + config.L_dec * H * (m * m // 2 + m * n), n)
 

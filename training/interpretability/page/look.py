@@ -47,7 +47,7 @@ class Prediction(NamedTuple):
         tokens: the likeliest tokens, the likeliest first.
         p: their probabilities.
         final: the probability in each row of what the last row predicts.
-        follows: the last row's probability of the token that the text goes on with; NaN for the last one.
+        follows: the last row's probability of the token that comes next in the text; NaN for the last one.
         note: what the reader should know.
     """
 
