@@ -151,9 +151,10 @@ def test_without_a_head_is_with_its_output_weights_at_0(name):
     for a in c.lines:
         layers = getattr(c.theta, a.field[0])
         W = getattr(layers, a.field[1])
-        W = W._replace(W_o=W.W_o.at[1, :, 2 * D_MID : 3 * D_MID].set(0))
+        shared = c.variant.shared_layers > 1  # the columns are those of all layers
+        W = W._replace(W_o=W.W_o.at[slice(None) if shared else 1, :, 2 * D_MID : 3 * D_MID].set(0))
         cut = c.theta._replace(**{a.field[0]: layers._replace(**{a.field[1]: W})})
-        without = intervene(f, {at(f"Y@2/{a.line}", layer=1, head=2): 0.0})(*c.args)
+        without = intervene(f, {at(f"Y@2/{a.line}", layer=None if shared else 1, head=2): 0.0})(*c.args)
         cases.assert_close(without, f(*c.x, cut), name=a.line)
         assert np.abs(without - f(*c.args)).max() > 1e-6
 
