@@ -46,6 +46,7 @@ from algorithms.model.initialization import (
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig
 from algorithms.model.variant import Variant
 from algorithms.model.variants import (
+    ALBERT,
     BART,
     BERT,
     BLOOM,
@@ -61,6 +62,7 @@ from algorithms.model.variants import (
     MARIAN,
     MISTRAL,
     NEOX,
+    OLMO2,
     OPT,
     PAPER,
     QWEN2,
@@ -100,8 +102,9 @@ __all__ = [
     "GatoConfig", "GatoParams", "PatchParams", "discretize", "gato_embedding", "init_gato", "inverse_mu_law", "mu_law",
     "patch_embedding", "raster_patches", "raster_places", "undiscretize",
     # Masks, parameters, variants and the legend
-    "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3", "GPT_NEO", "IMPLEMENTATIONS",
-    "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY", "ROBERTA", "T5", "UNIDIRECTIONAL",
+    "ALBERT", "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3", "GPT_NEO",
+    "IMPLEMENTATIONS", "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OLMO2", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY",
+    "ROBERTA", "T5", "UNIDIRECTIONAL",
     "VARIANTS", "VASWANI", "lines",
     "AttentionParams", "DTransformerConfig", "DTransformerParams", "EDDecoderLayerParams", "EDTransformerConfig",
     "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",

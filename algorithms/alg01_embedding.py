@@ -24,8 +24,6 @@ def token_embedding(
     Example:
         >>> token_embedding(2, jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
         [3.0, 6.0]
-
-    Source: Phuong and Hutter 2022, Algorithm 1.
     """
     e = lookup(W_e, v, implementation)  # return
     return e
@@ -45,8 +43,6 @@ def positional_embedding(
     Example:
         >>> positional_embedding(0, jnp.array([[1.0, 2.0], [4.0, 5.0]])).tolist()
         [1.0, 4.0]
-
-    Source: Phuong and Hutter 2022, Algorithm 2.
     """
     e_p = lookup(W_p, l, implementation)  # return
     return e_p
@@ -100,15 +96,9 @@ def sinusoid(
     form: str = "sinusoidal",
     dtype: DTypeLike = np.float64,
 ) -> np.ndarray | Array:
-    """``sin(t/base^{2i/d_e})`` and ``cos(…)`` by turns, for i = first, first + 1, …: a column for each position t.
-
-    Args:
-        t: positions, ``[*batch]``: of NumPy, from which NumPy's float64 comes, or of JAX.
-        d_e: dimensions.
-        base: of the wavelengths.
-        first: the first i.
-        form: of `Variant.positions`: sines and cosines by turns, or one half of the rows each.
-        dtype: in which the angles of JAX's positions are formed.
+    """``sin(t/base^{2i/d_e})`` and ``cos(…)`` for i = first, first + 1, …: a column for each position t, in NumPy's
+    float64 if t is NumPy's, otherwise in ``dtype``. ``form``, of `Variant.positions`: by turns, or one half of the
+    rows each.
     """
     xp = np if isinstance(t, np.ndarray) else jnp
     i = np.arange(first, first + d_e // 2, dtype=np.float64)

@@ -58,8 +58,6 @@ def single_query_attention(
         >>> I, o = jnp.eye(2), jnp.zeros(2)
         >>> single_query_attention(o, jnp.array([[1.0, 3.0], [0.0, 2.0]]), AttentionParams(I, o, I, o, I, o)).tolist()
         [2.0, 1.0]
-
-    Source: Phuong and Hutter 2022, Algorithm 3.
     """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
     q = linear(W_q, e, b_q, "paper")  # line 1
@@ -119,8 +117,6 @@ def attention(
         >>> W_qkv = AttentionParams(I, o, I, o, I, o)
         >>> attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W_qkv, BIDIRECTIONAL).tolist()
         [[2.0]]
-
-    Source: Phuong and Hutter 2022, Algorithm 4.
     """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
     options = {"implementation": implementation, "dropout": dropout, "key": key, "cap": hooks.cap}
@@ -148,7 +144,7 @@ def mh_attention(
 ) -> Float[Array, "d_out *batch l_x"]:
     """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attentions side by side, their outputs mixed by W_o.
 
-    ``Ṽ = W_o [Y¹; …; Y^H] + b_o 1ᵀ`` with ``Y^h = Attention(X, Z | 𝓦_qkv^h, Mask)``.
+    ``Ṽ = W_o [Y¹; …; Y^H] + b_o 1ᵀ`` with ``Y^h = Attention(X, Z | 𝓦_qkv^h, Mask)``, equation (4).
 
     Departures: a token with nothing to attend to outputs b_o (the formula is 0/0).
 
@@ -158,8 +154,6 @@ def mh_attention(
         >>> W = MHAttentionParams(AttentionParams(I, o, I, o, I, o), W_o=jnp.full((1, 1), 10.0), b_o=jnp.ones(1))
         >>> mh_attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W, BIDIRECTIONAL).tolist()
         [[21.0]]
-
-    Source: Phuong and Hutter 2022, Algorithm 5 and equation (4).
     """
     options = {"implementation": implementation, "dropout": dropout, "key": key, "hooks": hooks}
     Y = attention(X, Z, W.heads, mask, **options)  # lines 1-2
@@ -188,7 +182,5 @@ def scaled_dot_product_attention(
         >>> Q, K, V = jnp.array([[0.0, 0.0]]), jnp.array([[1.0, 1.0]]), jnp.array([[1.0, 3.0]])
         >>> scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL).tolist()
         [[1.0, 2.0]]
-
-    Source: Phuong and Hutter 2022, Algorithm 4, lines 4-5.
     """
     return attend(_of_one_head, Q, K, V, mask, heads=False, implementation=implementation, dropout=dropout, key=key)

@@ -36,8 +36,6 @@ def layer_norm(
     Example:
         >>> layer_norm(jnp.array([1.0, 3.0]), jnp.ones(2), jnp.zeros(2)).tolist()
         [-1.0, 1.0]
-
-    Source: Phuong and Hutter 2022, Algorithm 6.
     """
     if implementation != "paper":
         return normalization.layer_norm(epsilon, e, gamma, beta)  # lines 1-2, return: its backward pass by hand

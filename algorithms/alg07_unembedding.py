@@ -35,8 +35,6 @@ def unembedding(
         >>> import jax.numpy as jnp
         >>> unembedding(jnp.array([1.0]), jnp.zeros((4, 1))).tolist()
         [0.25, 0.25, 0.25, 0.25]
-
-    Source: Phuong and Hutter 2022, Algorithm 7.
     """
     p = softmax(capped(logits(e, W_u, b_u), cap))  # line 1
     return p

@@ -14,7 +14,7 @@ from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, P
 from algorithms.model.distances import Table
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from algorithms.notation import ContextLength, Implementation, OptionalKey, Remat
+from algorithms.notation import ContextLength, Implementation, OptionalKey, Remat, Unroll
 from algorithms.ops.dropout import fold_in
 from algorithms.parameters import EDTransformerParams
 
@@ -64,8 +64,6 @@ def ed_transformer(
         >>> theta = init_ed_transformer(jax.random.key(0), config)
         >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).shape
         (5, 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 8.
     """
     options = {"variant": variant, "implementation": implementation, "key": key, "z_length": z_length}
     X = ed_hidden_state(z, x, theta, mask=mask, z_mask=z_mask, cross_mask=cross_mask, **options)  # lines 1-20
@@ -88,9 +86,11 @@ def ed_hidden_state(
     z_mask: ContextMask = BIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    options = {"variant": variant, "implementation": implementation, "z_length": z_length, "remat": remat}
+    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
+    options.update(remat=remat, unroll=unroll)
     Z = ed_encoding(z, theta, key=fold_in(key, 0), z_mask=z_mask, **options)  # lines 1-9
     X = ed_decoding(Z, x, theta, key=fold_in(key, 1), mask=mask, cross_mask=cross_mask, **options)  # lines 10-20
     return X
@@ -108,13 +108,14 @@ def ed_encoding(
     z_length: ContextLength = None,
     z_mask: ContextMask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
     f = lines_of(variant, implementation, *OWN)
     t = positions_in(z)  # line 1
     Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
     options = {"variant": variant, "implementation": implementation, "z_length": z_length}
-    Z = ed_encoder_layers(Z, theta, key=key, z_mask=z_mask, remat=remat, **options)  # lines 4-9
+    Z = ed_encoder_layers(Z, theta, key=key, z_mask=z_mask, remat=remat, unroll=unroll, **options)  # lines 4-9
     return Z
 
 
@@ -130,10 +131,11 @@ def ed_encoder_layers(
     z_length: ContextLength = None,
     z_mask: ContextMask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
     table = Table(theta.encoder_distances, both_ways=True)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, table=table)
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll, table=table)
     Z, t = without_padding(Z, theta.W_e, z_length), positions_in(Z[0])
     mask = padded(z_mask, z_length)
 
@@ -182,10 +184,11 @@ def ed_decoding(
     mask: PrimaryMask = UNIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
     _check_positions(variant)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
     return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
 
 
@@ -202,10 +205,11 @@ def ed_decoder_layers(
     mask: PrimaryMask = UNIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
     _check_positions(variant)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
     return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
 
 

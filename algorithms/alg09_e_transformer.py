@@ -14,7 +14,7 @@ from algorithms.machinery.registry import algorithm
 from algorithms.masks import BIDIRECTIONAL, SelfMask
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from algorithms.notation import Implementation, Length, OptionalKey, Remat
+from algorithms.notation import Implementation, Length, OptionalKey, Remat, Unroll
 from algorithms.ops.linear import linear
 from algorithms.parameters import ETransformerParams
 
@@ -65,8 +65,6 @@ def e_transformer(
         >>> config = ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
         >>> e_transformer(jnp.array([3, 2, 1]), init_e_transformer(jax.random.key(0), config)).shape
         (5, 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 9.
     """
     options = {"variant": variant, "implementation": implementation, "key": key}
     X = e_hidden_state(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-11
@@ -87,9 +85,10 @@ def e_hidden_state(
     types: Types = None,
     mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
-    options = {"variant": variant, "implementation": implementation, "key": key, "remat": remat}
+    options = {"variant": variant, "implementation": implementation, "key": key, "remat": remat, "unroll": unroll}
     X = e_encoding(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-9
     f = lines_of(variant, implementation, *OWN)
     X = f.activate(linear(theta.W_f, X, theta.b_f, implementation))  # line 10
@@ -110,6 +109,7 @@ def e_encoding(
     types: Types = None,
     mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read.
 
@@ -117,7 +117,7 @@ def e_encoding(
     """
     lines = {"variant": variant, "implementation": implementation, "length": length}
     X = e_embedding(x, theta, types=types, **lines)  # lines 1-3
-    X = e_layers(X, theta, key=key, mask=mask, remat=remat, **lines)  # lines 4-9
+    X = e_layers(X, theta, key=key, mask=mask, remat=remat, unroll=unroll, **lines)  # lines 4-9
     return X
 
 
@@ -151,10 +151,11 @@ def e_layers(
     length: Length = None,
     mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 4-9 of Algorithm 9: the layers, entered with embeddings X, whose columns need not be tokens."""
-    X, t = without_padding(X, theta.W_e, length), positions_in(X[0])
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat)
+    X, t = without_padding(X, theta.W_e if theta.W_in is None else theta.W_in, length), positions_in(X[0])
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
     f = f.sharing(theta.distances, X[0], t, theta, both_ways=True)
     mask = padded(mask, length)
 

@@ -13,7 +13,7 @@ from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
 from algorithms.model.distances import ByDistance
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from algorithms.notation import Implementation, Length, OptionalKey, Remat
+from algorithms.notation import Implementation, Length, OptionalKey, Remat, Unroll
 from algorithms.parameters import DTransformerParams
 
 
@@ -44,8 +44,6 @@ def d_transformer(
         >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
         >>> d_transformer(jnp.array([3, 0, 1]), init_d_transformer(jax.random.key(0), config)).shape
         (5, 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 10.
     """
     f = decoder_lines(variant, implementation, key=key)
     X = hidden_state(x, None, theta, mask, length, f)  # lines 1-10
@@ -66,6 +64,7 @@ def d_hidden_state(
     positions: Integer[Array, "*#batch l"] | None = None,
     segments: Integer[Array, "*#batch l"] | None = None,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
@@ -74,7 +73,8 @@ def d_hidden_state(
     """
     _check_distances(variant, positions, segments)
     mask = mask if segments is None else mask & documents(segments)
-    return hidden_state(x, positions, theta, mask, length, decoder_lines(variant, implementation, key=key, remat=remat))
+    f = decoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return hidden_state(x, positions, theta, mask, length, f)
 
 
 @compiled
@@ -107,6 +107,7 @@ def d_layers(
     positions: Integer[Array, "*#batch l"] | None = None,
     segments: Integer[Array, "*#batch l"] | None = None,
     remat: Remat = False,
+    unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 4-10 of Algorithm 10: the decoder, entered with embeddings X, whose columns need not be tokens.
 
@@ -123,7 +124,7 @@ def d_layers(
     """
     _check_distances(variant, positions, segments)
     mask = mask if segments is None else mask & documents(segments)
-    f = decoder_lines(variant, implementation, key=key, remat=remat)
+    f = decoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     t = positions_in(X[0]) if positions is None else positions
     return residual_stream(without_padding(X, theta.W_e, length), t, theta, padded(mask, length), f)
 

@@ -63,8 +63,6 @@ def ed_training(
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
         >>> theta_hat = ed_training(jnp.array([[0, 1]]), jnp.array([[3, 1, 4]]), theta, N_epochs=1, eta=0.01)
-
-    Source: Phuong and Hutter 2022, Algorithm 11.
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
     options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
@@ -119,8 +117,6 @@ def e_training(
         >>> theta = init_e_transformer(jax.random.key(0), ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> x = jnp.array([[3, 0, 1, 4]])
         >>> theta_hat = e_training(x, theta, N_epochs=1, eta=0.01, p_mask=0.5, key=jax.random.key(1))
-
-    Source: Phuong and Hutter 2022, Algorithm 12.
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
     options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
@@ -174,8 +170,6 @@ def d_training(
         >>> from algorithms import DTransformerConfig, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> theta_hat = d_training(jnp.array([[3, 0, 1, 4]]), theta, N_epochs=1, eta=0.01)
-
-    Source: Phuong and Hutter 2022, Algorithm 13.
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
     options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}

@@ -75,8 +75,6 @@ def d_inference(
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=8, L=1, H=2, d_e=6, d_mlp=8))
         >>> d_inference(jnp.array([3, 0]), theta, l_gen=4, tau=0.0, key=jax.random.key(1)).shape
         (4,)
-
-    Source: Phuong and Hutter 2022, Algorithm 14.
     """
     l = x.shape[-1]  # line 1
     x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
@@ -126,8 +124,6 @@ def ed_inference(
         >>> x_hat, length = ed_inference(jnp.array([0, 1]), theta, tau=1.0, key=jax.random.key(1))
         >>> x_hat.shape, int(x_hat[0])
         ((4,), 3)
-
-    Source: Phuong and Hutter 2022, Algorithm 15.
     """
     bos, eos, batch = bos_token(theta.W_e.shape[1]), eos_token(theta.W_e.shape[1]), z.shape[:-1]
     l_max = l_max or _limit(theta, variant) or 0  # checked by _check_longest
@@ -155,12 +151,7 @@ def sample(
 ) -> Integer[Array, "*batch"]:
     """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any that is possible at τ = ∞.
 
-    The draw is made in float32 at least.
-
-    Args:
-        log_p: the logarithms of the probabilities, or scores that differ from these by a constant.
-        tau: temperature τ, one or one for each distribution.
-        key: randomness, consumed; one for each distribution.
+    ``log_p`` may differ from the logarithms of the probabilities by a constant. The draw is in float32 at least.
     """
     log_p = log_p.astype(accumulation_dtype(log_p.dtype))
     tau = jnp.asarray(tau, log_p.dtype)

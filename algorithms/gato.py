@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Key
@@ -168,8 +169,8 @@ def raster_places(
             f"image, got {height // side} x {width // side}; scale it to at most {side * n_places} x "
             f"{side * n_places} pixels, or train with more n_places"
         )
-    rows, columns = jnp.meshgrid(jnp.arange(height // side), jnp.arange(width // side), indexing="ij")
-    return rows.ravel(), columns.ravel()
+    rows, columns = np.indices((height // side, width // side))
+    return jnp.asarray(rows.ravel()), jnp.asarray(columns.ravel())
 
 
 @compiled

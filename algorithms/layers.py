@@ -18,7 +18,7 @@ from algorithms.model.attention import Attention
 from algorithms.model.distances import NO_TABLE, Table
 from algorithms.model.mlp import Activation
 from algorithms.model.variant import Variant
-from algorithms.notation import Implementation, OptionalKey, Remat
+from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.dropout import fold_in
@@ -42,6 +42,7 @@ class Lines(NamedTuple):
         order: the order of a layer, likewise.
         key: randomness of all layers, or None.
         remat: what the backward pass of a layer recomputes.
+        unroll: whether each layer is compiled for itself.
         attend: computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding
             reads a cache.
         kept: gets what the attentions of all layers keep, stacked; None: nobody wants it.
@@ -57,6 +58,7 @@ class Lines(NamedTuple):
     order: str
     key: OptionalKey = None
     remat: Remat = False
+    unroll: Unroll = False
     attend: Callable[..., tuple[Array, Any]] = attend_in_full
     kept: list[Any] | None = None
     l: Any = 0
@@ -73,12 +75,12 @@ class Lines(NamedTuple):
         """
         return self.at_positions(self.tokens(x, theta), x, t, theta, types)
 
-    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_e *columns"]:
+    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` of every token."""
         return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
 
     def at_positions(
-        self, X: Float[Array, "d_e *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
+        self, X: Float[Array, "d_in *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
         """``X[:, t] + W_p[:, t]`` of every column, and what else follows the embedding of the tokens."""
         line = self.variant.embedding
@@ -87,7 +89,8 @@ class Lines(NamedTuple):
         if getattr(theta, "W_t", None) is not None:
             types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
             X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
-        return self.layer_norm(X, theta.embedding_norm)
+        X = self.layer_norm(X, theta.embedding_norm)
+        return shard_residual_stream(line.projected(X, theta, self.implementation)) if line.factored else X
 
     def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
         """The lines, with what all attentions share: θ's distances, and positions for queries and keys."""
@@ -158,7 +161,8 @@ class Lines(NamedTuple):
         Args:
             layer: the body of the loop.
             X: the residual stream.
-            stacked: the parameters of all layers, stacked on axis 0, or a tuple of them, layer by layer.
+            stacked: the parameters of the layers that have their own, stacked on axis 0, each used by as many layers in
+                a row as the variant says; or a tuple of those of all layers.
             reads: what else the layers read: arrays that all of them are given.
             draws: how many keys a layer needs.
         """
@@ -167,16 +171,22 @@ class Lines(NamedTuple):
                 X = layer(X, theta_l, self._replace(l=l))
             return X
 
+        shared = self.variant.shared_layers
+
         def turn(X, indexed):
             theta_l, l = indexed
+            if shared > 1:
+                theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stacked)
             keys = (fold_in(self.key, draws * l + i) for i in range(draws))
             of_layer = []
             X = layer(X, theta_l, self._replace(l=l, keys=keys, of_layer=of_layer))
             return X, of_layer
 
-        L = jax.tree.leaves(stacked)[0].shape[0]
+        L = shared * jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
-        X, kept = jax.lax.scan(_recomputed(turn, self.remat), X, (stacked, jnp.arange(L)))
+        each = None if shared > 1 else stacked
+        turn = _recomputed(turn, self.remat, self.unroll)
+        X, kept = jax.lax.scan(turn, X, (each, jnp.arange(L)), unroll=self.unroll)
         if self.kept is not None:
             self.kept.extend(kept)
         return X
@@ -222,12 +232,12 @@ def side_by_side(mask: Any, t: Any) -> Layer:
     return layer
 
 
-def _recomputed(turn: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll) -> Callable[..., Any]:
     if not remat:
         return turn
     kept = () if remat is True else ATTENTION_RESIDUALS
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
-    return jax.checkpoint(turn, prevent_cse=False, policy=policy)
+    return jax.checkpoint(turn, prevent_cse=unroll, policy=policy)
 
 
 def _of_columns(t: Any, x: Any) -> Any:
@@ -252,13 +262,13 @@ def zero_padding(
 
 
 def without_padding(
-    X: Float[Array, "d_e *batch l"], W_e: Float[Array, "d_e N_V"], length: Integer[Array, "*#batch"] | int | None
+    X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"], length: Integer[Array, "*#batch"] | int | None
 ) -> Float[Array, "d_e *batch l"]:
-    """Embeddings with that of token 0 where t >= length: columns of 0 have no layer norm where ε is 0."""
+    """Embeddings with W's first column, W_e's or W_in's, where t >= length: columns of 0 have no norm where ε is 0."""
     if length is None:
         return X
     real = zero_padding(jnp.ones(X.shape[1:], int), length) > 0
-    return jnp.where(real[None], X, W_e[:, 0].reshape(-1, *(1,) * real.ndim).astype(X.dtype))
+    return jnp.where(real[None], X, W[:, 0].reshape(-1, *(1,) * real.ndim).astype(X.dtype))
 
 
 def positions_in(x: Shaped[Array, "*batch l"]) -> Any:

@@ -14,7 +14,8 @@ d_x, d_z   rows of the primary and of the context matrix of an attention
 d_attn     dimensions of a query and of a key
 d_mid      dimensions of a value;  d_out dimensions of an attention's output
 d_mlp      hidden units of a layer's MLP;  d_f rows after the final projection of Algorithm 9
-H, L       heads;  layers (L_enc, L_dec of the encoder and of the decoder)
+d_in       rows of W_e, W_p and W_t where a variant's W_in follows them; d_e everywhere else
+H, L       heads;  layers (L_enc, L_dec of the encoder and of the decoder); of θ, those with parameters of their own
 N_data     sequences of a data set;  N_epochs passes over it
 *batch     any number of axes, none for the paper's one sequence. They follow the rows of a matrix and
            precede everything else: ``X: [d_x, *batch, l]``, ``x: [*batch, l]``, ``mask: [*batch, l_z, l_x]``
@@ -37,6 +38,7 @@ dropout          probability to drop an attention weight; above 0 it needs a key
 key              randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
 remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True), or
                  ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once
+unroll           whether each layer is compiled for itself: a faster program, and a longer compilation
 epsilon          ε, added to the variance of a norm; 0 in the paper
 tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
 eta              learning rate η
@@ -48,9 +50,10 @@ shape or a value that does not fit. Compiled code cannot raise for a token ID ou
 another token's embedding.
 
 A docstring says what is special about its function: the paper's line, where the code departs from the paper, and the
-source. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers", arXiv:2207.09238. The backward
-passes follow "Transformer and GPT", incml.github.io/2023/03/05/Transformer-GPT (cited as incml 2023), in matrix form,
-and Valentin Radu, "Vectors of Meaning", vom.radval.me, 2026 (cited as Radu 2026), component by component.
+source, unless it is the algorithm whose number comes first. "Phuong and Hutter 2022" is the paper, "Formal Algorithms
+for Transformers", arXiv:2207.09238. The backward passes follow "Transformer and GPT",
+incml.github.io/2023/03/05/Transformer-GPT (cited as incml 2023), in matrix form, and Valentin Radu, "Vectors of
+Meaning", vom.radval.me, 2026 (cited as Radu 2026), component by component.
 """
 
 import typing
@@ -91,6 +94,7 @@ Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
 # fmt: on
 
 Remat = Literal[False, True, "all but attention"]
+Unroll = Literal[False, True]
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "strips", "cudnn", "pallas"]
 

@@ -33,6 +33,10 @@ class LayerNormParams(NamedTuple):
     beta: Float[Array, "*stack d_normalized"] | None
 
 
+NORMS_OF_HEADS = {"d_norm_q": "d_attn", "d_norm_k": "d_attn"}
+"""The axes of the norms of queries and keys, where each head has one."""
+
+
 class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
 
@@ -43,12 +47,18 @@ class MHAttentionParams(NamedTuple):
     heads: Annotated[AttentionParams, "H"]
     W_o: Float[Array, "*stack d_out H*d_mid"]
     b_o: Float[Array, "*stack d_out"] | None
-    gamma_q: Float[Array, "*stack d_attn"] | None = None
-    gamma_k: Float[Array, "*stack d_attn"] | None = None
+    gamma_q: Float[Array, "*stack d_norm_q"] | None = None
+    gamma_k: Float[Array, "*stack d_norm_k"] | None = None
     norm_out: Annotated[LayerNormParams, "d_normalized=d_out"] | None = None
     W_r: Float[Array, "*stack H d_attn d_x"] | None = None
     u: Float[Array, "*stack H d_attn"] | None = None
     v: Float[Array, "*stack H d_attn"] | None = None
+
+    def __axes__(self) -> dict[str, str]:
+        """The axes that are others: a norm is of each head, or of all heads' rows if γ has more than one's."""
+        rows, of_head = (getattr(a, "shape", None) for a in (self.gamma_q, self.heads.W_q))
+        together = rows and of_head and rows[-1:] != of_head[-2:-1]
+        return {"d_norm_q": "H*d_attn", "d_norm_k": "H_kv*d_attn"} if together else NORMS_OF_HEADS
 
 
 class MLPParams(NamedTuple):
@@ -124,26 +134,33 @@ class EDTransformerParams(NamedTuple):
 
 
 class ETransformerParams(NamedTuple):
-    """θ of Algorithm 9. From ``embedding_norm`` on all are None in the paper: they are what BERT adds.
+    """θ of Algorithm 9. From ``embedding_norm`` on all are None in the paper: they are what BERT and ALBERT add.
 
-    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_e). A bare encoder
+    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_in). A bare encoder
     has neither W_f, b_f and norm nor W_u: it ends with line 9. W_t embeds the token types, and W_pool and b_pool are
-    what classifiers read the first token's encoding with.
+    what classifiers read the first token's encoding with. Embeddings have d_in rows, and d_in = d_e unless W_in and
+    b_in project them.
     """
 
-    W_e: Float[Array, "d_e N_V"]
-    W_p: Float[Array, "d_e l_max"] | None
+    W_e: Float[Array, "d_in N_V"]
+    W_p: Float[Array, "d_in l_max"] | None
     layers: Annotated[TransformerLayerParams, "L"]
     W_f: Annotated[Any, Float[Array, "d_f d_e"], None]
     b_f: Annotated[Any, Float[Array, "d_f"], None]
     norm: Annotated[Any, Annotated[LayerNormParams, "d_normalized=d_f"], None]
     W_u: Float[Array, "N_V d_f"] | None
-    embedding_norm: ResidualNorm | None = None
+    embedding_norm: Annotated[LayerNormParams, "d_normalized=d_in"] | None = None
     b_u: Float[Array, "N_V"] | None = None
-    W_t: Float[Array, "d_e N_types"] | None = None
+    W_t: Float[Array, "d_in N_types"] | None = None
     W_pool: Annotated[Any, Float[Array, "d_e d_e"], None] = None
     b_pool: Annotated[Any, Float[Array, "d_e"], None] = None
     distances: Float[Array, "H N_buckets"] | None = None
+    W_in: Float[Array, "d_e d_in"] | None = None
+    b_in: Float[Array, "d_e"] | None = None
+
+    def __axes__(self) -> dict[str, str]:
+        """The axes that are one: d_in is d_e where nothing projects the embeddings."""
+        return {"d_in": "d_e"} if self.W_in is None else {}
 
 
 class DTransformerParams(NamedTuple):

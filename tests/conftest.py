@@ -12,7 +12,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
 # Compiling takes most of the time, and half of that with XLA's slow passes, which `make test-all` runs with.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+    quickest = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quickest}".strip()
 # XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
 os.environ.setdefault("NPROC", "16")
 
@@ -22,8 +23,8 @@ import gc
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
 
 from tests import typechecking
 from training.commands.compiled_programs import keep_programs_in
@@ -34,7 +35,7 @@ jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator w
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if os.environ["JAX_COMPILATION_CACHE_DIR"]:
     keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print, seconds=0.2)
-install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
+jaxtyping.install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
 # Examples include compilations, so a deadline would measure the machine; the same examples in every run.
 hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("jax")
@@ -54,6 +55,12 @@ def x32():
     """Run the test in JAX's default 32-bit mode, as most callers do."""
     with jax.enable_x64(False):
         yield
+
+
+@pytest.fixture
+def as_for_users(monkeypatch):
+    """Without beartype, which a user does not have: messages must come from the library itself."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @functools.cache

@@ -120,7 +120,7 @@ def variant_of(row: Mapping[str, Any]) -> tuple[Variant, int, bool]:
 
 
 def small(variant: Variant) -> Variant:
-    """A named variant with windows, caps and bases that matter at the tests' sizes."""
+    """A named variant with windows, caps and bases that matter at the tests' sizes, and layers that share as these."""
 
     def line(a: Attention) -> Attention:
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
@@ -134,12 +134,14 @@ def small(variant: Variant) -> Variant:
         )
 
     cap = None if variant.unembedding.cap is None else 0.7
-    return variant.but(attention=tuple(map(line, variant.attentions)), unembedding=variant.unembedding.but(cap=cap))
+    lines = {"attention": tuple(map(line, variant.attentions)), "unembedding": variant.unembedding.but(cap=cap)}
+    return variant.but(**lines, shared_layers=1 if variant.shared_layers == 1 else SIZES["L"])
 
 
 DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX")
-DECODERS += ("GPT_NEO", "OPT")
+DECODERS += ("GPT_NEO", "OPT", "OLMO2")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
+NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
 EVERY = NAMED | COVERING
 
@@ -147,7 +149,8 @@ EVERY = NAMED | COVERING
 def config_of(name: str, **changes: Any) -> DTransformerConfig:
     """The configuration of a named variant, or of a row."""
     variant, H_kv, tied = EVERY[name]
-    return DTransformerConfig(**{**SIZES, "variant": variant, "H_kv": H_kv, "tied": tied, **changes})
+    L = SIZES["L"] if variant.shared_layers == 1 else 2 * variant.shared_layers
+    return DTransformerConfig(**{**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes})
 
 
 def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
@@ -158,7 +161,9 @@ def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
 
 def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndarray:
     """The logits of Algorithm 10 by the oracle's loops, of one sequence."""
-    return family.d_logits([int(token) for token in x], family_parameters(theta), options_of(variant), **where)
+    parameters = family_parameters(theta)
+    options = options_of(variant, variant.shared_layers * len(parameters.layers))
+    return family.d_logits([int(token) for token in x], parameters, options, **where)
 
 
 def family_parameters(theta: Any) -> Any:
@@ -182,8 +187,8 @@ def _of_heads(attention: Any) -> None:
             setattr(head, name, None if values is None else values[h])
 
 
-def options_of(variant: Variant) -> dict[str, Any]:
-    """A variant as the oracle has it."""
+def options_of(variant: Variant, L: int) -> dict[str, Any]:
+    """A variant of L layers as the oracle has it."""
     e, norm, u = variant.embedding, variant.norm, variant.unembedding
     rows = {"sinusoidal": "neighbors", "sinusoidal_fairseq": "fairseq"}.get(str(e.positions), "halves")
     sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows, "first": e.first_position}
@@ -202,6 +207,7 @@ def options_of(variant: Variant) -> dict[str, Any]:
         "order": "norm_first" if variant.order == "no_norm" else variant.order,
         "activation": variant.mlp.activation if variant.mlp else None,
         "attention": [_line(a) for a in variant.attentions],
+        "L": L if variant.shared_layers > 1 else None,
         "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else 1.0,
         "logit_cap": u.cap,
     }

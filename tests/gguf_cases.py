@@ -47,12 +47,8 @@ def settings_of(config):
 def write(path, model, *, kind=None, fields=(), tensors=()):
     """Write a model.
 
-    Args:
-        path: the file.
-        model: of transformers.
-        kind: from a tensor's name in GGUF to how its numbers are stored, as gguf names it; None: all in F32.
-        fields: more metadata, by key.
-        tensors: more tensors, by name.
+    `path`: the file; `model`: of transformers; `kind`: from a tensor's name in GGUF to how its numbers are stored,
+    as gguf names it; None: all in F32; `fields`: more metadata, by key; `tensors`: more tensors, by name.
     """
     config = model.config
     architecture = config.model_type.removesuffix("_text")

@@ -128,13 +128,8 @@ def assert_same_model(torch, opened, model, outputs, *, unwritten=(), tolerance=
     The outputs only within rounding: PyTorch's kernels add in an order that depends on the processor and on where the
     memory happens to lie.
 
-    Args:
-        torch: the library.
-        opened: what was written by us.
-        model: what it has to be.
-        outputs: of a model.
-        unwritten: tensors that are not in a checkpoint of ours.
-        tolerance: of the outputs, relative to the largest.
+    `torch`: the library; `opened`: what was written by us; `model`: what it has to be; `outputs`: of a model;
+    `unwritten`: tensors that are not in a checkpoint of ours; `tolerance`: of the outputs, relative to the largest.
     """
     found, expected = opened.state_dict(), model.state_dict()
     assert found.keys() == expected.keys()

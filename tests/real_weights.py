@@ -161,10 +161,7 @@ def lemmatizer(path: Path) -> Path:
         src_vocab_size=n,
         tgt_vocab_size=n,
         max_len=64,
-        names={
-            "src_embedding": "src_tok_emb.embedding",
-            "tgt_embedding": "trg_tok_emb.embedding",
-        },
+        names={"src_embedding": "src_tok_emb.embedding", "tgt_embedding": "trg_tok_emb.embedding"},
         decoder_start_token_id=vocabulary["<SOS>"],
         eos_token_id=eos,
         pad_token_id=vocabulary["<PAD>"],

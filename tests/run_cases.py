@@ -7,13 +7,7 @@ import jax
 import numpy as np
 
 from training.data.special_tokens import SpecialTokens
-from training.data.tokenizers import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    LibraryTokenizer,
-    Tokenizer,
-    build_tokenizer,
-)
+from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, LibraryTokenizer, Tokenizer, build_tokenizer
 from training.runs.directory import Description, RunDirectory
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config

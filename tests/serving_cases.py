@@ -30,13 +30,8 @@ def of_run(model, *, converse=None, **limits):
 def serving(what, *, begun=None, queue=20, most=50, patience=30.0, **options):
     """The port of a server in this process.
 
-    Args:
-        what: is served.
-        begun: takes the rows of every batch.
-        queue: the most continuations that wait.
-        most: connections.
-        patience: seconds to send a request in.
-        options: of the application.
+    `what`: is served; `begun`: takes the rows of every batch; `queue`: the most continuations that wait; `most`:
+    connections; `patience`: seconds to send a request in; `options`: of the application.
     """
     engine = None
     if isinstance(what.model, served.Decoder):

@@ -22,6 +22,8 @@ TINY = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 7, "batch_size": 4, "tensorboard
 OF_TOKENS = [task for task in TASKS if task != "gato"]
 """The tasks whose batches have tokens alone."""
 TINY |= {"optimizer": "adamw", "schedule": "cosine"}  # what compiles fast
+OF_GATO = {"l_max": 80, "batch_size": 8, "d_r": 4, "n_groups": 2, "n_places": 2}
+"""Sizes of the task gato that have room for a drawing."""
 
 
 def sequences(n: int, *, seed: int = 0, shortest: int = 3, longest: int = 11) -> list[list[int]]:
@@ -41,7 +43,7 @@ def text_store(n: int, *, seed: int = 0, part: str = "train") -> TokenStore:
 
 def settings_for(task: str, **values: Any) -> Settings:
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 1}
-    more = {"p_mask": 0.3} if task == "e" else {}
+    more = {"p_mask": 0.3} if task == "e" else OF_GATO if task == "gato" else {}
     return settings_from({**TINY, **layers, **more, "dropout": 0.0, **values}, task=task)
 
 
@@ -53,12 +55,15 @@ def data_for(settings: Settings) -> RunData:
     elif settings.task == "classify":
         labels = [np.array([s[i][1] % 2 for i in range(len(s))], np.int32) for s in parts]
         parts = [LabeledStore(s, of_s, ("even", "odd")) for s, of_s in zip(parts, labels, strict=True)]
-    train, validation = (make_dataset(settings, store) for store in parts)
+    tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
+    if settings.task == "gato":  # whose digits have names
+        tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
+        parts = [TokenStore.from_sequences(sequences(40), tokenizer.N_V, n_bytes=300, part=p) for p in ("train", "val")]
+    train, validation = (make_dataset(settings, store, tokenizer=tokenizer) for store in parts)
     documents = [Document("abc")]
     corpus = Corpus(
         name="tiny", kind="text", source="", license="", fingerprint="", train=documents, validation=documents, test=[]
     )
-    tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
     return RunData(
         corpus=corpus,
         tokenizer=tokenizer,
@@ -106,7 +111,7 @@ def make_trainer(
     data = data_for(settings)
     files = RunDirectory(directory)
     known = data.fingerprints | (fingerprints or {})
-    description = Description(settings, model_config(settings, N_V), data.labels, known)
+    description = Description(settings, model_config(settings, data.tokenizer.N_V), data.labels, known)
     if files.exists():
         files.check_continues(description)
     else:

@@ -64,10 +64,6 @@ def parse_json(text: str | bytes) -> Any:
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` make a file beside `path`, and rename it when it is on the disk.
 
-    Args:
-        path: of the file.
-        write: takes the path to write to.
-
     Raises:
         OSError: it cannot be written; nothing is left of it then, and `path` is as it was.
     """

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = (
-    "PAPER", "VASWANI", "BERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA",
-    "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
+    "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3",
+    "OLMO2", "GEMMA", "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
 )  # fmt: skip
 # A choice brings its own defaults; they hold where it differs from the task's own choice.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ DECAYING = ("adamw", "lion", "muon")
 REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
 
 
-PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
+PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_in", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
 
 
 def flag(name: str) -> str:
@@ -135,6 +135,9 @@ class Settings:
     L: int = _setting(4, "layers", common=False)
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
+    shared_layers: int = _setting(
+        0, "how many layers in a row have the same parameters (0: all of ALBERT's, and 1, which is none, of others)"
+    )
     patch: int = _setting(4, "side of a patch of an image, in pixels", common=False)
     d_r: int = _setting(16, "channels of the residual block that embeds a patch", common=False)
     n_groups: int = _setting(4, "groups of channels that its norms are taken over", common=False)
@@ -142,14 +145,15 @@ class Settings:
     H: int = _setting(4, "heads")
     H_kv: int = _setting(0, "heads of keys and values, each of which several heads share (0: as many as heads)")
     d_e: int = _setting(128, "dimensions of the residual stream")
+    d_in: int = _setting(0, "rows of ALBERT's embeddings, which are projected to d_e (0: d_e)", common=False)
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(
-        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is no token"
+        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is not a token"
     )
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
     start_from: str = _setting(
-        "", "directory of a run or a checkpoint to go on from, with its sizes, parameters and tokenizer"
+        "", "directory of a run or a checkpoint to continue from, with its sizes, parameters and tokenizer"
     )
     lora_rank: int = _setting(
         0, "train only low-rank matrices B A of this rank beside the frozen ones of --from; 0: train all", common=False
@@ -217,6 +221,11 @@ class Settings:
         "what the backward pass recomputes of each layer, to save memory; with all, attention's kernel runs twice",
         choices=tuple(REMAT),
     )
+    unroll: bool = _setting(
+        False,
+        "compile each layer for itself: faster steps on an accelerator, and several times the time to compile them",
+        continues=True,
+    )
     # running
     mesh: str = _setting(
         "",
@@ -234,7 +243,7 @@ class Settings:
     patience: int = _setting(
         0, "evaluations without a better loss after which to stop, keeping the best parameters; 0: never"
     )
-    explosion: float = _setting(10.0, "stop where the loss exceeds a uniform guess's so many times", continues=True)
+    explosion: float = _setting(10.0, "stop where the loss exceeds this multiple of a uniform guess's", continues=True)
     checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
     max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
     tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
@@ -289,6 +298,8 @@ KINDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(
 
 _MANY = 1 << 40
 _RANGES = {
+    "shared_layers": (0, _MANY),
+    "d_in": (0, _MANY),
     "steps": (1, _MANY),
     "batch_size": (1, _MANY),
     "accumulation_steps": (1, _MANY),
@@ -341,12 +352,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of settings that depend on others, where these are not the default choice.
-
-    Args:
-        given: the settings that were given, by name.
-        defaults: of a task.
-    """
+    """Return the defaults of a task's settings that depend on given ones, where these are not the default."""
     goes_on = bool(given.get("start_from"))
     found: dict[str, Any] = dict(FINE_TUNING) if goes_on else {}
     chosen = {**defaults, **found, **given}
@@ -364,12 +370,8 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
-    """Return what keeps a run with the old settings from being resumed with the new ones, as "name: old, now new".
-
-    Args:
-        old: the settings that the run began with.
-        new: those that it is to continue with.
-        done: updates that are made; the number of steps may change where it decides nothing about them.
+    """Return what keeps a run that has made `done` updates from being resumed with new settings, as "name: old, now
+    new"; the number of steps may change where it decides nothing about them.
     """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]

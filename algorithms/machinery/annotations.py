@@ -18,7 +18,7 @@ no array anywhere                    a static argument
 ===================================  ===========================================================================
 
 A class may have ``__expected__``, the words for it in a message, and ``__relation__``, a `Relation` of each argument of
-that class.
+that class; and ``__axes__``, a method: which of its axes are another one, as the parameters given show.
 """
 
 import dataclasses

@@ -15,13 +15,9 @@ def hand_derived(
     backward: Callable[..., tuple[Any, ...]],
     static: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
-    """``function`` with this backward pass, in reverse mode; in forward mode JAX raises TypeError.
-
-    Args:
-        function: computes the value.
-        forward: returns the value and the residuals.
-        backward: takes the static arguments, the residuals and the cotangent; returns the gradient by each argument.
-        static: positions of the arguments that are not arrays.
+    """``function`` with this backward pass, in reverse mode; in forward mode JAX raises TypeError. ``forward``
+    returns the value and the residuals; ``backward`` takes the ``static`` arguments, which are not arrays, the
+    residuals and the cotangent, and returns the gradient by each other argument.
     """
     rule = jax.custom_vjp(function, nondiff_argnums=static)
     rule.defvjp(forward, backward)

@@ -31,6 +31,7 @@ class Attention(Line):
         window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.
         biases: whether there are biases, or only b_q, b_k and b_v, or only b_o.
         normalize_heads: the norm of each query and each key, before it is given a position.
+        heads_together: whether that norm is of the rows of all heads as one column, as in OLMo 2.
         normalize_output: the norm of the result, before it is added to the residual stream.
     """
 
@@ -40,6 +41,7 @@ class Attention(Line):
     window: int | None = None
     biases: bool | Literal["qkv", "out"] = True
     normalize_heads: RMSNorm | None = None
+    heads_together: bool = False
     normalize_output: LayerNorm | None = None
 
     optional: ClassVar[dict[str, str]] = {

@@ -84,7 +84,7 @@ def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: 
         raise ValueError(f"scheme: expected 'glorot' or 'gpt2', got {scheme!r}")
     check_key("key", key)
     sizes, drawn = config.sizes(), itertools.count()
-    writes = sum(n * sizes.get(layers, 0) for layers, n in WRITES.items())
+    writes = sum(n * getattr(config, layers, 0) for layers, n in WRITES.items())
 
     def array(path, parameter: Parameter):
         if not parameter.given:

@@ -50,6 +50,7 @@ class RMSNorm(LayerNorm):
         gamma = norm.gamma + self.offset if self.offset else norm.gamma
         return rms_norm(X, gamma, epsilon=self.epsilon, implementation=implementation)
 
-    def of_heads(self, Q: Float[Array, "H d *columns"], gamma: Float[Array, "d"], implementation: Any) -> Array:
-        """The norm of every column of each head, all with the same γ."""
-        return jax.vmap(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(Q)
+    def of_heads(self, Q: Float[Array, "H d *columns"], gamma: Float[Array, "rows"], implementation: Any) -> Array:
+        """The norm of every column of each head, all with the same γ; or of all heads as one, if γ has their rows."""
+        each = Q.reshape(-1, *gamma.shape, *Q.shape[2:])
+        return jax.vmap(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(each).reshape(Q.shape)

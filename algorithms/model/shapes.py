@@ -14,6 +14,7 @@ import jax
 
 from algorithms.model.line import Line
 from algorithms.parameters import (
+    NORMS_OF_HEADS,
     AttentionParams,
     DTransformerParams,
     EDDecoderLayerParams,
@@ -97,7 +98,9 @@ def attention_shapes(line: Any) -> Any:
     residual = {"d_x": "d_e", "d_z": "d_e", "d_out": "d_e"}
     heads = _made(AttentionParams, line, stack=("H",), axes=residual)
     lines = *_positions(line), line
-    shapes = _made(MHAttentionParams, *lines, axes=residual, heads=heads, norm_out=_output_norm(line, "d_e"))
+    together = {"d_norm_q": "H*d_attn", "d_norm_k": "H_kv*d_attn"} if line.heads_together else NORMS_OF_HEADS
+    nested = {"heads": heads, "norm_out": _output_norm(line, "d_e")}
+    shapes = _made(MHAttentionParams, *lines, axes=residual | together, **nested)
     start = 1.0 - (line.normalize_heads.offset if line.normalize_heads else 0.0)
     starting = {name: dataclasses.replace(getattr(shapes, name), start=start) for name in ("gamma_q", "gamma_k")}
     return shapes._replace(**starting)
@@ -134,7 +137,11 @@ def _norm_if(decided: tuple[bool, str], variant: Any, d: str = "d_e") -> Any:
 OPEN = Parameter(given=None)
 
 
-def shapes_of(kind: type, variant: Any, config: Any = None) -> Any:
+def _rows_of_embeddings(variant: Any) -> str:
+    return "d_in" if variant.embedding.factored else "d_e"
+
+
+def shapes_of(kind: Any, variant: Any, config: Any = None) -> Any:
     """θ of Algorithm 8, 9 or 10 as `Parameter`s.
 
     Args:
@@ -143,8 +150,13 @@ def shapes_of(kind: type, variant: Any, config: Any = None) -> Any:
         config: decides what the lines leave open: a W_u of its own, token types and other sizes of the context; None
             leaves it open.
     """
+    if variant.embedding.factored and "W_in" not in kind._fields:
+        raise ValueError(
+            "variant.embedding.factored: expected False in Algorithms 8 and 10, which have no projection back to d_in "
+            "rows as line 10 of Algorithm 9 is, got True"
+        )
     lines = variant.unembedding, variant.embedding, *_positions(variant.attentions[0]), variant
-    embedding_norm = _norm_if(variant.embedding.has("embedding_norm"), variant)
+    embedding_norm = _norm_if(variant.embedding.has("embedding_norm"), variant, _rows_of_embeddings(variant))
     shapes = _OF[kind](variant, lines, embedding_norm)
     return _opened(shapes) if config is None else _decided(shapes, variant, config)
 
@@ -156,7 +168,8 @@ def _of_d(variant, lines, embedding_norm) -> Any:
 
 def _of_e(variant, lines, embedding_norm) -> Any:
     norm = _norm_if(variant.has("norm"), variant, "d_f")
-    return _made(ETransformerParams, *lines, layers=_layers(variant, "L"), norm=norm, embedding_norm=embedding_norm)
+    own = {"layers": _layers(variant, "L"), "norm": norm, "embedding_norm": embedding_norm}
+    return _made(ETransformerParams, *lines, axes={"d_in": _rows_of_embeddings(variant)}, **own)
 
 
 def _of_ed(variant, lines, embedding_norm) -> Any:

@@ -80,13 +80,27 @@ class TransformerConfig:
                 line.positions.rows(self.d_attn)
 
     def sizes(self) -> dict[str, int]:
-        """The size of every axis, by its name."""
+        """The size of every axis, by its name; those of the layers count the ones that have parameters of their own."""
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
+        sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & {"L", "L_enc", "L_dec"}}
         positions = self.variant.attentions[0].positions
         if isinstance(positions, Distances):
             sizes["N_buckets"] = positions.buckets
         return {**sizes, "l_max": self.l_max + self.variant.embedding.first_position}
+
+    @property
+    def shared_layers(self) -> int:
+        """How many layers in a row have the same parameters."""
+        return self.variant.shared_layers
+
+    def _require_layers(self, field: str) -> None:
+        self._require_positive(field)
+        if getattr(self, field) % self.shared_layers:
+            raise ValueError(
+                f"{type(self).__name__}.{field}: expected a multiple of shared_layers = {self.shared_layers} of the "
+                f"variant, got {getattr(self, field)}; change one of them"
+            )
 
     def _require_positive(self, field: str) -> None:
         value = getattr(self, field)
@@ -112,8 +126,8 @@ class EDTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("L_enc")
-        self._require_positive("L_dec")
+        self._require_layers("L_enc")
+        self._require_layers("L_dec")
         if self.N_V_z is not None:
             self._require_positive("N_V_z")
 
@@ -124,25 +138,34 @@ class ETransformerConfig(TransformerConfig):
 
     Attributes:
         L: layers.
-        d_f: rows after the final projection, d_e unless given; a tied unembedding needs d_f = d_e.
+        d_f: rows after the final projection, d_in unless given; a tied unembedding needs d_f = d_in.
+        d_in: rows of an embedding, d_e unless the variant's embedding is factored; d_e unless given.
         N_types: token types, which BERT has 2 of; 0 for none.
     """
 
     L: int
     d_f: int = _DERIVED
+    d_in: int = _DERIVED
     N_types: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.d_f is None:
-            object.__setattr__(self, "d_f", self.d_e)
-        self._require_positive("L")
-        self._require_positive("d_f")
+        self._require_layers("L")
+        for field, size in (("d_in", self.d_e), ("d_f", self.d_in or self.d_e)):
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, size)
+            self._require_positive(field)
+        if self.d_in != self.d_e and not self.variant.embedding.factored:
+            raise ValueError(
+                f"ETransformerConfig.d_in: expected d_e = {self.d_e}, since variant.embedding.factored is False, "
+                f"got {self.d_in}; leave it out"
+            )
         if self.N_types:
             self._require_positive("N_types")
-        if self.tied and self.d_f != self.d_e:
+        if self.tied and self.d_f != self.d_in:
+            rows = "d_in" if self.variant.embedding.factored else "d_e"
             raise ValueError(
-                f"ETransformerConfig: a tied unembedding W_u = W_eᵀ needs d_f = d_e = {self.d_e}, "
+                f"ETransformerConfig: a tied unembedding W_u = W_eᵀ needs d_f = {rows} = {self.d_in}, "
                 f"got d_f = {self.d_f}; give tied=False"
             )
 
@@ -159,4 +182,4 @@ class DTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("L")
+        self._require_layers("L")

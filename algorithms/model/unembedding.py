@@ -8,8 +8,7 @@ from jaxtyping import Float
 
 from algorithms.alg07_unembedding import unembedding
 from algorithms.model.line import Line
-from algorithms.ops.int8 import Int8Matrix
-from algorithms.ops.linear import logits
+from algorithms.ops.linear import logits, tied_logits
 from algorithms.ops.softmax import capped
 
 
@@ -46,8 +45,10 @@ class Unembedding(Line):
 
     def logits(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
         """The logits, the input of the softmax."""
-        W_u = theta.W_u if isinstance(theta.W_u, Int8Matrix) else self.matrix(theta)
-        return capped(logits(X, W_u, theta.b_u), self.cap)
+        if theta.W_u is None:
+            X = X * X.shape[0] ** -0.5 if self.scaled else X
+            return capped(tied_logits(X, theta.W_e, theta.b_u), self.cap)
+        return capped(logits(X, theta.W_u, theta.b_u), self.cap)
 
     def __call__(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
         """The line: Algorithm 7."""

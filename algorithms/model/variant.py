@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
+
 from algorithms.machinery.contract import Relation
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
@@ -26,8 +29,9 @@ def _check_goes_with(arguments: Mapping[str, Any]) -> None:
         )
     check_present(theta, variant)
     if theta.W_u is None and getattr(theta, "W_f", None) is not None and theta.W_f.shape[0] != theta.W_e.shape[0]:
-        d_f, d_e = theta.W_f.shape[0], theta.W_e.shape[0]
-        raise ValueError(f"theta.W_u: a tied unembedding needs d_f = d_e = {d_e}, got d_f = {d_f}; give W_u")
+        (d_in, _), d_f = theta.W_e.shape, theta.W_f.shape[0]
+        rows = "d_e" if theta.W_in is None else "d_in"
+        raise ValueError(f"theta.W_u: a tied unembedding needs d_f = {rows} = {d_in}, got d_f = {d_f}; give W_u")
     longest = variant.embedding.limit(theta)
     if longest is not None and variant.embedding.first_position:
         for name in arguments.keys() & {"z", "x"}:
@@ -64,6 +68,8 @@ class Variant(Line):
         final_norm: whether a norm follows the last layer; None is the algorithm's own: there is one in 10 (its line
             10), but not in 8.
         unembedding: the last line.
+        shared_layers: how many layers in a row have the same parameters, as all of ALBERT's have; θ has one layer for
+            each such row of layers.
         head: whether Algorithm 9 has its lines 10 and 11; a bare encoder ends before.
         pooler: whether it has W_pool and b_pool, through which BERT's classifiers read the first token's encoding.
         dropout: probability to drop an attention weight and a hidden unit of the MLP, which needs a key.
@@ -85,6 +91,7 @@ class Variant(Line):
     order: Order | None = None
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
+    shared_layers: int = 1
     head: bool = True
     pooler: bool = False
     dropout: float = 0.0
@@ -94,6 +101,8 @@ class Variant(Line):
         super().__post_init__()
         if not 0.0 <= self.dropout < 1.0:
             self.refuse("dropout", "a probability in [0, 1)")
+        if self.shared_layers < 1:
+            self.refuse("shared_layers", "a number >= 1")
         lines = self.attentions
         if not lines or any(attention_shapes(line) != attention_shapes(lines[0]) for line in lines):
             self.refuse("attention", "one line, or several with the same parameters")
@@ -104,6 +113,10 @@ class Variant(Line):
     def attentions(self) -> tuple[Attention, ...]:
         """The attentions that the layers take in turn."""
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
+
+    def of_every_layer(self, stacked: Any) -> Any:
+        """The stacked parameters of all L layers, from those of the layers that have their own."""
+        return jax.tree.map(lambda a: jnp.repeat(a, self.shared_layers, axis=0), stacked)
 
     def without_dropout(self) -> "Variant":
         """The same without dropout, for using a trained model."""

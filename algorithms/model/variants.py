@@ -28,6 +28,13 @@ BERT = PAPER.but(
 )
 """Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias; token types, if any, by `N_types`."""
 
+ALBERT = BERT.but(
+    embedding=Embedding(normalized=True, factored=True),
+    mlp=MLP(activation="gelu_tanh"),
+    shared_layers=12,
+)
+"""Lan et al. 2020: BERT whose twelve layers (in "large", 24) have the same parameters; embeddings of d_in rows."""
+
 GPT2 = PAPER.but(
     norm=LayerNorm(epsilon=1e-5),
     mlp=MLP(activation="gelu_tanh"),
@@ -70,6 +77,22 @@ QWEN3 = LLAMA.but(
     attention=Attention(positions=Rotary(base=1_000_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-6)),
 )
 """Yang et al. 2025: LLAMA with norms of queries and keys."""
+
+_OLMO2_NORM = RMSNorm(epsilon=1e-6)
+
+OLMO2 = LLAMA.but(
+    norm=_OLMO2_NORM,
+    attention=Attention(
+        positions=Rotary(base=500_000.0),
+        biases=False,
+        normalize_heads=_OLMO2_NORM,
+        heads_together=True,
+        normalize_output=_OLMO2_NORM,
+    ),
+    mlp=MLP(activation="silu", gated=True, biases=False, normalize_output=_OLMO2_NORM),
+    order="no_norm",
+)
+"""OLMo Team 2024: LLAMA with norms of each sublayer's output, not of its input, and of all queries and all keys."""
 
 _GEMMA_NORM = RMSNorm(epsilon=1e-6, offset=1.0)
 
@@ -160,5 +183,6 @@ VARIANTS: dict[str, Variant] = {name: line for name, line in globals().items() i
 
 
 def name_of(variant: Variant) -> str | None:
-    """The name of a variant, ignoring dropout; None if its lines have no name."""
-    return next((name for name, named in VARIANTS.items() if named == variant.without_dropout()), None)
+    """The name of a variant, ignoring dropout and how many layers share parameters; None if its lines have no name."""
+    lines = variant.but(dropout=0.0, shared_layers=1)
+    return next((name for name, named in VARIANTS.items() if named.but(shared_layers=1) == lines), None)

@@ -29,12 +29,8 @@ def logits_at_once(X: Array) -> int:
 
 
 def chunk_size(X: Array, n: int, *of_each: int) -> int:
-    """How many of n rows or columns of logits are computed at once: all n where a size is not known.
-
-    Args:
-        X: the columns that the logits are of.
-        n: how many rows, or columns, there are.
-        of_each: the sizes whose product is the number of logits in one of them.
+    """How many of n rows or columns of the logits of X are computed at once, each of as many logits as the product
+    of ``of_each``: all n where a size is not known.
     """
     if not are_numbers(n, *of_each):
         return n
@@ -65,16 +61,8 @@ def logits_of_rows(
     b: Array | None,
     cap: float | None = None,
 ) -> Float[Array, "rows *columns"]:
-    """Some of n rows of logits, from row ``first`` on; −∞ in the padding after the N_V tokens.
-
-    Args:
-        n: the number of all rows.
-        N_V: how many of these are tokens.
-        first: the number of the first row of W.
-        X: the columns.
-        W: some rows of W_u.
-        b: their biases, or None.
-        cap: c, for logits ``c tanh(Y/c)``, or None.
+    """Some of n rows of logits, from row ``first`` on, which W and b have alone; −∞ in the padding after the N_V
+    tokens. With a cap c they are ``c tanh(Y/c)``.
     """
     Y = capped(logits(X, W, b), cap)
     return jnp.where(is_token(first, N_V, Y), Y, -jnp.inf) if n > N_V else Y

@@ -26,12 +26,8 @@ def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
 
 
 def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"] | None) -> Float[Array, "d *columns"]:
-    """Set each entry of X to 0 with probability ``rate``, and divide the others by 1 − rate.
-
-    Args:
-        X: activations, ``[d, *batch, l]``.
-        rate: probability to drop.
-        key: one for each sequence of the batch; None keeps everything.
+    """Set each entry of X ``[d, *batch, l]`` to 0 with probability ``rate``, and divide the others by 1 − rate;
+    without a key, keep all.
     """
     if key is None or rate == 0:
         return X

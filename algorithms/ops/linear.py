@@ -76,6 +76,19 @@ def _merged(A: Array, axes: Sequence[int]) -> Array:
     return A.reshape(*A.shape[:first], math.prod(A.shape[first:behind]), *A.shape[behind:])
 
 
+def tied_logits(
+    X: Float[Array, "d_e *columns"], W_e: Float[Array, "d_e N_V"], b_u: Float[Array, "N_V"] | None = None
+) -> Float[Array, "N_V *columns"]:
+    """``W_eᵀ X (+ b_u 1ᵀ)``, in float32 at least.
+
+    As rows times W_e, which XLA's CPU backend reads as it is in memory; left to itself, it transposes W_e every time.
+    """
+    as_is = jax.lax.optimization_barrier if platform_of(X) == "cpu" else lambda Y: Y
+    dtype, rows = accumulation_dtype(X.dtype), as_is(jnp.moveaxis(X, 0, -1))
+    Y = jnp.moveaxis(as_is(product_over(rows, W_e, ((rows.ndim - 1,), (0,)), dtype)), -1, 0)
+    return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
+
+
 def logits(
     X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"] | Int8Matrix, b_u: Float[Array, "N_V"] | None = None
 ) -> Float[Array, "N_V *columns"]:

@@ -14,14 +14,8 @@ def rotate(
     pairs: str,
     implementation: str,
 ) -> Float[Array, "H d *columns"]:
-    """``[U cos − V sin; U sin + V cos]`` of the first and the second rows U, V of all pairs.
-
-    Args:
-        X: queries or keys of the heads.
-        cos: of the angle of each pair, in each column.
-        sin: likewise.
-        pairs: ``"halves"``: rows i and i + d/2; ``"neighbors"``: rows 2i and 2i + 1.
-        implementation: ``"paper"`` leaves the derivative to JAX.
+    """``[U cos − V sin; U sin + V cos]`` of the first and the second rows U, V of all pairs. The pairs are rows i
+    and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``); ``"paper"`` leaves the derivative to JAX.
     """
     return (_rotated if implementation == "paper" else _rotate)(pairs, X, cos, sin)
 

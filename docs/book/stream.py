@@ -17,7 +17,7 @@ LEFT = 60
 
 @dataclasses.dataclass(frozen=True)
 class _Addition:
-    """A sublayer: what it reads, how it attends, what it adds, and the stream behind it; drawn from x on."""
+    """A sublayer: what it reads, how it attends, what it adds, and the stream after it; drawn from x on."""
 
     x: float
     name: str
@@ -28,7 +28,7 @@ class _Addition:
 
     @property
     def width(self) -> float:
-        """From the stream that it reads to the one behind it."""
+        """From the stream that it reads to the one after it."""
         return 215 + 7 * self.read.shape[1] if self.heads else 165
 
 

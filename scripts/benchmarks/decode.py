@@ -29,10 +29,10 @@ def generator(config: DTransformerConfig, **options: Any) -> Generator:
     return Generator(init_d_transformer(jax.random.key(0), config, scheme="gpt2"), config, **options)
 
 
-def greedy(model: Generator, prompts: np.ndarray) -> Callable[[], Any]:
-    """Return a call that continues prompts by L_GEN tokens."""
+def greedy(model: Generator, prompts: np.ndarray, n: int = L_GEN) -> Callable[[], Any]:
+    """Return a call that continues prompts by n tokens."""
     lengths, key = np.full(len(prompts), prompts.shape[1]), jax.random.key(0)
-    return lambda: np.asarray(model.generate(prompts, lengths=lengths, l_gen=L_GEN, tau=0.0, key=key))
+    return lambda: np.asarray(model.generate(prompts, lengths=lengths, l_gen=n, tau=0.0, key=key))
 
 
 def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Callable[[], Any]] | None:
@@ -69,18 +69,18 @@ def _llama(transformers: Any, config: DTransformerConfig) -> Any:
     return transformers.LlamaForCausalLM(sizes).eval()
 
 
-def continuing(model: Any) -> Callable[[np.ndarray, int], Callable[[], Any]]:
+def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
     """Return a function from prompts to a call that continues them with a Hugging Face model, on n threads."""
     torch = importlib.import_module("torch")
 
-    def of_prompts(prompts: np.ndarray, threads: int) -> Callable[[], Any]:
+    def of_prompts(prompts: np.ndarray, threads: int, n: int = L_GEN) -> Callable[[], Any]:
         x = torch.from_numpy(prompts)
         options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(x), "use_cache": True}
 
         def call() -> Any:
             torch.set_num_threads(threads)
             with torch.inference_mode():
-                return model.generate(x, min_new_tokens=L_GEN, max_new_tokens=L_GEN, **options)
+                return model.generate(x, min_new_tokens=n, max_new_tokens=n, **options)
 
         return call
 
@@ -130,6 +130,30 @@ def beside_llama(rounds: int) -> str:
     return table(["", "ms per step", "times Hugging Face's speed in float32", "in bfloat16"], rows)
 
 
+WORK = {
+    "a token, batch 1": (1, 32, 32),
+    "a token of each, batch 8": (8, 32, 16),
+    "a token of each, batch 16": (16, 32, 16),
+    "the first token after a prompt of 512": (1, 512, 1),
+}
+"""What is timed: how many prompts, of how many tokens, which are continued by how many."""
+
+
+def llama_by_work(rounds: int) -> str:
+    """Return the table of that Llama's work in float32, beside Hugging Face's; prompts are read within the time."""
+    transformers = importlib.import_module("transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    ours, theirs = generator(LLAMA_135M), continuing(_llama(transformers, LLAMA_135M))
+    rows = []
+    for name, (B, l, n) in WORK.items():
+        prompts = np.random.default_rng(0).integers(LLAMA_135M.N_V, size=(B, l))
+        candidates = {"ours": greedy(ours, prompts, n), "theirs": theirs(prompts, os.cpu_count() or 1, n)}
+        timing = alternate(candidates, rounds)
+        ratio = timing["theirs"].median / timing["ours"].median
+        rows.append([name, per(timing["ours"], n), per(timing["theirs"], n), f"{ratio:.2f}"])
+    return table(["ms for", "this library", "Hugging Face", "Hugging Face / this"], rows)
+
+
 def per(timing: Timing, n: int) -> str:
     """Return the time of one of n parts."""
     median, low, high = (1e3 * seconds / n for seconds in timing)
@@ -165,9 +189,10 @@ def by_context(rounds: int) -> str:
 def beside_memory(rounds: int) -> str:
     """Return the table of the share of the memory's bandwidth at the size of GPT-2, batch 1."""
     model, n = generator(GPT2_124M), 8
-    # W_e and W_p give one column each; everything else is read for every token.
+    # W_p gives one column, and an untied W_e; everything else is read for every token.
     weights: Any = model.weights
-    read = jax.block_until_ready(jax.tree.leaves((weights.layers, weights.norm, weights.W_u)))
+    W_u = weights.W_e if weights.W_u is None else weights.W_u
+    read = jax.block_until_ready(jax.tree.leaves((weights.layers, weights.norm, W_u)))
     n_bytes = sum(a.nbytes for a in read)
     arrays = [np.asarray(a) for a in read]
     add_up = jax.jit(lambda arrays: sum(a.sum() for a in arrays))
@@ -192,6 +217,7 @@ def run(rounds: int) -> str:
         (f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}", beside_pytorch),
         ("The same model, batch 1, by the tokens of context", by_context),
         (f"A Llama of 135M parameters, batch 1, greedy, {L_GEN} tokens after a prompt of {PROMPT}", beside_llama),
+        ("The same Llama in float32, greedy, with the time to read the prompts", llama_by_work),
         (
             "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights",
             beside_memory,

@@ -85,10 +85,7 @@ def assert_matches_differences(f, inputs, tolerance=F64):
 
 
 POSITION_WISE = {
-    "linear": (
-        lambda how: lambda W, X, b: linear(W, X, b, how),
-        {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)},
-    ),
+    "linear": (lambda how: lambda W, X, b: linear(W, X, b, how), {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)}),
     "layer norm": (
         lambda how: lambda X, gamma, beta: layer_norm(X, gamma, beta, epsilon=1e-3, implementation=how),
         {"X": (5, 7), "gamma": (5,), "beta": (5,)},
@@ -125,7 +122,7 @@ def test_position_wise_rules(name):
         assert_same(actual, printed(exact)[1], bound)
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("label_smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_log_loss(label_smoothing, monkeypatch):
     targets = jnp.array([3, 0, 6, 6, 2, 1, 5, 0, 4, 3, 1, 2, 6])
     inputs = {"X": normal(0, 5, 13), "W_u": normal(1, 7, 5), "b_u": normal(2, 7)}
@@ -166,7 +163,9 @@ def test_log_loss_of_more_sequences_than_logits_fit(monkeypatch):
     assert_same(gradients, of_paper)
 
 
-@pytest.mark.parametrize("columns", [(1024,), (1, 1024), (1024, 1), (32, 4, 8)])
+@pytest.mark.parametrize(
+    "columns", [(1024,), (32, 4, 8), *(pytest.param(n, marks=pytest.mark.slow) for n in [(1, 1024), (1024, 1)])]
+)
 def test_log_loss_never_holds_all_logits(columns):
     N_V, d = 50257, 768
     X, W_u, targets = (
@@ -273,8 +272,15 @@ def test_attention_against_differences(rule, name):
 
 
 @pytest.mark.parametrize("rule", ["paper", *RULES])
-@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 1e-5), (jnp.bfloat16, 4e-2)])
-@pytest.mark.parametrize("name", ["conjunction", "holes"])
+@pytest.mark.parametrize(
+    ("dtype", "bound", "name"),
+    [
+        ("float32", 1e-5, "holes"),
+        ("bfloat16", 4e-2, "conjunction"),
+        pytest.param("float32", 1e-5, "conjunction", marks=pytest.mark.slow),
+        pytest.param("bfloat16", 4e-2, "holes", marks=pytest.mark.slow),
+    ],
+)
 def test_attention_in_low_precision(rule, dtype, bound, name):
     mask, l_z, l_x = MASKS[name]
     low = tile(l_z, l_x, dtype)
@@ -377,7 +383,7 @@ def attention_layer_backward(X, A, B, C, E, Mask):
     return {"X": np.concatenate([A, B, C]).T @ P, "W_k": dA, "W_q": dB, "W_v": dC}
 
 
-@pytest.mark.parametrize("mask", [BIDIRECTIONAL, UNIDIRECTIONAL])
+@pytest.mark.parametrize("mask", [pytest.param(BIDIRECTIONAL, marks=pytest.mark.slow), UNIDIRECTIONAL])
 @pytest.mark.parametrize("rule", ["paper", *RULES])
 def test_an_attention_layer_has_the_gradients_of_the_matrix_form(rule, mask):
     d, h, m, T = 5, 3, 7, 11

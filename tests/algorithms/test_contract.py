@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import pickle
 import sys
 from typing import Annotated, NamedTuple
@@ -70,9 +71,9 @@ def test_the_registry_has_the_fifteen_under_their_names():
         assert entry.number == number
         assert getattr(algorithms, entry.lines.__name__) is entry.function
         assert entry.function.__doc__.startswith(f"Algorithm {number}: ")
-        for section in ("Departures: ", "Example:", f"Source: Phuong and Hutter 2022, Algorithm {number}"):
+        for section in ("Departures: ", "Example:"):
             assert section in entry.function.__doc__, section
-        for told_once in ("Args:", "Raises:"):  # in algorithms/notation.py, and by the signature
+        for told_once in ("Args:", "Raises:", "Source:"):  # in algorithms/notation.py, and by the signature
             assert told_once not in entry.function.__doc__, told_once
 
 
@@ -233,9 +234,18 @@ def test_heads_may_share_keys():
         contract_of(of_layers).check(Layer(heads(3, 4, kv=2, b_k=(3, 4, 5))))
 
 
-@pytest.mark.parametrize("number", [8, 9, 10, 11, 12, 13, 14, 15])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("implementation", ["auto", "paper", "blockwise"])
+# The three trainings have 8 to 10 inside.
+PROMOTED = [*((n, "bfloat16", "auto") for n in range(8, 16)), *((n, "bfloat16", "paper") for n in (11, 12, 13))]
+PROMOTED += [(13, "float32", "blockwise"), (15, "float32", "auto")]
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "implementation"),
+    [
+        pytest.param(*case, marks=() if case in PROMOTED else pytest.mark.slow)
+        for case in itertools.product(range(8, 16), ("float32", "bfloat16"), ("auto", "paper", "blockwise"))
+    ],
+)
 def test_dtypes_are_promoted_by_us_alone(number, dtype, implementation):
     """With JAX's strict rules, under which it promotes nothing; gradients are inside of Algorithms 11 to 13."""
     args, kwargs = arguments(number, dtype=dtype)

@@ -86,11 +86,7 @@ CASES = {
         {"e": X, "gamma": X[:, 1], "beta": X[:, 2]},
         EVERY,
     ),
-    "rms_norm": (
-        lambda how, **a: algorithms.rms_norm(**a, implementation=how),
-        {"e": X, "gamma": X[:, 1]},
-        EVERY,
-    ),
+    "rms_norm": (lambda how, **a: algorithms.rms_norm(**a, implementation=how), {"e": X, "gamma": X[:, 1]}, EVERY),
     "unembedding": (lambda how, **a: algorithms.unembedding(**a), {"e": X, "W_u": W_u, "b_u": b_u}, ("paper",)),
     "unembedding, capped": (
         lambda how, **a: algorithms.unembedding(**a, cap=1.5),
@@ -165,11 +161,7 @@ CASES = {
     "d_embedding": (lambda how, theta: algorithms.d_embedding(x, theta, implementation=how), {"theta": D}, EVERY),
     "d_layers": (lambda how, **a: algorithms.d_layers(**a, implementation=how), {"X": X, "theta": D}, EVERY),
     "e_embedding": (lambda how, theta: algorithms.e_embedding(x, theta, implementation=how), {"theta": E}, EVERY),
-    "e_layers": (
-        lambda how, **a: algorithms.e_layers(**a, length=4, implementation=how),
-        {"X": X, "theta": E},
-        EVERY,
-    ),
+    "e_layers": (lambda how, **a: algorithms.e_layers(**a, length=4, implementation=how), {"X": X, "theta": E}, EVERY),
     "ed_encoder_layers": (
         lambda how, **a: algorithms.ed_encoder_layers(**a, z_length=3, implementation=how),
         {"Z": Z, "theta": ED},

@@ -114,7 +114,8 @@ def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch)
     variant = variant_of("distances")
     P = e_transformer(X, theta, variant=variant, implementation=implementation)
     for b, x in enumerate(family_cases.X):
-        expected = family.e_transformer(list(map(int, x)), unstack_family(theta), family_cases.options_of(variant))
+        options = family_cases.options_of(variant, family_cases.SIZES["L"])
+        expected = family.e_transformer(list(map(int, x)), unstack_family(theta), options)
         np.testing.assert_allclose(P[:, b], expected, atol=1e-10)
 
 

@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -48,11 +47,7 @@ from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Rotary
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
-
-@pytest.fixture(autouse=True)
-def _without_the_tests_type_checker(monkeypatch):
-    """A user has no beartype: the messages must come from the library itself."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_for_users")
 
 
 D, E, ED = (
@@ -149,11 +144,7 @@ TABLE = [
         "mask.documents_z: expected integers [*batch, l_z] with batch = [] from X, l_z = 3 from Z, got int64[2]",
     ),
     (lambda: attention(X, X, W_qkv, MASK, implementation="fast"), ValueError, "one of 'auto', 'paper'…, got 'fast'"),
-    (
-        lambda: attention(X, X, W_qkv, MASK, dropout=1.0),
-        ValueError,
-        "dropout: expected a probability in [0, 1), got 1",
-    ),
+    (lambda: attention(X, X, W_qkv, MASK, dropout=1.0), ValueError, "dropout: expected a probability in [0, 1), got 1"),
     (
         lambda: attention(X, X, W_qkv, MASK, key=jax.random.PRNGKey(0)),
         TypeError,
@@ -214,11 +205,7 @@ TABLE = [
         "beta: expected floating-point numbers [d_e] with d_e = 3 from e, got float64[5]",
     ),
     (lambda: layer_norm(X[0], X[0], X[0], epsilon=-1), ValueError, "epsilon: expected a number >= 0, got -1"),
-    (
-        lambda: layer_norm(x, X[0], X[0]),
-        TypeError,
-        "e: expected floating-point numbers [d_e, *batch], got int32[3]",
-    ),
+    (lambda: layer_norm(x, X[0], X[0]), TypeError, "e: expected floating-point numbers [d_e, *batch], got int32[3]"),
     (
         lambda: rms_norm(X[0], Q[:, 0]),
         ValueError,
@@ -297,11 +284,7 @@ TABLE = [
         ValueError,
         "theta.W_u: a tied unembedding needs d_f = d_e = 3, got d_f = 2",
     ),
-    (
-        lambda: e_transformer(x, e, length=2.5),
-        TypeError,
-        "length: expected integers [*batch], got float 2.5",
-    ),
+    (lambda: e_transformer(x, e, length=2.5), TypeError, "length: expected integers [*batch], got float 2.5"),
     (
         lambda: e_transformer(x, e, length=jnp.array([1, 2])),
         ValueError,
@@ -311,11 +294,7 @@ TABLE = [
     (lambda: ed_transformer(x, x, d), TypeError, "theta: expected EDTransformerParams, got DTransformerParams"),
     (lambda: ed_transformer(x, jnp.tile(x, 2), ed), ValueError, "x: expected at most l_max = 5 tokens, got 6"),
     (lambda: ed_transformer(jnp.tile(x, 2), x, ed), ValueError, "z: expected at most l_max = 5 tokens, got 6"),
-    (
-        lambda: ed_transformer(x, x, ed, z_length=True),
-        TypeError,
-        "z_length: expected integers [*batch], got bool True",
-    ),
+    (lambda: ed_transformer(x, x, ed, z_length=True), TypeError, "z_length: expected integers [*batch], got bool True"),
     # Algorithms 11, 12 and 13
     (
         lambda: ed_training(xs[:1], xs, ed, N_epochs=1, eta=0.1),
@@ -332,11 +311,7 @@ TABLE = [
         ValueError,
         "x_lengths: expected at least 0 and at most l_x = 3 tokens, got [ 1 -1]",
     ),
-    (
-        lambda: d_training(x, d, N_epochs=1, eta=0.1),
-        ValueError,
-        "x: expected integers [N_data, l], got int32",
-    ),
+    (lambda: d_training(x, d, N_epochs=1, eta=0.1), ValueError, "x: expected integers [N_data, l], got int32"),
     (lambda: d_training(xs, d, N_epochs=-1, eta=0.1), ValueError, "N_epochs: expected at least 0, got -1"),
     (lambda: d_training(xs, d, N_epochs=1.0, eta=0.1), TypeError, "N_epochs: expected an integer, got float 1.0"),
     (lambda: d_training(xs, d, N_epochs=1, eta=-0.1), ValueError, "eta: expected a learning rate >= 0, got -0.1"),
@@ -432,11 +407,7 @@ TABLE = [
     (lambda: PAPER.but(norms=LayerNorm()), ValueError, "Variant.norms: expected one of the fields embedding, norm, "),
     (lambda: Attention(window=0), ValueError, "Attention.window: expected a width of at least 1 token, or None, got 0"),
     (lambda: Attention(cap=0.0), ValueError, "Attention.cap: expected a number > 0, or None, got 0.0"),
-    (
-        lambda: PAPER.but(attention=()),
-        ValueError,
-        "Variant.attention: expected one line, or several with",
-    ),
+    (lambda: PAPER.but(attention=()), ValueError, "Variant.attention: expected one line, or several with"),
     (
         lambda: PAPER.but(attention=(Attention(), Attention(biases=False))),
         ValueError,

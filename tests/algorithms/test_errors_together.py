@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import pytest
 
 from algorithms import (
@@ -41,11 +40,7 @@ from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 from tests.algorithms.test_errors import assert_told
 
-
-@pytest.fixture(autouse=True)
-def _without_the_tests_type_checker(monkeypatch):
-    """A user has no beartype: the messages must come from the library itself."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_for_users")
 
 
 d = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))
@@ -67,6 +62,9 @@ BATCHES = [
     (lambda: attention(X, XS, W_qkv, MASK), "Z: expected…batch = [] from X, got float64[7, 2, 3]"),
     (lambda: attention(XS, XS, W_qkv, MASKS), f"mask: expected booleans{OF_2}X,…got bool[3, 3, 3]; rows are"),
     (lambda: attention(X, X, W_qkv, MASKS), "mask: expected booleans…batch = [] from X,…got bool[3, 3, 3]"),
+    (lambda: attention(XS, XS, W_qkv, MASK[None]), f"mask: expected booleans{OF_2}X,…got bool[1, 3, 3]"),
+    (lambda: attention(*[XS[:, :, None]] * 2, W_qkv, MASKS[:2]), "mask:…batch = [2, 1] from X,…got bool[2, 3, 3]"),
+    (lambda: scaled_dot_product_attention(Q, Q[:, :1], Q, MASK), f"K: expected…{OF_2}Q, got float64[5, 1, 3]"),
     (lambda: mh_attention(XS, XS, W, padding(jnp.array([1, 2, 3]))), f"mask.length: expected{OF_2}X, got int64[3]"),
     (lambda: mh_attention(XS, XS, W, documents(three)), f"mask.documents_z:{OF_2}X, l_z = 3 from Z, got int32[3, 3]"),
     (lambda: scaled_dot_product_attention(Q, Q, cases.normal(5, 3, 3), MASK), f"V: expected…{OF_2}Q, l_z = 3 from K"),

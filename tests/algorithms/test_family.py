@@ -36,7 +36,21 @@ from tests.cases import assert_close
 from training import settings
 from training.generation import generate
 
-QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN2", "QWEN3", "GPT_NEO", "row0", "row1", "row2")
+QUICK = (
+    "LLAMA",
+    "GOPHER",
+    "BLOOM",
+    "GEMMA2",
+    "GEMMA3",
+    "NEOX",
+    "QWEN2",
+    "QWEN3",
+    "GPT_NEO",
+    "OLMO2",
+    "GPT3_SHARED",
+    "row0",
+    "row1",
+)
 every_row = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in cases.EVERY]
 )

@@ -34,8 +34,15 @@ BATCH = cases.random_tokens(2, 6, seed=2, n=14)
 Z = cases.random_tokens(5, seed=3, n=14)
 D, E, ED = (cases.random_theta(config) for config in (cases.D, cases.E, cases.ED))
 TRANSFORMERS = {8: (ed_transformer, (Z, X, ED)), 9: (e_transformer, (X, E)), 10: (d_transformer, (X, D))}
-implementations = pytest.mark.parametrize("implementation", [*cases.IMPLEMENTATIONS, "auto"])
+SLOW = pytest.mark.slow
+implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
+    "implementation", [*cases.IMPLEMENTATIONS, pytest.param("auto", marks=SLOW)]
+)
 algorithm = pytest.mark.parametrize("number", TRANSFORMERS)
+each_algorithm_and_one_as_printed = pytest.mark.parametrize(
+    ("number", "implementation"),
+    [*((n, "auto") for n in TRANSFORMERS), (10, "paper"), *(pytest.param(n, "paper", marks=SLOW) for n in (8, 9))],
+)
 
 
 def with_implementation(f, implementation):
@@ -120,8 +127,7 @@ def program(f, *args):
     return text.split("\nFileNames")[0]
 
 
-@algorithm
-@pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+@each_algorithm_and_one_as_printed
 def test_a_program_is_the_same_before_and_after_somebody_looked(number, implementation):
     f, args = TRANSFORMERS[number]
     f = with_implementation(f, implementation)
@@ -131,8 +137,7 @@ def test_a_program_is_the_same_before_and_after_somebody_looked(number, implemen
     assert program(f, *args) == before
 
 
-@algorithm
-@pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
+@each_algorithm_and_one_as_printed
 def test_names_are_nothing_in_a_compiled_program(number, implementation):
     f, args = TRANSFORMERS[number]
 
@@ -168,7 +173,9 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", without)
 
 
-@implementations
+@pytest.mark.parametrize(
+    "implementation", ["paper", "auto", *(pytest.param(how, marks=SLOW) for how in ("dense", "blockwise", "strips"))]
+)
 def test_the_output_is_bit_for_bit_that_of_the_function(implementation, optimized):
     for number, (f, args) in TRANSFORMERS.items():
         of = with_implementation(f, implementation)
@@ -245,10 +252,10 @@ def test_grad_of_record_and_record_of_grad(implementation):
     cases.assert_trees_close(seen_2, seen)
 
 
-@pytest.mark.parametrize("remat", [True, "all but attention"])
-def test_with_layers_computed_again_in_the_backward_pass(remat):
+@pytest.mark.parametrize(("remat", "unroll"), [(True, False), ("all but attention", True), (False, True)])
+def test_with_layers_computed_again_in_the_backward_pass_or_unrolled(remat, unroll):
     def loss(theta, remat=remat):
-        return jnp.square(d_hidden_state(X, theta, remat=remat)).sum()
+        return jnp.square(d_hidden_state(X, theta, remat=remat, unroll=unroll)).sum()
 
     expected = jax.jit(jax.grad(loss))(D)
     _, seen = record(lambda theta: loss(theta, remat=False), "A", "X@8")(D)

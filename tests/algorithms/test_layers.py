@@ -31,8 +31,12 @@ def test_the_layers_follow_each_other(stacked):
     assert X.item() == 123.0
 
 
-@pytest.mark.parametrize("stacked", [jnp.zeros((7, 1)), (jnp.zeros(1),) * 7], ids=["stacked", "one by one"])
-def test_the_layers_take_the_attentions_in_turn(stacked):
+@pytest.mark.parametrize(
+    ("stacked", "unroll"),
+    [(jnp.zeros((7, 1)), False), (jnp.zeros((7, 1)), True), ((jnp.zeros(1),) * 7, False)],
+    ids=["stacked", "unrolled", "one by one"],
+)
+def test_the_layers_take_the_attentions_in_turn(stacked, unroll):
     """A base of three lines, two of them equal: layer l has line l mod 3."""
     variant = PAPER.but(attention=(Attention(), Attention(window=5), Attention()))
 
@@ -42,5 +46,5 @@ def test_the_layers_take_the_attentions_in_turn(stacked):
     def layer(X, _, f):
         return f.mh_attention(X, X, None, None, None, None)
 
-    f = lines_of(variant, "auto", "gelu", ORDERS, attend=attend)
+    f = lines_of(variant, "auto", "gelu", ORDERS, attend=attend, unroll=unroll)
     assert f.each_layer(layer, jnp.zeros((1, 1)), stacked).item() == 1511511

@@ -1,10 +1,10 @@
 """Narrow dtypes and values out of range: what is drawn, counted or refused does not depend on the dtype."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -327,37 +327,29 @@ OF_SEVERAL = {
 }
 
 
-@pytest.fixture
-def _without_the_tests_type_checker(monkeypatch):
-    """A user has no beartype: the messages must come from the library itself."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
-@pytest.mark.parametrize("length", [6, -1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("as_for_users")
 @pytest.mark.parametrize("name", OF_ONE)
-def test_a_length_beyond_the_sequence_is_refused(name, kind, length):
+def test_a_length_beyond_the_sequence_is_refused(name):
     argument, call = OF_ONE[name]
-    with pytest.raises(ValueError, match=rf"\b{argument}: expected .*at most.* 5\b.*{length}"):
-        call(KINDS[kind](length))
+    for kind, length in itertools.product(KINDS, (6, -1)):
+        with pytest.raises(ValueError, match=rf"\b{argument}: expected .*at most.* 5\b.*{length}"):
+            call(KINDS[kind](length))
 
 
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
-@pytest.mark.parametrize("kind", ["a NumPy array", "a JAX array"])
+@pytest.mark.usefixtures("as_for_users")
 @pytest.mark.parametrize("name", OF_SEVERAL)
-def test_one_length_of_several_beyond_its_sequence_is_refused(name, kind):
+def test_one_length_of_several_beyond_its_sequence_is_refused(name):
     argument, call = OF_SEVERAL[name]
-    for lengths in ([5, 6, 1], [0, 2, -1]):
+    for kind, lengths in itertools.product(["a NumPy array", "a JAX array"], ([5, 6, 1], [0, 2, -1])):
         with pytest.raises(ValueError, match=rf"\b{argument}: expected .*at most.* 5\b"):
             call(KINDS[kind](lengths))
 
 
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_negative_padding_is_refused(kind):
-    with pytest.raises(ValueError, match=r"padding: expected a length >= 0, got .*-1"):
-        padding(KINDS[kind](-1))
+@pytest.mark.usefixtures("as_for_users")
+def test_a_negative_padding_is_refused():
+    for kind in KINDS.values():
+        with pytest.raises(ValueError, match=r"padding: expected a length >= 0, got .*-1"):
+            padding(kind(-1))
 
 
 def test_a_length_that_is_not_at_hand_is_not_refused():

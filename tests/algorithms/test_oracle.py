@@ -351,8 +351,7 @@ def test_greedy_inference_takes_the_first_maximum():
 
 
 @pytest.mark.parametrize(
-    ("tau", "first"),
-    [(1, [1, 2, 4, 1]), (0.5, [1, 4, 16, 1]), (2, [1, 2**0.5, 2, 1]), (math.inf, [1, 1, 1, 1])],
+    ("tau", "first"), [(1, [1, 2, 4, 1]), (0.5, [1, 4, 16, 1]), (2, [1, 2**0.5, 2, 1]), (math.inf, [1, 1, 1, 1])]
 )
 def test_inference_samples_from_the_tempered_distribution(tau, first):
     asked = []
@@ -375,11 +374,7 @@ def test_inference_without_a_sampler_is_greedy_or_an_error():
 def ed_inference_case():
     """Without layers: position 0 predicts token 0, position 1 eos_token (3), in the ratio 4 to 1, 1, 1."""
     return SimpleNamespace(
-        W_e=np.zeros((2, 4)),
-        W_p=np.eye(2),
-        encoder=[],
-        decoder=[],
-        W_u=np.log([[4.0, 1], [1, 1], [1, 1], [1, 4]]),
+        W_e=np.zeros((2, 4)), W_p=np.eye(2), encoder=[], decoder=[], W_u=np.log([[4.0, 1], [1, 1], [1, 1], [1, 4]])
     )
 
 

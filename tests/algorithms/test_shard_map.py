@@ -32,7 +32,9 @@ from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
-implementations = pytest.mark.parametrize("implementation", EVERY)
+implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
+    "implementation", [pytest.param(how, marks=pytest.mark.slow if how == "dense" else ()) for how in EVERY]
+)
 B, L_X, L_Z = 8, 9, 6
 SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
 COLUMNS, ROWS = P(None, "data"), P("data")  # where the batch stands in matrices, and in tokens and lengths

@@ -37,7 +37,9 @@ from tests.algorithms.test_attention import head_params, mh_params
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 HAND_DERIVED = tuple(name for name in EVERY if name != "paper")
-implementations = pytest.mark.parametrize("implementation", EVERY)
+implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
+    "implementation", [pytest.param(how, marks=pytest.mark.slow if how == "dense" else ()) for how in EVERY]
+)
 
 
 def quick_of(quick, every):
@@ -344,10 +346,7 @@ TRANSFORMATIONS = {
 @pytest.mark.parametrize(
     ("name", "implementation", "transformation"),
     quick_of(
-        [
-            *itertools.product(QUICK, ("dense", "blockwise"), ("jvp",)),
-            ("log_loss", "auto", "hessian"),
-        ],
+        [*itertools.product(QUICK, ("dense", "blockwise"), ("jvp",)), ("log_loss", "auto", "hessian")],
         itertools.product(TWICE, HAND_DERIVED, TRANSFORMATIONS),
     ),
 )

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -64,6 +63,7 @@ VARIANTS = {
 }
 
 
+@functools.cache
 def theta_of(architecture, variant, seed=0, scale=0.5):
     return cases.random_theta(
         CONFIGS[architecture](variant=variant, **SIZES, **LAYERS[architecture]), seed, scale=scale
@@ -222,39 +222,27 @@ every_function = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def _without_the_tests_type_checker(monkeypatch):
-    """A user has no beartype: the messages must come from the library itself."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 RMS, SINUSOIDAL = PAPER.but(norm=RMSNorm()), PAPER.but(embedding=Embedding(positions="sinusoidal"))
 # (the parameters', the variant that is asked for, what of the parameters does not fit it)
-MISFITS = {
-    "a norm without β, of parameters with one": (PAPER, RMS, r"\.beta: expected None, since RMSNorm has no beta"),
-    "a norm with β, of parameters without": (RMS, PAPER, r"\.beta: expected an array .*d_e\], got None"),
-    "learned positions, of parameters without": (SINUSOIDAL, PAPER, "W_p: .* Embedding has positions = 'learned', got"),
-    "computed positions, of parameters with learned ones": (PAPER, SINUSOIDAL, "W_p: expected None, since Embedding"),
-}
+MISFITS = [
+    (PAPER, RMS, r"\.beta: expected None, since RMSNorm has no beta"),
+    (RMS, PAPER, r"\.beta: expected an array .*d_e\], got None"),
+    (SINUSOIDAL, PAPER, "W_p: .* Embedding has positions = 'learned', got"),
+    (PAPER, SINUSOIDAL, "W_p: expected None, since Embedding"),
+]
 
 
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
-@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.usefixtures("as_for_users")
 @every_function
-def test_a_variant_that_cannot_be_the_parameters_is_refused(architecture, name, misfit):
-    of_theta, variant, field = MISFITS[misfit]
-    with pytest.raises(ValueError, match=field):
-        TAKING_A_VARIANT[architecture][name](theta_of(architecture, of_theta), variant=variant)
+def test_a_variant_that_cannot_be_the_parameters_is_refused(architecture, name):
+    """The default is the paper."""
+    for of_theta, variant, field in MISFITS:
+        options = {} if variant is PAPER else {"variant": variant}
+        with pytest.raises(ValueError, match=field):
+            TAKING_A_VARIANT[architecture][name](theta_of(architecture, of_theta), **options)
 
 
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
-@every_function
-def test_the_default_is_the_paper_and_refuses_other_parameters(architecture, name):
-    with pytest.raises(ValueError, match=r"\.beta: expected an array"):
-        TAKING_A_VARIANT[architecture][name](theta_of(architecture, RMS))
-
-
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
+@pytest.mark.usefixtures("as_for_users")
 @every_function
 def test_an_implementation_is_heeded_and_known(architecture, name):
     f, theta = TAKING_A_VARIANT[architecture][name], theta_of(architecture, PAPER)
@@ -279,7 +267,7 @@ WITH_DROPOUT = {
 }
 
 
-@pytest.mark.usefixtures("_without_the_tests_type_checker")
+@pytest.mark.usefixtures("as_for_users")
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_dropout_without_a_key_is_refused(name):
     f = WITH_DROPOUT[name]

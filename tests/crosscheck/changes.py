@@ -18,7 +18,9 @@ __all__ = ["ARCHITECTURES", "CHANGES", "SHARING", "Change", "ChangedLine", "chan
 Lines = Mapping[int, str]  # an algorithm → the numbers of some of its lines
 Edits = tuple[tuple[str, str], ...]  # regular expression → replacement, in which VALUE is the row's value
 
-ARCHITECTURES = dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT", "T5"), 8) | dict.fromkeys(("BERT", "ROBERTA"), 9)
+ARCHITECTURES = dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT", "T5"), 8) | dict.fromkeys(
+    ("BERT", "ROBERTA", "ALBERT"), 9
+)
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
@@ -68,10 +70,7 @@ class ChangedLine:
 def changed_lines(variant: Any, algorithm: int, sharing: int = 1) -> dict[tuple[int, str], ChangedLine]:
     """The lines of an algorithm, and of Algorithms 4 to 7, that a variant changes.
 
-    Args:
-        variant: the record.
-        algorithm: 8, 9 or 10.
-        sharing: how many heads share keys and values.
+    `variant`: the record; `algorithm`: 8, 9 or 10; `sharing`: how many heads share keys and values.
 
     Raises:
         ValueError: if a row does not fit its formula.
@@ -207,6 +206,12 @@ CHANGES: tuple[Change, ...] = (
     Change("embedding.normalized", _if(lambda v: v.embedding.normalized, lambda v: _norm_name(v.norm)), EMBEDDING,
            (("← (.*)$", r"← VALUE(\1 | γ_e, β_e)"),),
            ((r"\\leftarrow (.*)$", r"\\leftarrow \\text{VALUE}(\1 \\mid \\gamma_e, \\beta_e)"),)),
+    Change("embedding.factored", _if(lambda v: v.embedding.factored), {9: "2"},
+           (("← (.*)$", r"← W_in (\1) + b_in"),), ((r"\\leftarrow (.*)$", r"\\leftarrow W_\\text{in} (\1) + b_\\text{in}"),),
+           "W_in: from the d_in rows of an embedding to d_e"),
+    Change("shared_layers", _if(lambda v: v.shared_layers > 1, lambda v: v.shared_layers), {8: "4 13", 9: "4", 10: "4"},
+           ((" do$", ", g = ⌈l/VALUE⌉ do"),), ((r"\\text\{ do\}", r",\\; g = \\lceil l/VALUE \\rceil \\text{ do}"),),
+           "g: VALUE layers in a row have the same parameters, those of g where the lines say l"),
     Change("norm", _if(lambda v: _is_rms(v.norm)), NORMS,
            ((r"layer_norm\((.*) \| (γ\S*), β\S*\)", r"rms_norm(\1 | \2)"),),
            ((r"layer\\_norm\}\((.*) \\mid (.*), \\beta[^)]*\)", r"rms\\_norm}(\1 \\mid \2)"),)),
@@ -237,6 +242,9 @@ CHANGES: tuple[Change, ...] = (
            (("K(.*)Q", r"rms_norm(K)\1rms_norm(Q)"),),
            (("K(.*)Q", r"\\text{rms\\_norm}(K)\1\\text{rms\\_norm}(Q)"),),
            "rms_norm: of each column, with γ_k and γ_q"),
+    Change("attention.heads_together", _if(lambda v: v.attentions[0].heads_together), {4: "4"},
+           (("rms_norm", "rms_norm_H"),), ((r"\\text\{rms\\_norm\}", r"\\text{rms\\_norm}_H"),),
+           "rms_norm_H: of the rows of all heads as one column, of which this head's are taken"),
     Change("embedding.positions", _if(lambda v: v.embedding.positions == "in_attention"), EMBEDDING,
            ((r" \+ W_p\[:, t\]", ""),), ((r" \+ W_p\[:, t\]", ""),)),
     Change("embedding.positions", _if(lambda v: v.embedding.positions == "in_attention"), {4: "4"},

@@ -61,11 +61,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Args:
-        arguments: the arguments; None for the process's own.
-
-    Returns:
-        the exit status.
+    `arguments`: the arguments; None for the process's own. Result: the exit status.
     """
     options = parser().parse_args(arguments)
     jax.config.update("jax_enable_x64", True)

@@ -185,12 +185,9 @@ def compare(
 ) -> Results:
     """Run algorithms and compare every line.
 
-    Args:
-        scenarios: what to run.
-        root: the root of the repository that the code under check lies in.
-        algorithms: their numbers.
-        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
-        until_first: whether to stop behind the first algorithm that differs.
+    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `algorithms`:
+    their numbers; `cache`: what the oracle computed in an earlier comparison of the same scenarios; filled;
+    `until_first`: whether to stop behind the first algorithm that differs.
     """
     cache = {} if cache is None else cache
     numbers = list(algorithms)
@@ -209,13 +206,9 @@ def check_runs(
 ) -> None:
     """Compare the runs of one algorithm, and note the first difference unless there is one already.
 
-    Args:
-        results: filled.
-        n: the algorithm.
-        scenarios: what to run.
-        root: the root of the repository that the code under check lies in.
-        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
-        until_first: whether to stop behind the first run that differs.
+    `results`: filled; `n`: the algorithm; `scenarios`: what to run; `root`: the root of the repository that the
+    code under check lies in; `cache`: what the oracle computed in an earlier comparison of the same scenarios;
+    filled; `until_first`: whether to stop behind the first run that differs.
     """
     differences: list[_Difference] = []
     for i, run in enumerate(scenarios.runs(n)):

@@ -20,8 +20,7 @@ def observable(package: ModuleType) -> Iterator[None]:
     Loops over layers and steps become Python's, and each value is there when its statement is done. Hand-derived rules,
     which have no lines of their own to observe, stay compiled.
 
-    Args:
-        package: the package `algorithms`, or a mutated copy of it.
+    `package`: the package `algorithms`, or a mutated copy of it.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())

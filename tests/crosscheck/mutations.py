@@ -58,12 +58,8 @@ def locate(
 ) -> Results:
     """Make an edit in a copy, and cross-check the copy: a variant, or the paper until the first algorithm that differs.
 
-    Args:
-        mutation: the edit.
-        root: the root of the repository.
-        seed: of the inputs.
-        caches: what the oracle computed for earlier mutations; filled.
-        numbers: the algorithms to check, in order.
+    `mutation`: the edit; `root`: the root of the repository; `seed`: of the inputs; `caches`: what the oracle
+    computed for earlier mutations; filled; `numbers`: the algorithms to check, in order.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder).resolve()

@@ -32,12 +32,8 @@ def lines_not_printed(
 ) -> set[tuple[int, str]]:
     """The lines of Algorithms 4 to 7 and of 8, 9 or 10 that are not as printed.
 
-    Args:
-        record: a run of the oracle on one sequence, or one pair.
-        algorithm: 8, 9 or 10.
-        tokens: what was run: x, or z and x.
-        theta: the parameters, unstacked.
-        model: the options of `tests.oracle.family`.
+    `record`: a run of the oracle on one sequence, or one pair; `algorithm`: 8, 9 or 10; `tokens`: what was run: x,
+    or z and x; `theta`: the parameters, unstacked; `model`: the options of `tests.oracle.family`.
     """
     walk = _Walk(record, theta, model)
     X = {8: _ed, 9: _e, 10: _d}[algorithm](walk, *tokens)
@@ -162,10 +158,18 @@ def _linear(W: Any, b: Any, X: np.ndarray) -> np.ndarray:
     return W @ X + _given(b)[:, None]
 
 
+def _layers(walk: _Walk, n: int, own: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Line 4: the layers, of which several in a row may have the same parameters."""
+    L = walk.model["L"] or len(own)
+    if len(own) < L:
+        walk.found.add((n, "4"))
+    return ((l, own[l * len(own) // L]) for l in range(L))
+
+
 def _d(walk: _Walk, x: Sequence[int]) -> np.ndarray:
     model, theta = walk.model, walk.theta
     X, mask = walk.embed(10, 1, x), causal_mask(len(x))
-    for l, W in enumerate(theta.layers):
+    for l, W in _layers(walk, 10, theta.layers):
         line = model["attention"][l % len(model["attention"])]
         X_tilde = walk.norm(10, "5", X, part(W, "norm1"))
         after = walk.attention(10, "6", X, _Reads(*[X_tilde] * 4), W.attention, mask, line, part(theta, "distances"))
@@ -178,7 +182,7 @@ def _d(walk: _Walk, x: Sequence[int]) -> np.ndarray:
 def _encoder(walk: _Walk, n: int, X: np.ndarray, layers: Sequence[Any], f: Any, distances: Any) -> np.ndarray:
     model, order = walk.model, walk.model["order"] or "norm_last"
     mask = ones_mask(X.shape[1], X.shape[1])
-    for l, W in enumerate(layers):
+    for l, W in _layers(walk, n, layers):
         line = model["attention"][l % len(model["attention"])]
         X_in = before(X, part(W, "norm1"), order, model)
         X = walk.attention(n, "5", X, _Reads(X_in, X_in, X, X), W.attention, mask, line, distances)

@@ -99,11 +99,7 @@ def _line_as_json(result: LineResult) -> dict[str, Any]:
         "formula": result.line.text,
         "changed": None
         if result.change is None
-        else {
-            "printed": result.printed.text,
-            "by": result.change.fields,
-            "notes": result.change.notes,
-        },
+        else {"printed": result.printed.text, "by": result.change.fields, "notes": result.change.notes},
         "code": [dataclasses.asdict(place) for place in result.places],
         "step": result.group,
         "variables": [

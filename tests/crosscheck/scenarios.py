@@ -16,7 +16,7 @@ from tests import oracle
 from .records import OracleRecord
 from .sizes import Sizes, sizes_from
 
-__all__ = ["Run", "Scenarios"]
+__all__ = ["Run", "Scenarios", "sampler"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,9 @@ class Run:
 class Scenarios:
     """All runs, of one version of the code.
 
-    Args:
-        package: the package `algorithms`, or a mutated copy of it.
-        seed: of all inputs and parameters.
-        sizes: those that differ from the default.
-        implementation: the implementation that functions with a choice are asked for.
+    `package`: the package `algorithms`, or a mutated copy of it; `seed`: of all inputs and parameters; `sizes`:
+    those that differ from the default; `implementation`: the implementation that functions with a choice are asked
+    for.
     """
 
     def __init__(self, package: ModuleType, *, seed: int, sizes: dict[str, int], implementation: str):
@@ -269,7 +267,7 @@ class Scenarios:
                 14,
                 f"τ = {tau}",
                 functools.partial(self._asked(14), jnp.asarray(x), theta, l_gen=s.l_gen, tau=tau, key=key),
-                functools.partial(_oracle_as_is, oracle.d_inference, x, unstacked, s.l_gen, tau, _sampler(key)),
+                functools.partial(_oracle_as_is, oracle.d_inference, x, unstacked, s.l_gen, tau, sampler(key)),
                 padded=True,
                 greedy=tau == 0,
             )
@@ -284,7 +282,7 @@ class Scenarios:
                 15,
                 f"τ = {tau}",
                 functools.partial(self._asked(15), jnp.asarray(z), theta, tau=tau, key=key, l_max=l_max),
-                functools.partial(_oracle_as_is, oracle.ed_inference, z, unstacked, tau, _sampler(key), l_max),
+                functools.partial(_oracle_as_is, oracle.ed_inference, z, unstacked, tau, sampler(key), l_max),
                 padded=True,
                 greedy=tau == 0,
             )
@@ -292,7 +290,7 @@ class Scenarios:
     def _long_enough(self, z: np.ndarray, theta: Any, tau: float, l_max: int) -> jax.Array:
         """The first key with which Algorithm 15 makes a few tokens, for at the first eos_token it ends."""
         keys = [jax.random.key(self.seed + i) for i in range(20)]
-        lengths = [len(oracle.ed_inference(z, theta, tau, _sampler(key), l_max)) for key in keys[: 20 if tau else 1]]
+        lengths = [len(oracle.ed_inference(z, theta, tau, sampler(key), l_max)) for key in keys[: 20 if tau else 1]]
         return keys[next((i for i, n in enumerate(lengths) if 4 <= n < l_max), int(np.argmax(lengths)))]
 
 
@@ -316,6 +314,6 @@ def _masked(key: jax.Array, i: int, n: int, p_mask: float, l: int) -> np.ndarray
     return np.asarray(jax.random.bernoulli(key, p_mask, (l,)))
 
 
-def _sampler(key: jax.Array) -> oracle.inference.Sample:
+def sampler(key: jax.Array) -> oracle.inference.Sample:
     """Draws token i from q with `fold_in(key, i)`, as the `key` of Algorithms 14 and 15 promises."""
     return lambda q, i: int(jax.random.categorical(jax.random.fold_in(key, i), jnp.log(jnp.asarray(q))))

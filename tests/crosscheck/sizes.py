@@ -54,8 +54,7 @@ SMALL = {"N_V": 7, "l_max": 8, "l_x": 4, "l_z": 3, "L": 1, "L_enc": 1, "L_dec": 
 def sizes_from(given: dict[str, int]) -> tuple[Sizes, Sizes]:
     """The sizes for all algorithms but 11-13, and those for 11-13.
 
-    Args:
-        given: the sizes that differ from the default; they hold for both.
+    `given`: the sizes that differ from the default; they hold for both.
 
     Raises:
         ValueError: for a name that is none, or sizes that do not fit together.

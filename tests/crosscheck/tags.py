@@ -72,10 +72,8 @@ Source = dict[int, Function]
 def numbers(tags: Sequence[Tag], algorithm: int, order: Sequence[str]) -> tuple[str, ...]:
     """The lines of an algorithm that tags name.
 
-    Args:
-        tags: the tags of a statement.
-        algorithm: the algorithm in question.
-        order: the numbers of all its lines, "return" last.
+    `tags`: the tags of a statement; `algorithm`: the algorithm in question; `order`: the numbers of all its lines,
+    "return" last.
     """
     named: set[str] = set()
     for tag in of_algorithm(tuple(tags), algorithm):

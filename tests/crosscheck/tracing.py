@@ -162,10 +162,8 @@ class _Tracer:
 def traced(folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], bool | None]) -> Iterator[None]:
     """Observe the functions of a folder's files as long as the context lasts.
 
-    Args:
-        folder: whose files are traced.
-        root: the root of the repository, which the events' paths start from.
-        observe: is told every event; answers a "call" with True to have nothing of it observed.
+    `folder`: whose files are traced; `root`: the root of the repository, which the events' paths start from;
+    `observe`: is told every event; answers a "call" with True to have nothing of it observed.
     """
     previous = sys.gettrace()
     sys.settrace(_Tracer(folder, root, observe))

@@ -17,11 +17,8 @@ class AbstractValueError(ValueError):
 def mapped(value: Any) -> tuple[np.ndarray, int]:
     """The array behind a value, and how many axes `jax.vmap` took off it.
 
-    Args:
-        value: an array, a number, or a tracer of eagerly executed code.
-
-    Returns:
-        The array with the mapped axes in front, the outermost first; and their number.
+    `value`: an array, a number, or a tracer of eagerly executed code. Result: The array with the mapped axes in
+    front, the outermost first; and their number.
 
     Raises:
         AbstractValueError: if there is no array behind the value.

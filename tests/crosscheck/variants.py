@@ -1,5 +1,7 @@
 """The cross-check of a variant: Algorithm 8, 9 or 10 and those that it calls, with the lines that the variant changes.
 
+Of a decoder, Algorithm 14 runs with it, too.
+
 The shipped function runs with the variant, the oracle is `tests.oracle.family`, and each line that differs from the
 paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations are small in the run, so that they matter at
 its sizes; the formulas have the published ones.
@@ -13,21 +15,25 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from algorithms.model.variants import VARIANTS
 from tests.family_cases import family_parameters, options_of, small
-from tests.oracle import family
+from tests.oracle import family, inference
 
 from .algorithms import PSEUDOCODE
 from .changes import ARCHITECTURES, SHARING, changed_lines
 from .comparison import LineResult, OracleCache, Results, check_runs
 from .printed import lines_not_printed
-from .scenarios import Run, Scenarios
+from .scenarios import Run, Scenarios, sampler
 
 __all__ = ["NAMES", "VariantScenarios", "compare_variant"]
 
 NAMES = tuple(name for name in VARIANTS if name != "PAPER")
 SIZES = {"l_x": 7, "l_z": 5, "l_max": 11, "B": 2}
 CALLED = (1, 2, 4, 5, 6, 7)
+CALLERS = {10: (14,)}
 EPSILON = 1e-2
 
 
@@ -50,12 +56,9 @@ def with_numbers_that_matter(variant: Any) -> Any:
 class VariantScenarios(Scenarios):
     """The runs of a variant, of one version of the code.
 
-    Args:
-        package: the package `algorithms`, or a mutated copy of it.
-        name: of the variant.
-        seed: of all inputs and parameters.
-        sizes: those that differ from the default.
-        implementation: the implementation that functions with a choice are asked for.
+    `package`: the package `algorithms`, or a mutated copy of it; `name`: of the variant; `seed`: of all inputs and
+    parameters; `sizes`: those that differ from the default; `implementation`: the implementation that functions
+    with a choice are asked for.
     """
 
     def __init__(self, package: ModuleType, name: str, *, seed: int, sizes: dict[str, int], implementation: str):
@@ -70,7 +73,7 @@ class VariantScenarios(Scenarios):
         )
         variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
         self.variant = with_numbers_that_matter(variants[name])
-        self.model = options_of(with_numbers_that_matter(VARIANTS[name]))
+        self.model = options_of(with_numbers_that_matter(VARIANTS[name]), self.sizes.L)
 
     def _asked(self, n: int) -> Any:
         return functools.partial(super()._asked(n), variant=self.variant)
@@ -84,12 +87,25 @@ class VariantScenarios(Scenarios):
             9: ("E", (self.sizes.l_x,), family.e_transformer),
             10: ("D", (self.sizes.l_x,), family.d_transformer),
         }[self.algorithm]
-        sizes = dataclasses.replace(self.sizes, d_f=self.sizes.d_e)  # so that W_u can be tied
-        self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing)
+        own = {"d_in": self.sizes.d_in} if self.variant.embedding.factored else {}
+        sizes = dataclasses.replace(self.sizes, d_f=own.get("d_in", self.sizes.d_e))  # so that W_u can be tied
+        self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
         yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
+
+    def _runs_14(self) -> Iterator[Run]:
+        """Generation by the model that ran before."""
+        x, key, (tau, l_gen) = self._tokens(self.sizes.l_x), jax.random.key(self.seed), (0.7, self.sizes.l_gen)
+        code = functools.partial(self._asked(14), jnp.asarray(x), self.theta, l_gen=l_gen, tau=tau, key=key)
+        arguments = x, self._unstacked(self.theta), l_gen, tau, sampler(key)
+        transformer = functools.partial(family.d_transformer, model=self.model)
+        paper = functools.partial(inference.d_inference, *arguments, transformer=transformer)
+        yield Run(14, f"τ = {tau}", code, lambda _: paper(), padded=True, sharing=self.sharing)
 
     def runs(self, algorithm: int) -> Iterator[Run]:
         """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too."""
+        if algorithm == 14:
+            yield from self._seeded(algorithm, self._runs_14)
+            return
         for run in self._seeded(algorithm, self._run):
             yield dataclasses.replace(run, shows=frozenset(CALLED), sharing=self.sharing)
 
@@ -99,22 +115,23 @@ def compare_variant(
 ) -> Results:
     """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
 
-    Args:
-        scenarios: what to run.
-        root: the root of the repository that the code under check lies in.
-        cache: what the oracle computed in an earlier comparison of the same scenarios; filled.
-        until_first: whether to stop behind the first run that differs.
+    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `cache`: what
+    the oracle computed in an earlier comparison of the same scenarios; filled; `until_first`: whether to stop
+    behind the first run that differs.
     """
     cache = {} if cache is None else cache
     n = scenarios.algorithm
     changed = changed_lines(VARIANTS[scenarios.name], n, scenarios.sharing)
-    lines = {(m, line.number): LineResult(m, line) for m in (n, *CALLED) for line in PSEUDOCODE[m].lines}
+    callers = CALLERS.get(n, ())
+    lines = {(m, line.number): LineResult(m, line) for m in (n, *CALLED, *callers) for line in PSEUDOCODE[m].lines}
     for key, change in changed.items():
         lines[key] = LineResult(key[0], change.line, change=change)
     settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}
     results = Results(lines, {}, settings)
-    check_runs(results, n, scenarios, root, cache, until_first=until_first)
-    called = {key[0] for key in cache[n, 0].visits}
+    for m in (n, *callers):
+        if not (until_first and results.first):
+            check_runs(results, m, scenarios, root, cache, until_first=until_first)
+    called = {key[0] for key in cache[n, 0].visits} | {*callers}
     results.lines = {key: result for key, result in lines.items() if key[0] in called}
     not_printed = lines_not_printed(
         cache[n, 0], n, scenarios.single, family_parameters(scenarios.theta), scenarios.model

@@ -14,10 +14,8 @@ PACKAGES = ("algorithms", "training")
 def apply(mutation: Mutation, root: pathlib.Path, copy: pathlib.Path) -> None:
     """Copy the packages and make an edit in the copy.
 
-    Args:
-        mutation: the edit.
-        root: the root of the repository.
-        copy: the folder that the copies of the packages are put into.
+    `mutation`: the edit; `root`: the root of the repository; `copy`: the folder that the copies of the packages are
+    put into.
 
     Raises:
         ValueError: if the code to replace does not stand there exactly once.

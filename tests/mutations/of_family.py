@@ -12,9 +12,14 @@ LLAMA = (f"{T}::test_the_lines_are_the_oracles[LLAMA]",)
 GEMMA2 = (f"{T}::test_the_lines_are_the_oracles[GEMMA2]",)
 GPT_NEO = (f"{T}::test_the_lines_are_the_oracles[GPT_NEO]",)
 QWEN3 = (f"{T}::test_the_lines_are_the_oracles[QWEN3]",)
+OLMO2 = (f"{T}::test_the_lines_are_the_oracles[OLMO2]",)
 NEOX = (f"{T}::test_the_lines_are_the_oracles[NEOX]",)
 C = "tests/project/test_crosscheck_variants.py"
-OPT, BERT, BART, T5 = ((f"{C}::test_every_line_of_a_variant_agrees[{name}]",) for name in ("OPT", "BERT", "BART", "T5"))
+OPT, ALBERT, BART, T5 = (
+    (f"{C}::test_every_line_of_a_variant_agrees[{name}]",) for name in ("OPT", "ALBERT", "BART", "T5")
+)
+SHARED = (f"{T}::test_the_lines_are_the_oracles[GPT3_SHARED]",)
+SHARED_CACHE = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[GPT3_SHARED]",)
 BACKWARD = (f"{T}::test_every_implementation_is_as_printed[dense-LLAMA]",)
 CACHE = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[LLAMA]",)
 GOPHER = (f"{T}::test_the_lines_are_the_oracles[GOPHER]",)
@@ -28,6 +33,7 @@ DOCUMENTS = "tests/algorithms/test_documents.py"
 ALONE = (f"{DOCUMENTS}::test_a_model_of_attention_alone_has_no_mlp[dense]",)
 ALONE_CACHE = (f"{DOCUMENTS}::test_queries_and_keys_read_positions_from_the_cache_too",)
 POST_NORM = (f"{DOCUMENTS}::test_the_blocks_are_the_documents[003-dense]",)
+RING = ("tests/training/generation/test_rings.py::test_tokens_far_behind_the_window_are_algorithm_14s[one window]",)
 CACHE_IN_TURN = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[GEMMA2]",)
 
 POSITIONS = "algorithms/model/positions.py"
@@ -100,8 +106,31 @@ OF_FAMILY: dict[str, Mutation] = {
     "norms after the additions left out": Mutation(
         "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
     ),
-    "distances counted in slots": Mutation(
-        DECODING, "_scores", "distances", "t_of_slots - t[:, None]", "s - state.slot", 14, None, GOPHER_CACHE
+    "prompts one slot too early in the cache": Mutation(
+        DECODING, "prompt_tokens", "return", "first - lengths + 1", "first - lengths", 14, None, GOPHER_CACHE
+    ),
+    "tokens before the beginning attended": Mutation(
+        DECODING,
+        "_scores",
+        "permitted",
+        "t[:, None] + distances >= 0",
+        "t[:, None] + distances >= -1",
+        14,
+        None,
+        GOPHER_CACHE,
+    ),
+    "a ring of one row too few": Mutation(
+        DECODING, "widest_window", "return", "max(windows)", "max(windows) - 1", 14, None, RING
+    ),
+    "a ring written at another row": Mutation(
+        CACHED,
+        "KeyValues.stored.store",
+        "return",
+        "slot % cache.shape[1]",
+        "(slot + 1) % cache.shape[1]",
+        14,
+        None,
+        CACHE,
     ),
     "frequencies of the next pair": Mutation(
         POSITIONS,
@@ -210,12 +239,12 @@ OF_FAMILY: dict[str, Mutation] = {
         GPT_NEO,
         "GPT_NEO",
     ),
-    "window counted in slots": Mutation(
+    "window of the cache off by one": Mutation(
         DECODING,
         "_scores.attend",
         "within",
         "-line.window < distances",
-        "state.slot - line.window < s",
+        "-line.window <= distances",
         14,
         None,
         CACHE_IN_TURN,
@@ -275,6 +304,17 @@ OF_FAMILY: dict[str, Mutation] = {
         QWEN3,
         "QWEN3",
     ),
+    "a norm of each head for one of all": Mutation(
+        "algorithms/model/norm.py",
+        "RMSNorm.of_heads",
+        "return",
+        "(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(each)",
+        "(lambda q, g: self(q, LayerNormParams(g, None), implementation))(Q, gamma.reshape(len(Q), -1))",
+        4,
+        "4",
+        OLMO2,
+        "OLMO2",
+    ),
     "norm of what attention adds dropped": Mutation(
         ATTENTION,
         "Attention.output",
@@ -318,13 +358,39 @@ OF_FAMILY: dict[str, Mutation] = {
     "norm of the embeddings dropped": Mutation(
         "algorithms/layers.py",
         "Lines.at_positions",
-        "return",
+        "X",
         "self.layer_norm(X, theta.embedding_norm)",
         "X",
         9,
         "2",
-        BERT,
-        "BERT",
+        ALBERT,
+        "ALBERT",
+    ),
+    "bias of the projected embeddings dropped": Mutation(
+        "algorithms/model/embedding.py", "Embedding.projected", "return", "theta.b_in", "None", 9, "2", ALBERT, "ALBERT"
+    ),
+    "parameters of the next layers that share theirs": Mutation(
+        "algorithms/layers.py",
+        "Lines.each_layer.turn",
+        "theta_l",
+        "l // shared",
+        "(l + 1) // shared",
+        10,
+        None,
+        SHARED,
+    ),
+    "layers that share parameters used once": Mutation(
+        "algorithms/layers.py", "Lines.each_layer", "L", "shared * jax", "jax", 10, None, SHARED
+    ),
+    "parameters by turns in the cache": Mutation(
+        DECODING,
+        "unstacked",
+        "each",
+        "for layer in layers for _ in range(variant.shared_layers)",
+        "for _ in range(variant.shared_layers) for layer in layers",
+        14,
+        None,
+        SHARED_CACHE,
     ),
     "context embedded as the sequence": Mutation(
         "algorithms/alg08_ed_transformer.py",

@@ -15,14 +15,7 @@ OF_INFERENCE: dict[str, Mutation] = {
         "algorithms/alg14_inference.py", "d_inference.x_y", "4", "l + i - 1", "l + i - 2", 14, "4", INFERENCE
     ),
     "temperature inverted": Mutation(
-        "algorithms/alg14_inference.py",
-        "tempered",
-        "log_q",
-        "/ (divisor",
-        "* (divisor",
-        14,
-        "5",
-        INFERENCE,
+        "algorithms/alg14_inference.py", "tempered", "log_q", "/ (divisor", "* (divisor", 14, "5", INFERENCE
     ),
     "one key for all tokens": Mutation(
         "algorithms/alg14_inference.py",
@@ -35,14 +28,7 @@ OF_INFERENCE: dict[str, Mutation] = {
         INFERENCE,
     ),
     "greedy ignored": Mutation(
-        "algorithms/alg14_inference.py",
-        "sample",
-        "return",
-        "is_greedy(tau)",
-        "tau < 0",
-        14,
-        "5",
-        INFERENCE,
+        "algorithms/alg14_inference.py", "sample", "return", "is_greedy(tau)", "tau < 0", 14, "5", INFERENCE
     ),
     "τ = ∞ not uniform": Mutation(
         "algorithms/alg14_inference.py",
@@ -98,14 +84,7 @@ OF_INFERENCE: dict[str, Mutation] = {
         "algorithms/alg14_inference.py", "ed_inference", "1", "set(bos)", "set(0)", 15, "1", INFERENCE
     ),
     "padded with another token": Mutation(
-        "algorithms/alg14_inference.py",
-        "ed_inference",
-        "1",
-        "l_max), eos",
-        "l_max), 0",
-        15,
-        None,
-        INFERENCE,
+        "algorithms/alg14_inference.py", "ed_inference", "1", "l_max), eos", "l_max), 0", 15, None, INFERENCE
     ),
     "eos_token is another": Mutation(
         "algorithms/notation.py", "eos_token", "return", "return N_V - 1", "return N_V - 3", 15, "3", INFERENCE

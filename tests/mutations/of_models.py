@@ -58,8 +58,8 @@ OF_MODELS: dict[str, Mutation] = {
         "algorithms/layers.py",
         "Lines.each_layer",
         "X",
-        "remat), X, (stacked, jnp.arange(L)))",
-        "remat), X, (stacked, jnp.arange(L)), reverse=True)",
+        "unroll=self.unroll)",
+        "unroll=self.unroll, reverse=True)",
         8,
         "5",
         ED_ORACLE,
@@ -167,16 +167,7 @@ OF_MODELS: dict[str, Mutation] = {
         "5",
         D_ORACLE,
     ),
-    "padding read": Mutation(
-        "algorithms/layers.py",
-        "zero_padding",
-        "return",
-        "x, 0",
-        "x, x",
-        9,
-        None,
-        PADDING,
-    ),
+    "padding read": Mutation("algorithms/layers.py", "zero_padding", "return", "x, 0", "x, x", 9, None, PADDING),
     "padding of the sequence attended": Mutation(
         "algorithms/alg09_e_transformer.py", "e_layers", "mask", "padded(mask, length)", "mask", 12, "8", PADDING
     ),
@@ -390,14 +381,7 @@ OF_MODELS: dict[str, Mutation] = {
         INVALID_TARGETS,
     ),
     "columns of a batch and their targets in another order": Mutation(
-        "algorithms/ops/log_loss.py",
-        "token_losses",
-        "return",
-        "X, W_u",
-        "X[:, ::-1], W_u",
-        13,
-        None,
-        BATCHES,
+        "algorithms/ops/log_loss.py", "token_losses", "return", "X, W_u", "X[:, ::-1], W_u", 13, None, BATCHES
     ),
     "lengths of JAX not checked": Mutation(
         "algorithms/machinery/contract.py",

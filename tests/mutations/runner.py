@@ -23,11 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def catcher(mutation: Mutation) -> str | None:
     """Make an edit in a copy of the tree, and run its tests there until one fails.
 
-    Args:
-        mutation: the edit.
-
-    Returns:
-        the name of the test that failed; None if none did.
+    `mutation`: the edit. Result: the name of the test that failed; None if none did.
 
     Raises:
         ValueError: if the code to replace does not stand there exactly once.

@@ -15,14 +15,10 @@ COMPOUND = {ast.If: ("if", "test"), ast.While: ("while", "test"), ast.For: ("for
 def spans(text: str, function: str, statement: str, old: str) -> list[tuple[int, int]]:
     """Where a piece of code stands in the statements of a function that a name or a tag means.
 
-    Args:
-        text: the text of the file.
-        function: the qualified name of the function; ``""`` for the module.
-        statement: the paper's line that the statement's tag names, a name that it assigns, or ``"return"``.
-        old: the piece; only its tokens count, not how they are spaced.
-
-    Returns:
-        the first and the last offset of each occurrence.
+    `text`: the text of the file; `function`: the qualified name of the function; ``""`` for the module;
+    `statement`: the paper's line that the statement's tag names, a name that it assigns, or ``"return"``; `old`:
+    the piece; only its tokens count, not how they are spaced. Result: the first and the last offset of each
+    occurrence.
     """
     tree, wanted = ast.parse(text), [token for token, _, _ in _tokens(old)]
     starts = [0, *(match.end() for match in re.finditer("\n", text))]

@@ -32,15 +32,7 @@ from .components import (
 )
 from .inference import d_inference, ed_inference
 from .parameters import flatten, rebuild, unstack
-from .training import (
-    complex_step_gradient,
-    d_loss,
-    d_training,
-    e_loss,
-    e_training,
-    ed_loss,
-    ed_training,
-)
+from .training import complex_step_gradient, d_loss, d_training, e_loss, e_training, ed_loss, ed_training
 from .transformers import d_transformer, e_transformer, ed_transformer
 
 __all__ = [

@@ -15,11 +15,7 @@ Tokens = Sequence[int] | Array  # token IDs
 def exp(A: Array) -> Array:
     """Return the exponential, with exp(-inf) = 0 also where a complex -inf has lost its imaginary part.
 
-    Args:
-        A: real or complex array; its real parts may be -inf.
-
-    Returns:
-        exp(A), of A's shape.
+    `A`: real or complex array; its real parts may be -inf. Result: exp(A), of A's shape.
     """
     A = np.asarray(A)
     with np.errstate(invalid="ignore"):
@@ -29,11 +25,8 @@ def exp(A: Array) -> Array:
 def softmax(A: Array) -> Array:
     """Return equation (2): the softmax of each column.
 
-    Args:
-        A: [l_z, l_x], or a vector [l_z], which counts as one column.
-
-    Returns:
-        An array of A's shape whose columns are positive and sum to 1.
+    `A`: [l_z, l_x], or a vector [l_z], which counts as one column. Result: An array of A's shape whose columns are
+    positive and sum to 1.
     """
     A = np.asarray(A)
     if A.ndim == 1:
@@ -45,11 +38,7 @@ def softmax(A: Array) -> Array:
 def relu(x: Array) -> Array:
     """Return max(0, x), element by element; a complex x is judged by its real part.
 
-    Args:
-        x: any array.
-
-    Returns:
-        An array of x's shape.
+    `x`: any array. Result: An array of x's shape.
     """
     x = np.asarray(x)
     return np.where(np.real(x) > 0, x, 0.0)
@@ -58,11 +47,7 @@ def relu(x: Array) -> Array:
 def gelu(x: Array) -> Array:
     """Return equation (5): x times the probability that a standard normal variable is below x.
 
-    Args:
-        x: any array.
-
-    Returns:
-        An array of x's shape.
+    `x`: any array. Result: An array of x's shape.
     """
     x = np.asarray(x)
     return x * (1 + erf(x / math.sqrt(2))) / 2
@@ -71,12 +56,7 @@ def gelu(x: Array) -> Array:
 def token_embedding(v: int, W_e: Array) -> Array:
     """Return Algorithm 1: the embedding of one token.
 
-    Args:
-        v: token ID in 0..N_V-1.
-        W_e: token embedding matrix [d_e, N_V].
-
-    Returns:
-        e, [d_e].
+    `v`: token ID in 0..N_V-1; `W_e`: token embedding matrix [d_e, N_V]. Result: e, [d_e].
     """
     e: Array = W_e[:, v]  # return
     return e
@@ -85,12 +65,7 @@ def token_embedding(v: int, W_e: Array) -> Array:
 def positional_embedding(l: int, W_p: Array) -> Array:
     """Return Algorithm 2: the embedding of one position.
 
-    Args:
-        l: position in 0..l_max-1.
-        W_p: positional embedding matrix [d_e, l_max].
-
-    Returns:
-        e_p, [d_e].
+    `l`: position in 0..l_max-1; `W_p`: positional embedding matrix [d_e, l_max]. Result: e_p, [d_e].
     """
     e_p: Array = W_p[:, l]  # return
     return e_p
@@ -99,12 +74,7 @@ def positional_embedding(l: int, W_p: Array) -> Array:
 def sinusoidal_positional_embedding(d_e: int, l_max: int) -> Array:
     """Return the hard-coded W_p given beside Algorithm 2, whose t and i start at 1.
 
-    Args:
-        d_e: embedding dimension, even.
-        l_max: number of positions.
-
-    Returns:
-        W_p, [d_e, l_max].
+    `d_e`: embedding dimension, even; `l_max`: number of positions. Result: W_p, [d_e, l_max].
 
     Raises:
         ValueError: if d_e is odd, for which the paper leaves the last row undefined.
@@ -122,13 +92,8 @@ def sinusoidal_positional_embedding(d_e: int, l_max: int) -> Array:
 def single_query_attention(e: Array, E: Array, W_qkv: Any) -> Array:
     """Return Algorithm 3: attention of one token to T tokens.
 
-    Args:
-        e: the current token [d_in].
-        E: the context tokens [d_in, T], e_t being column t.
-        W_qkv: W_q, W_k [d_attn, d_in], b_q, b_k [d_attn], W_v [d_out, d_in], b_v [d_out].
-
-    Returns:
-        v_tilde, [d_out].
+    `e`: the current token [d_in]; `E`: the context tokens [d_in, T], e_t being column t; `W_qkv`: W_q, W_k [d_attn,
+    d_in], b_q, b_k [d_attn], W_v [d_out, d_in], b_v [d_out]. Result: v_tilde, [d_out].
     """
     T = E.shape[1]
     d_attn = W_qkv.W_q.shape[0]
@@ -146,14 +111,9 @@ def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
 
     A column of the mask without a True, for which the paper's formula is 0/0, gives a column of zeros.
 
-    Args:
-        X: primary sequence [d_x, l_x].
-        Z: context sequence [d_z, l_z].
-        W_qkv: W_q [d_attn, d_x], W_k [d_attn, d_z], b_q, b_k [d_attn], W_v [d_out, d_z], b_v [d_out].
-        mask: boolean [l_z, l_x], True where t_x may attend to t_z.
-
-    Returns:
-        V_tilde, [d_out, l_x].
+    `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W_qkv`: W_q [d_attn, d_x], W_k [d_attn,
+    d_z], b_q, b_k [d_attn], W_v [d_out, d_z], b_v [d_out]; `mask`: boolean [l_z, l_x], True where t_x may attend to
+    t_z. Result: V_tilde, [d_out, l_x].
 
     Raises:
         ValueError: if the mask has another shape.
@@ -181,14 +141,9 @@ def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
 def mh_attention(X: Array, Z: Array, W: Any, mask: Array) -> Array:
     """Return Algorithm 5: multi-head attention of X to Z.
 
-    Args:
-        X: primary sequence [d_x, l_x].
-        Z: context sequence [d_z, l_z].
-        W: heads (a list of what `attention` takes, d_out being d_mid), W_o [d_out, H d_mid], b_o [d_out].
-        mask: boolean [l_z, l_x], True where t_x may attend to t_z.
-
-    Returns:
-        V_tilde, [d_out, l_x].
+    `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W`: heads (a list of what `attention`
+    takes, d_out being d_mid), W_o [d_out, H d_mid], b_o [d_out]; `mask`: boolean [l_z, l_x], True where t_x may
+    attend to t_z. Result: V_tilde, [d_out, l_x].
     """
     H = len(W.heads)
     heads = []
@@ -203,13 +158,7 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array) -> Array:
 def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
     """Return Algorithm 6: layer normalization, with no term added to the variance.
 
-    Args:
-        e: activations of one token [d_e].
-        gamma: scale [d_e].
-        beta: offset [d_e].
-
-    Returns:
-        e_hat, [d_e].
+    `e`: activations of one token [d_e]; `gamma`: scale [d_e]; `beta`: offset [d_e]. Result: e_hat, [d_e].
     """
     d_e = len(e)
     m = sum(e[i] for i in range(d_e)) / d_e  # line 1
@@ -221,12 +170,7 @@ def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
 def rms_norm(e: Array, gamma: Array) -> Array:
     """Return Algorithm 6 with m = beta = 0: root mean square normalization.
 
-    Args:
-        e: activations of one token [d_e].
-        gamma: scale [d_e].
-
-    Returns:
-        e_hat, [d_e].
+    `e`: activations of one token [d_e]; `gamma`: scale [d_e]. Result: e_hat, [d_e].
     """
     d_e = len(e)
     m = 0.0  # line 1
@@ -238,12 +182,7 @@ def rms_norm(e: Array, gamma: Array) -> Array:
 def unembedding(e: Array, W_u: Array) -> Array:
     """Return Algorithm 7: the distribution over the vocabulary.
 
-    Args:
-        e: activations of one token [d_e].
-        W_u: unembedding matrix [N_V, d_e].
-
-    Returns:
-        p, [N_V].
+    `e`: activations of one token [d_e]; `W_u`: unembedding matrix [N_V, d_e]. Result: p, [N_V].
     """
     p: Array = softmax(W_u @ e)  # line 1
     return p

@@ -35,14 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from .components import (
-    Array,
-    Tokens,
-    positional_embedding,
-    sinusoidal_positional_embedding,
-    softmax,
-    token_embedding,
-)
+from .components import Array, Tokens, positional_embedding, sinusoidal_positional_embedding, softmax, token_embedding
 from .lines import (
     ACTIVATIONS,
     after,
@@ -87,15 +80,8 @@ def embed(
     2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan et al. 2020,
     section 3.1, OPT-350m.
 
-    Args:
-        x: token IDs.
-        theta: parameters.
-        model: options.
-        positions: of the tokens.
-        types: type of each token; 0 unless given.
-
-    Returns:
-        e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
+    `x`: token IDs; `theta`: parameters; `model`: options; `positions`: of the tokens; `types`: type of each token;
+    0 unless given. Result: e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
     """
     rule: Model = model["positions"] or {"kind": None}
     s = math.sqrt(theta.W_e.shape[0]) if model["embedding_scale"] == "sqrt_d_e" else model["embedding_scale"]
@@ -146,22 +132,11 @@ def through_layers(
     side_by_side: X + Attention(norm1 X) + MLP(norm2 X) (GPT-NeoX, Black et al. 2022, section 2.1). A layer without mlp
     has attention only (document 001).
 
-    Args:
-        X: embeddings [d_e, l].
-        own: parameters of the layers that have some of their own; see option L.
-        model: options.
-        base: the mask, before windows, padding and documents.
-        order: the algorithm's own, where the model has none.
-        f: the algorithm's own activation.
-        bidirectional: which of T5's buckets apply.
-        positions: [l].
-        length: what follows is padding.
-        documents: number of each token's document.
-        distances: T5's tables [H, num_buckets].
-        P: what queries and keys add to their input.
-
-    Returns:
-        [d_e, l].
+    `X`: embeddings [d_e, l]; `own`: parameters of the layers that have some of their own; see option L; `model`:
+    options; `base`: the mask, before windows, padding and documents; `order`: the algorithm's own, where the model
+    has none; `f`: the algorithm's own activation; `bidirectional`: which of T5's buckets apply; `positions`: [l];
+    `length`: what follows is padding; `documents`: number of each token's document; `distances`: T5's tables [H,
+    num_buckets]; `P`: what queries and keys add to their input. Result: [d_e, l].
     """
     order = model["order"] or order
     f = ACTIVATIONS[model["activation"]] if model["activation"] else f
@@ -204,13 +179,7 @@ def unembed(X: Array, theta: Any, model: Model) -> Array:
     Sources: b_u: Devlin et al. 2019 and document 003, section 12.3.4; W_out: OPT-350m; s: T5, d_e^(-1/2) where tied;
     cap: Gemma 2.
 
-    Args:
-        X: [d_e, l].
-        theta: parameters.
-        model: options.
-
-    Returns:
-        [N_V, l].
+    `X`: [d_e, l]; `theta`: parameters; `model`: options. Result: [N_V, l].
     """
     s = 1 / math.sqrt(X.shape[0]) if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
     W_out, W_u = part(theta, "W_out"), part(theta, "W_u")
@@ -230,17 +199,10 @@ def d_logits(
 ) -> Array:
     """Return Algorithm 10 up to its softmax.
 
-    Args:
-        x: sequence of l token IDs.
-        theta: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?, and what the options add.
-        model: options.
-        positions: of the tokens; counted, in each document, unless given.
-        mask: in place of the unidirectional one, boolean [l_z, l_x].
-        length: what follows is padding.
-        documents: number of each token's document.
-
-    Returns:
-        [N_V, l].
+    `x`: sequence of l token IDs; `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?, and
+    what the options add; `model`: options; `positions`: of the tokens; counted, in each document, unless given;
+    `mask`: in place of the unidirectional one, boolean [l_z, l_x]; `length`: what follows is padding; `documents`:
+    number of each token's document. Result: [N_V, l].
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
@@ -257,14 +219,8 @@ def d_logits(
 def d_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
     """Return Algorithm 10: softmax of `d_logits`.
 
-    Args:
-        x: sequence of l token IDs.
-        theta: parameters of `d_logits`.
-        model: options.
-        **where: further arguments of `d_logits`.
-
-    Returns:
-        P, [N_V, l].
+    `x`: sequence of l token IDs; `theta`: parameters of `d_logits`; `model`: options; `where`: further arguments of
+    `d_logits`. Result: P, [N_V, l].
     """
     P: Array = softmax(d_logits(x, theta, model, **where))  # return
     return P
@@ -283,18 +239,11 @@ def e_logits(
 ) -> Array:
     """Return Algorithm 9 up to its softmax.
 
-    Args:
-        x: sequence of l token IDs.
-        theta: W_e, W_p?, layers (attention, norm1?, mlp?, norm2?), W_f?, b_f?, norm?, W_u?, and what the options add.
-        model: options.
-        types: type of each token; 0 unless given; only read where theta has W_t.
-        positions: of the tokens; counted, in each document, unless given.
-        mask: in place of the bidirectional one, boolean [l_z, l_x].
-        length: what follows is padding.
-        documents: number of each token's document.
-
-    Returns:
-        [N_V, l].
+    `x`: sequence of l token IDs; `theta`: W_e, W_p?, layers (attention, norm1?, mlp?, norm2?), W_f?, b_f?, norm?,
+    W_u?, and what the options add; `model`: options; `types`: type of each token; 0 unless given; only read where
+    theta has W_t; `positions`: of the tokens; counted, in each document, unless given; `mask`: in place of the
+    bidirectional one, boolean [l_z, l_x]; `length`: what follows is padding; `documents`: number of each token's
+    document. Result: [N_V, l].
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
@@ -314,14 +263,8 @@ def e_logits(
 def e_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
     """Return Algorithm 9: softmax of `e_logits`.
 
-    Args:
-        x: sequence of l token IDs.
-        theta: parameters of `e_logits`.
-        model: options.
-        **where: further arguments of `e_logits`.
-
-    Returns:
-        P, [N_V, l].
+    `x`: sequence of l token IDs; `theta`: parameters of `e_logits`; `model`: options; `where`: further arguments of
+    `e_logits`. Result: P, [N_V, l].
     """
     P: Array = softmax(e_logits(x, theta, model, **where))  # return
     return P
@@ -332,17 +275,9 @@ def decode(
 ) -> Array:
     """Return lines 13 to 20 of Algorithm 8; cross-attention has no window and no positions, for no source says how.
 
-    Args:
-        X: embeddings [d_e, l_x].
-        Z: the encoder's output [d_e, l_z].
-        theta: parameters.
-        model: options.
-        masks: function of a line's window that returns the masks of self-attention and cross-attention.
-        x_positions: [l_x].
-        z_positions: [l_z].
-
-    Returns:
-        [d_e, l_x].
+    `X`: embeddings [d_e, l_x]; `Z`: the encoder's output [d_e, l_z]; `theta`: parameters; `model`: options;
+    `masks`: function of a line's window that returns the masks of self-attention and cross-attention;
+    `x_positions`: [l_x]; `z_positions`: [l_z]. Result: [d_e, l_x].
     """
     order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
     for l, W in enumerate(theta.decoder):  # line 13
@@ -371,11 +306,7 @@ def of_context(theta: Any) -> Any:
 
     Sources: positions and norm of the embeddings: BART (Lewis et al. 2019); W_e: FSMT (Ng et al. 2019).
 
-    Args:
-        theta: parameters, with a context of W_e?, W_p?, embedding_norm?.
-
-    Returns:
-        A copy.
+    `theta`: parameters, with a context of W_e?, W_p?, embedding_norm?. Result: A copy.
     """
     return SimpleNamespace(**vars(theta) | {name: W for name, W in vars(theta.context).items() if W is not None})
 
@@ -392,18 +323,11 @@ def ed_logits(
 ) -> Array:
     """Return Algorithm 8 up to its softmax.
 
-    Args:
-        z: context sequence, l_z token IDs.
-        x: primary sequence, l_x token IDs.
-        theta: W_e, W_p?, encoder (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention,
-            norm4?, mlp, norm5?), W_u?, and what the options add.
-        model: options; L is not for this algorithm.
-        z_length: what follows in z is padding.
-        z_documents: number of the document of each token of z.
-        x_documents: likewise, of x.
-
-    Returns:
-        [N_V, l_x].
+    `z`: context sequence, l_z token IDs; `x`: primary sequence, l_x token IDs; `theta`: W_e, W_p?, encoder
+    (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention, norm4?, mlp, norm5?), W_u?,
+    and what the options add; `model`: options; L is not for this algorithm; `z_length`: what follows in z is
+    padding; `z_documents`: number of the document of each token of z; `x_documents`: likewise, of x. Result: [N_V,
+    l_x].
     """
     z_positions = where_tokens_are(z, None, z_documents)
     x_positions = where_tokens_are(x, None, x_documents)
@@ -431,15 +355,8 @@ def ed_logits(
 def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
     """Return Algorithm 8: softmax of `ed_logits`.
 
-    Args:
-        z: context sequence.
-        x: primary sequence.
-        theta: parameters of `ed_logits`.
-        model: options.
-        **where: further arguments of `ed_logits`.
-
-    Returns:
-        P, [N_V, l_x].
+    `z`: context sequence; `x`: primary sequence; `theta`: parameters of `ed_logits`; `model`: options; `where`:
+    further arguments of `ed_logits`. Result: P, [N_V, l_x].
     """
     P: Array = softmax(ed_logits(z, x, theta, model, **where))  # return
     return P
@@ -448,14 +365,8 @@ def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **whe
 def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
     """Return the loss of Algorithm 13, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l - 1.
 
-    Args:
-        x: the sequence, with its bos_token and eos_token.
-        theta: parameters of `d_logits`.
-        model: options.
-        **where: further arguments of `d_logits`.
-
-    Returns:
-        The loss, a scalar.
+    `x`: the sequence, with its bos_token and eos_token; `theta`: parameters of `d_logits`; `model`: options;
+    `where`: further arguments of `d_logits`. Result: The loss, a scalar.
     """
     P = d_transformer(x, theta, model, **where)
     return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))
@@ -464,15 +375,8 @@ def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
 def e_loss(x: Tokens, x_masked: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
     """Return the loss of Algorithm 12, -sum of log P[x[t], t] where x_masked has mask_token, in nats.
 
-    Args:
-        x: the sequence.
-        x_masked: the sequence with some tokens replaced by mask_token.
-        theta: parameters of `e_logits`.
-        model: options.
-        **where: further arguments of `e_logits`.
-
-    Returns:
-        The loss, a scalar.
+    `x`: the sequence; `x_masked`: the sequence with some tokens replaced by mask_token; `theta`: parameters of
+    `e_logits`; `model`: options; `where`: further arguments of `e_logits`. Result: The loss, a scalar.
     """
     mask_token = theta.W_e.shape[1] - 3
     P = e_transformer(x_masked, theta, model, **where)
@@ -482,15 +386,8 @@ def e_loss(x: Tokens, x_masked: Tokens, theta: Any, model: Model = PAPER, **wher
 def ed_loss(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
     """Return the loss of Algorithm 11, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l_x - 1.
 
-    Args:
-        z: context sequence.
-        x: primary sequence, with its bos_token and eos_token.
-        theta: parameters of `ed_logits`.
-        model: options.
-        **where: further arguments of `ed_logits`.
-
-    Returns:
-        The loss, a scalar.
+    `z`: context sequence; `x`: primary sequence, with its bos_token and eos_token; `theta`: parameters of
+    `ed_logits`; `model`: options; `where`: further arguments of `ed_logits`. Result: The loss, a scalar.
     """
     P = ed_transformer(z, x, theta, model, **where)
     return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))

@@ -12,12 +12,8 @@ EPSILON = 1e-6
 def patches_of(image: Array, side: int) -> list[tuple[Array, int, int]]:
     """Return the patches of an image in raster order, with their rows and columns of patches.
 
-    Args:
-        image: pixels from -1 to 1, [height, width, channels].
-        side: of a patch.
-
-    Returns:
-        [side, side, channels] divided by the square root of the side, row, column; left to right, top to bottom.
+    `image`: pixels from -1 to 1, [height, width, channels]; `side`: of a patch. Result: [side, side, channels]
+    divided by the square root of the side, row, column; left to right, top to bottom.
     """
     height, width, _ = image.shape
     found = []
@@ -31,10 +27,7 @@ def patches_of(image: Array, side: int) -> list[tuple[Array, int, int]]:
 def convolution(p: Array, K: Array, b: Array) -> Array:
     """Return the 3×3 convolution of a patch, which is surrounded by zeros.
 
-    Args:
-        p: [side, side, d].
-        K: [d_out, d, 3, 3].
-        b: [d_out].
+    `p`: [side, side, d]; `K`: [d_out, d, 3, 3]; `b`: [d_out].
     """
     side, _, d = p.shape
     out = np.zeros((side, side, len(b)))
@@ -55,10 +48,7 @@ def convolution(p: Array, K: Array, b: Array) -> Array:
 def group_norm(U: Array, gamma: Array, beta: Array) -> Array:
     """Return a patch with each group of its channels normalized over pixels and channels.
 
-    Args:
-        U: [side, side, n_groups · d_group].
-        gamma: [n_groups, d_group].
-        beta: [n_groups, d_group].
+    `U`: [side, side, n_groups · d_group]; `gamma`: [n_groups, d_group]; `beta`: [n_groups, d_group].
     """
     n_groups, d_group = gamma.shape
     out = np.zeros_like(U)
@@ -74,11 +64,8 @@ def group_norm(U: Array, gamma: Array, beta: Array) -> Array:
 def patch_embedding(patch: Array, row: int, column: int, image: Any) -> Array:
     """Return the embedding of a patch: a residual block, and the position within the image.
 
-    Args:
-        patch: [side, side, channels].
-        row: of patches.
-        column: of patches.
-        image: K_in, b_in, gamma1, beta1, K_1, b_1, gamma2, beta2, K_2, b_2, W_out, b_out, W_row, W_column.
+    `patch`: [side, side, channels]; `row`: of patches; `column`: of patches; `image`: K_in, b_in, gamma1, beta1,
+    K_1, b_1, gamma2, beta2, K_2, b_2, W_out, b_out, W_row, W_column.
     """
     U = convolution(patch, image.K_in, image.b_in)
     V = convolution(gelu(group_norm(U, image.gamma1, image.beta1)), image.K_1, image.b_1)
@@ -104,12 +91,8 @@ def bin_of(y: float) -> int:
 def gato_embedding(sequence: list[Any], theta: Any) -> Array:
     """Return lines 1 to 3 of Gato.
 
-    Args:
-        sequence: of each column a token ID, or a patch as `patches_of` gives it.
-        theta: transformer (W_e, W_p) and image.
-
-    Returns:
-        X, [d_e, l].
+    `sequence`: of each column a token ID, or a patch as `patches_of` gives it; `theta`: transformer (W_e, W_p) and
+    image. Result: X, [d_e, l].
     """
     l = len(sequence)  # line 1
     e = []

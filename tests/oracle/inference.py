@@ -15,12 +15,8 @@ Sample = Callable[[Array, int], int]
 def tempered(p: Array, tau: float) -> Array:
     """Return the distribution q proportional to p^(1/tau), or its limit.
 
-    Args:
-        p: distribution [N_V].
-        tau: temperature; 0 puts all weight on the first maximum of p, infinity makes q uniform where p is not 0.
-
-    Returns:
-        q, [N_V].
+    `p`: distribution [N_V]; `tau`: temperature; 0 puts all weight on the first maximum of p, infinity makes q
+    uniform where p is not 0. Result: q, [N_V].
     """
     if tau == 0:
         return np.array([float(v == np.argmax(p)) for v in range(len(p))])
@@ -32,14 +28,8 @@ def tempered(p: Array, tau: float) -> Array:
 def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
     """Draw a token from q; at temperature 0 there is nothing to draw and sample is not called.
 
-    Args:
-        q: distribution [N_V].
-        i: number of the step, from 0.
-        tau: temperature.
-        sample: sample(q, i) draws a token ID; may be None at temperature 0.
-
-    Returns:
-        A token ID.
+    `q`: distribution [N_V]; `i`: number of the step, from 0; `tau`: temperature; `sample`: sample(q, i) draws a
+    token ID; may be None at temperature 0. Result: A token ID.
 
     Raises:
         ValueError: if there is something to draw and sample is None.
@@ -51,23 +41,25 @@ def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
     return int(sample(q, i))
 
 
-def d_inference(x: Tokens, theta: Any, l_gen: int, tau: float, sample: Sample | None) -> list[int]:
+def d_inference(
+    x: Tokens,
+    theta: Any,
+    l_gen: int,
+    tau: float,
+    sample: Sample | None,
+    transformer: Callable[[Tokens, Any], Array] = d_transformer,
+) -> list[int]:
     """Return Algorithm 14: the continuation of a prompt.
 
-    Args:
-        x: prompt, l token IDs.
-        theta: parameters of `d_transformer`.
-        l_gen: number of tokens to generate.
-        tau: temperature, 0 and infinity included.
-        sample: sample(q, i) draws a token ID from the distribution q [N_V] at step i = 0, 1, ...
-
-    Returns:
-        y, the l_gen generated token IDs, without the prompt.
+    `x`: prompt, l token IDs; `theta`: parameters of `d_transformer`; `l_gen`: number of tokens to generate; `tau`:
+    temperature, 0 and infinity included; `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at
+    step i = 0, 1, . `transformer`: Algorithm 10, or a model of today in its place. Result: y, the l_gen generated
+    token IDs, without the prompt.
     """
     x = list(x)
     l = len(x)  # line 1
     for i in range(l_gen):  # line 2
-        P = d_transformer(x, theta)  # line 3
+        P = transformer(x, theta)  # line 3
         p = P[:, l + i - 1]  # line 4
         q = tempered(p, tau)
         y = draw(q, i, tau, sample)  # line 5
@@ -79,15 +71,10 @@ def d_inference(x: Tokens, theta: Any, l_gen: int, tau: float, sample: Sample | 
 def ed_inference(z: Tokens, theta: Any, tau: float, sample: Sample | None, l_max: int) -> list[int]:
     """Return Algorithm 15: the transduction of z, cut off once it has l_max tokens.
 
-    Args:
-        z: context sequence.
-        theta: parameters of `ed_transformer`.
-        tau: temperature, 0 and infinity included.
-        sample: sample(q, i) draws a token ID from the distribution q [N_V] at step i = 0, 1, ...
-        l_max: largest length of the result, bos_token included; the paper, which names no limit, would go on.
-
-    Returns:
-        x_hat, from bos_token to eos_token (or to its l_max-th token).
+    `z`: context sequence; `theta`: parameters of `ed_transformer`; `tau`: temperature, 0 and infinity included;
+    `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at step i = 0, 1, ; `l_max`: largest
+    length of the result, bos_token included; the paper, which names no limit, would go on. Result: x_hat, from
+    bos_token to eos_token (or to its l_max-th token).
     """
     N_V = theta.W_e.shape[1]
     bos_token, eos_token = N_V - 2, N_V - 1

@@ -17,11 +17,7 @@ from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, r
 def silu(x: Array) -> Array:
     """Return x sigma(x) = x / (1 + exp(-x)) (Hendrycks and Gimpel 2016; Llama, Mistral, Qwen).
 
-    Args:
-        x: any array.
-
-    Returns:
-        An array of x's shape.
+    `x`: any array. Result: An array of x's shape.
     """
     return x / (1 + np.exp(-x))
 
@@ -29,11 +25,7 @@ def silu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016; GPT-2, Gemma, T5 1.1).
 
-    Args:
-        x: any array.
-
-    Returns:
-        An array of x's shape.
+    `x`: any array. Result: An array of x's shape.
     """
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
@@ -44,12 +36,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 def part(W: Any, name: str) -> Any:
     """Return a parameter, or None where W has none of that name.
 
-    Args:
-        W: parameters with attributes, or None.
-        name: of the attribute.
-
-    Returns:
-        The attribute or None.
+    `W`: parameters with attributes, or None; `name`: of the attribute. Result: The attribute or None.
     """
     return getattr(W, name, None)
 
@@ -57,13 +44,7 @@ def part(W: Any, name: str) -> Any:
 def linear(W: Array, b: Array | None, X: Array) -> Array:
     """Return W X + b 1^T, without the bias where there is none (Llama, T5, document 000).
 
-    Args:
-        W: [d_out, d_in].
-        b: [d_out] or None.
-        X: [d_in, l].
-
-    Returns:
-        [d_out, l].
+    `W`: [d_out, d_in]; `b`: [d_out] or None; `X`: [d_in, l]. Result: [d_out, l].
     """
     if b is None:
         return W @ X
@@ -75,14 +56,8 @@ def layer_norm(e: Array, gamma: Array, beta: Array | None, epsilon: float) -> Ar
 
     e_hat = (e - m) / sqrt(v + epsilon) * gamma + beta.
 
-    Args:
-        e: activations of one token [d_e].
-        gamma: scale [d_e].
-        beta: offset [d_e] or None.
-        epsilon: added to the variance; 0 in the paper.
-
-    Returns:
-        e_hat, [d_e].
+    `e`: activations of one token [d_e]; `gamma`: scale [d_e]; `beta`: offset [d_e] or None; `epsilon`: added to the
+    variance; 0 in the paper. Result: e_hat, [d_e].
     """
     d_e = len(e)
     m = sum(e[i] for i in range(d_e)) / d_e  # line 1
@@ -97,14 +72,8 @@ def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
     Sources: Zhang and Sennrich 2019; Gopher, document 004; T5, Llama; Gemma, with offset 1.
     e_hat = e / sqrt(sum_i e[i]^2 / d_e + epsilon) * (gamma + offset).
 
-    Args:
-        e: activations of one token [d_e].
-        gamma: scale [d_e].
-        epsilon: added to the mean square.
-        offset: added to gamma: 0, or Gemma's 1.
-
-    Returns:
-        e_hat, [d_e].
+    `e`: activations of one token [d_e]; `gamma`: scale [d_e]; `epsilon`: added to the mean square; `offset`: added
+    to gamma: 0, or Gemma's 1. Result: e_hat, [d_e].
     """
     d_e = len(e)
     v = sum(e[i] * e[i] for i in range(d_e)) / d_e  # line 2
@@ -115,13 +84,8 @@ def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
 def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
     """Return X with every column normalized, or X itself where this norm is not there.
 
-    Args:
-        X: activations [d, l].
-        norm: gamma [d] and, unless absent, beta [d]; or None.
-        model: "norm" ("layer_norm" or "rms_norm"), "epsilon", "norm_offset".
-
-    Returns:
-        An array [d, l].
+    `X`: activations [d, l]; `norm`: gamma [d] and, unless absent, beta [d]; or None; `model`: "norm" ("layer_norm"
+    or "rms_norm"), "epsilon", "norm_offset". Result: An array [d, l].
     """
     if norm is None:
         return X
@@ -140,14 +104,8 @@ def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
     norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
     document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6).
 
-    Args:
-        X: [d_e, l].
-        norm: before the sublayer, or after the sum.
-        order: "norm_first" or "norm_last".
-        model: options.
-
-    Returns:
-        [d_e, l].
+    `X`: [d_e, l]; `norm`: before the sublayer, or after the sum; `order`: "norm_first" or "norm_last"; `model`:
+    options. Result: [d_e, l].
     """
     if order not in ("norm_first", "norm_last"):
         raise ValueError(f"order must be norm_first or norm_last, but is {order}")
@@ -157,14 +115,8 @@ def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
 def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
     """Return what becomes of the sum of X and a residual sublayer: see `before`.
 
-    Args:
-        X: [d_e, l].
-        norm: before the sublayer, or after the sum.
-        order: "norm_first" or "norm_last".
-        model: options.
-
-    Returns:
-        [d_e, l].
+    `X`: [d_e, l]; `norm`: before the sublayer, or after the sum; `order`: "norm_first" or "norm_last"; `model`:
+    options. Result: [d_e, l].
     """
     return normalize(X, norm, model) if order == "norm_last" else X
 
@@ -172,14 +124,8 @@ def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
 def mlp(X: Array, W: Any, f: Any) -> Array:
     """Return W_mlp2 f(W_mlp1 X), or with a gate W_mlp2 (f(W_gate X) * W_mlp1 X) (Shazeer 2020; Llama; T5 1.1).
 
-    Args:
-        X: [d_e, l].
-        W: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2
-            [d_e].
-        f: activation function.
-
-    Returns:
-        [d_e, l].
+    `X`: [d_e, l]; `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate
+    [d_mlp], b_mlp2 [d_e]; `f`: activation function. Result: [d_e, l].
     """
     U = linear(W.W_mlp1, part(W, "b_mlp1"), X)
     W_gate = part(W, "W_gate")
@@ -193,15 +139,8 @@ def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: fl
     gamma of d_attn entries: every head's column by itself (Qwen 3, Yang et al. 2025; Gemma 3, with offset 1); gamma of
     H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025).
 
-    Args:
-        h: the head.
-        Ys: one array [d_attn, l] for each head.
-        gamma: [d_attn] or [H d_attn] or None.
-        epsilon: added to the mean square.
-        offset: added to gamma.
-
-    Returns:
-        An array [d_attn, l].
+    `h`: the head; `Ys`: one array [d_attn, l] for each head; `gamma`: [d_attn] or [H d_attn] or None; `epsilon`:
+    added to the mean square; `offset`: added to gamma. Result: An array [d_attn, l].
     """
     if gamma is None:
         return Ys[h]
@@ -216,12 +155,7 @@ def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: fl
 def cap(S: Array, c: float | None) -> Array:
     """Return c tanh(S / c), or S where there is no cap (Gemma 2, Gemma team 2024, section 2; scores and logits).
 
-    Args:
-        S: scores, already scaled, or logits.
-        c: cap or None.
-
-    Returns:
-        An array of S's shape.
+    `S`: scores, already scaled, or logits; `c`: cap or None. Result: An array of S's shape.
     """
     return S if c is None else c * np.tanh(S / c)
 
@@ -249,22 +183,9 @@ def attention(
     (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
     two is a choice.
 
-    Args:
-        h: the head.
-        X: as in `mh_attention`, like all the others.
-        Z: likewise.
-        W: likewise.
-        mask: likewise.
-        line: likewise.
-        model: likewise.
-        x_positions: likewise.
-        z_positions: likewise.
-        bidirectional: likewise.
-        distances: likewise.
-        P: likewise.
-
-    Returns:
-        [d_mid, l_x].
+    `h`: the head; `X`: as in `mh_attention`, like all the others; `Z`: likewise; `W`: likewise; `mask`: likewise;
+    `line`: likewise; `model`: likewise; `x_positions`: likewise; `z_positions`: likewise; `bidirectional`:
+    likewise; `distances`: likewise; `P`: likewise. Result: [d_mid, l_x].
     """
     H = len(W.heads)
     groups = W.heads if part(W, "groups") is None else W.groups
@@ -315,17 +236,9 @@ def added_by_distance(
 ) -> Array | float:
     """Return what the scores of head h gain by the distance of the tokens: T5's table, ALiBi's slope, or nothing.
 
-    Args:
-        h: the head.
-        H: number of heads.
-        positions: of "kind" "distances" or "alibi", or another, for which the result is 0.
-        x_positions: [l_x].
-        z_positions: [l_z].
-        bidirectional: which of T5's buckets apply.
-        distances: T5's tables [H, num_buckets].
-
-    Returns:
-        [l_z, l_x], or 0.
+    `h`: the head; `H`: number of heads; `positions`: of "kind" "distances" or "alibi", or another, for which the
+    result is 0; `x_positions`: [l_x]; `z_positions`: [l_z]; `bidirectional`: which of T5's buckets apply;
+    `distances`: T5's tables [H, num_buckets]. Result: [l_z, l_x], or 0.
     """
     if positions["kind"] == "distances":
         assert distances is not None
@@ -339,21 +252,14 @@ def mh_attention(
 ) -> Array:
     """Return Algorithm 5 with the changed lines of both it and Algorithm 4.
 
-    Args:
-        X: primary sequence [d_x, l_x].
-        Z: context sequence [d_z, l_z].
-        W: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without
-            groups each head has these), gamma_q?, gamma_k?, W_o, b_o?.
-        mask: boolean [l_z, l_x].
-        line: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a mapping
-            of "kind": "rotary", "transformer_xl", "distances", "alibi", and numbers of that kind).
-        model: "epsilon" and "norm_offset", for the heads' norms.
-        **where: x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's
-            tables [H, num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press
-            et al. 2021, "Shortformer").
-
-    Returns:
-        [d_out, l_x].
+    `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W`: heads (H of W_q, b_q?, and W_r, u, v
+    for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups each head has these), gamma_q?,
+    gamma_k?, W_o, b_o?; `mask`: boolean [l_z, l_x]; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
+    document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
+    "alibi", and numbers of that kind); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
+    x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's tables [H,
+    num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021,
+    "Shortformer"). Result: [d_out, l_x].
     """
     heads = []
     for h in range(len(W.heads)):  # line 1
@@ -373,16 +279,10 @@ def join_masks(
 ) -> Array:
     """Return which positions may attend to which, the algorithm's own mask and all others together.
 
-    Args:
-        base: the algorithm's mask, or the caller's in its place, boolean [l_z, l_x].
-        window: t_x - window < t_z (Child et al. 2019 and GPT-3, document 004: locally banded; Mistral, Jiang et al.
-            2023).
-        z_length: t_z < z_length; what follows is padding.
-        x_documents: number of the document of each t_x; a token attends within its own only.
-        z_documents: likewise, of each t_z.
-
-    Returns:
-        Boolean [l_z, l_x].
+    `base`: the algorithm's mask, or the caller's in its place, boolean [l_z, l_x]; `window`: t_x - window < t_z
+    (Child et al. 2019 and GPT-3, document 004: locally banded; Mistral, Jiang et al. 2023); `z_length`: t_z <
+    z_length; what follows is padding; `x_documents`: number of the document of each t_x; a token attends within its
+    own only; `z_documents`: likewise, of each t_z. Result: Boolean [l_z, l_x].
     """
     l_z, l_x = base.shape
     joined = np.empty((l_z, l_x), dtype=bool)
@@ -402,11 +302,7 @@ def join_masks(
 def document_positions(documents: Sequence[int]) -> list[int]:
     """Return each token's position in its own document, from 0; a document is a run of equal numbers.
 
-    Args:
-        documents: number of each token's document [l].
-
-    Returns:
-        Positions [l].
+    `documents`: number of each token's document [l]. Result: Positions [l].
     """
     positions: list[int] = []
     for t in range(len(documents)):
@@ -418,13 +314,8 @@ def document_positions(documents: Sequence[int]) -> list[int]:
 def where_tokens_are(x: Tokens, positions: Positions | None, documents: Sequence[int] | None) -> Positions:
     """Return the positions given; or 0, 1, ... of the whole sequence, or of each document.
 
-    Args:
-        x: token IDs.
-        positions: of the tokens, or None.
-        documents: number of each token's document, or None.
-
-    Returns:
-        Positions [l].
+    `x`: token IDs; `positions`: of the tokens, or None; `documents`: number of each token's document, or None.
+    Result: Positions [l].
     """
     if positions is not None:
         return positions

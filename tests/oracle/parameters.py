@@ -20,11 +20,7 @@ OF_ALL_HEADS = ("gamma_q", "gamma_k")
 def fields(tree: Any) -> dict[str, Any] | None:
     """Return the named attributes of a node.
 
-    Args:
-        tree: any tree.
-
-    Returns:
-        Attributes by name, in their order; None if the tree is no such node.
+    `tree`: any tree. Result: Attributes by name, in their order; None if the tree is no such node.
     """
     if hasattr(tree, "_asdict"):
         return tree._asdict()
@@ -34,12 +30,8 @@ def fields(tree: Any) -> dict[str, Any] | None:
 def flatten(theta: Any, path: str = "") -> dict[str, Array]:
     """Return all arrays of a tree by their paths, such as "layers[0].attention.heads[1].W_q".
 
-    Args:
-        theta: tree of parameters; None contributes nothing.
-        path: path of theta itself.
-
-    Returns:
-        The arrays, in the order of the tree.
+    `theta`: tree of parameters; None contributes nothing; `path`: path of theta itself. Result: The arrays, in the
+    order of the tree.
     """
     if theta is None:
         return {}
@@ -56,13 +48,8 @@ def flatten(theta: Any, path: str = "") -> dict[str, Array]:
 def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
     """Return a tree of theta's structure with other arrays; the inverse of `flatten`.
 
-    Args:
-        theta: tree of parameters.
-        arrays: new arrays by the paths that `flatten` gives.
-        path: path of theta itself.
-
-    Returns:
-        A tree of SimpleNamespace objects and lists.
+    `theta`: tree of parameters; `arrays`: new arrays by the paths that `flatten` gives; `path`: path of theta
+    itself. Result: A tree of SimpleNamespace objects and lists.
     """
     if theta is None:
         return None
@@ -78,12 +65,9 @@ def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
 def unstack(theta: Any) -> Any:
     """Return parameters with lists of heads and layers from parameters that stack them on leading axes.
 
-    Args:
-        theta: tree in which the arrays under `heads` carry a leading axis for the heads, and those under
-            `layers`, `encoder` or `decoder` one more, in front, for the layers.
-
-    Returns:
-        A tree of SimpleNamespace objects with float64 arrays, in which those fields are lists.
+    `theta`: tree in which the arrays under `heads` carry a leading axis for the heads, and those under `layers`,
+    `encoder` or `decoder` one more, in front, for the layers. Result: A tree of SimpleNamespace objects with
+    float64 arrays, in which those fields are lists.
     """
     named = fields(theta)
     if named is None:
@@ -95,11 +79,7 @@ def unstack(theta: Any) -> Any:
 def unstack_axis(theta: Any) -> list[Any]:
     """Return the slices of a tree along the leading axis of all its arrays.
 
-    Args:
-        theta: tree whose arrays have the same leading axis.
-
-    Returns:
-        As many unstacked trees as the axis is long.
+    `theta`: tree whose arrays have the same leading axis. Result: As many unstacked trees as the axis is long.
 
     Raises:
         ValueError: if the arrays disagree about the axis, or there is none.
@@ -115,14 +95,11 @@ def unstack_axis(theta: Any) -> list[Any]:
 def unstack_family(theta: Any) -> Any:
     """Return parameters with lists of layers, heads and groups from parameters that stack them on leading axes.
 
-    Args:
-        theta: tree in which the arrays under `heads` have a leading axis: W_k, b_k, W_v and b_v [H_kv, ...], gamma_q
-            and gamma_k none, all others, whether in `heads` or in `heads.relative`, [H, ...]; those under `layers`,
-            `encoder` and `decoder` have one more, in front, for the layers.
-
-    Returns:
-        A tree of SimpleNamespace objects: those fields are lists, what belongs to a group of heads is in `groups`,
-        beside `heads`, and gamma_q and gamma_k are beside them, too.
+    `theta`: tree in which the arrays under `heads` have a leading axis: W_k, b_k, W_v and b_v [H_kv, ...], gamma_q
+    and gamma_k none, all others, whether in `heads` or in `heads.relative`, [H, ...]; those under `layers`,
+    `encoder` and `decoder` have one more, in front, for the layers. Result: A tree of SimpleNamespace objects:
+    those fields are lists, what belongs to a group of heads is in `groups`, beside `heads`, and gamma_q and gamma_k
+    are beside them, too.
     """
     named = fields(theta)
     if named is None:
@@ -144,19 +121,12 @@ def unstack_family(theta: Any) -> Any:
 def unstack_heads(heads: Any) -> dict[str, Any]:
     """Return what `unstack_family` puts in place of `heads`.
 
-    Args:
-        heads: parameters of one attention, stacked.
-
-    Returns:
-        "heads" and "groups", both lists, and "gamma_q" and "gamma_k".
+    `heads`: parameters of one attention, stacked. Result: "heads" and "groups", both lists, and "gamma_q" and
+    "gamma_k".
     """
     named = dict(fields(heads) or {})
     named.update(fields(named.pop("relative", None)) or {})
     mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
     shared = {k: named.get(k) for k in OF_A_GROUP}
     norms = {k: unstack_family(named.get(k)) for k in OF_ALL_HEADS}
-    return {
-        "heads": unstack_axis(SimpleNamespace(**mine)),
-        "groups": unstack_axis(SimpleNamespace(**shared)),
-        **norms,
-    }
+    return {"heads": unstack_axis(SimpleNamespace(**mine)), "groups": unstack_axis(SimpleNamespace(**shared)), **norms}

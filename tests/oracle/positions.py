@@ -23,14 +23,8 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
     (Dai et al. 2019) and Marian; "fairseq": likewise with base^(2i/(d_e - 2)), as in the
     code of tensor2tensor and fairseq (Ng et al. 2019).
 
-    Args:
-        t: position or distance, from 0, and negative where a distance is.
-        d_e: number of rows, even.
-        base: of the wavelengths, 10,000 in all these publications.
-        rows: "neighbors", "halves" or "fairseq".
-
-    Returns:
-        e, [d_e].
+    `t`: position or distance, from 0, and negative where a distance is; `d_e`: number of rows, even; `base`: of the
+    wavelengths, 10,000 in all these publications; `rows`: "neighbors", "halves" or "fairseq". Result: e, [d_e].
     """
     e = np.empty(d_e)
     for i in range(d_e // 2):
@@ -44,12 +38,8 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
 def linear_frequencies(theta: list[float], factor: float) -> list[float]:
     """Return rotary frequencies for positions divided by a factor (Chen et al. 2023, "position interpolation").
 
-    Args:
-        theta: frequencies, one for each pair of rows.
-        factor: by which positions are divided.
-
-    Returns:
-        theta_i / factor.
+    `theta`: frequencies, one for each pair of rows; `factor`: by which positions are divided. Result: theta_i /
+    factor.
     """
     return [theta_i / factor for theta_i in theta]
 
@@ -63,15 +53,10 @@ def llama3_frequencies(
     long waves, lambda_i > original_length / low_freq_factor, become theta_i / factor; between them theta_i ((1 - s) /
     factor + s), s = (original_length / lambda_i - low_freq_factor) / (high_freq_factor - low_freq_factor).
 
-    Args:
-        theta: frequencies, one for each pair of rows.
-        factor: by which low frequencies are divided.
-        low_freq_factor: original_length has at most so many of the waves that are stretched in full.
-        high_freq_factor: original_length has at least so many of the waves that stay.
-        original_length: of the texts in pretraining.
-
-    Returns:
-        The scaled frequencies.
+    `theta`: frequencies, one for each pair of rows; `factor`: by which low frequencies are divided;
+    `low_freq_factor`: original_length has at most so many of the waves that are stretched in full;
+    `high_freq_factor`: original_length has at least so many of the waves that stay; `original_length`: of the texts
+    in pretraining. Result: The scaled frequencies.
     """
     scaled = []
     for theta_i in theta:
@@ -101,17 +86,10 @@ def yarn_frequencies(
     being the number of rotated rows. Frequencies stay up to i(beta_fast), are divided by the factor from i(beta_slow)
     on, and in between theta_i (ramp / factor + 1 - ramp), ramp rising linearly from 0 to 1.
 
-    Args:
-        theta: frequencies, one for each pair of rows.
-        base: of the frequencies.
-        factor: by which low frequencies are divided.
-        original_length: of the texts in pretraining.
-        beta_fast: number of turns in original_length from which on a frequency stays.
-        beta_slow: number of turns up to which a frequency is divided in full.
-        truncate: the two bounds are rounded, down and up, to whole pairs.
-
-    Returns:
-        The scaled frequencies.
+    `theta`: frequencies, one for each pair of rows; `base`: of the frequencies; `factor`: by which low frequencies
+    are divided; `original_length`: of the texts in pretraining; `beta_fast`: number of turns in original_length
+    from which on a frequency stays; `beta_slow`: number of turns up to which a frequency is divided in full;
+    `truncate`: the two bounds are rounded, down and up, to whole pairs. Result: The scaled frequencies.
     """
     d = 2 * len(theta)
     low = d * math.log(original_length / (2 * math.pi * beta_fast)) / (2 * math.log(base))
@@ -139,14 +117,8 @@ def yarn_attention_factor(
     m(s) = 0.1 s ln(factor) + 1, or 1 if factor <= 1; the result is attention_factor where given, otherwise
     m(mscale) / m(mscale_all_dim) where both are given, otherwise m(1).
 
-    Args:
-        factor: by which low frequencies are divided.
-        attention_factor: the result itself.
-        mscale: s in the numerator.
-        mscale_all_dim: s in the denominator.
-
-    Returns:
-        The multiplier.
+    `factor`: by which low frequencies are divided; `attention_factor`: the result itself; `mscale`: s in the
+    numerator; `mscale_all_dim`: s in the denominator. Result: The multiplier.
     """
 
     def m(s: float) -> float:
@@ -162,13 +134,9 @@ def yarn_attention_factor(
 def rotary_frequencies(d: int, rotary: Mapping[str, Any]) -> tuple[list[float], float]:
     """Return theta_i = base^(-2i/d) for every pair i of d rotated rows (Su et al. 2021, section 3.2.2), scaled.
 
-    Args:
-        d: number of rotated rows, even.
-        rotary: "base" (10,000 unless given) and "scaling": None or a mapping with "kind" ("linear", "llama3", "yarn")
-            and the arguments of the function of that name above ("yarn": also those of `yarn_attention_factor`).
-
-    Returns:
-        Frequencies [d / 2], and what multiplies cosines and sines.
+    `d`: number of rotated rows, even; `rotary`: "base" (10,000 unless given) and "scaling": None or a mapping with
+    "kind" ("linear", "llama3", "yarn") and the arguments of the function of that name above ("yarn": also those of
+    `yarn_attention_factor`). Result: Frequencies [d / 2], and what multiplies cosines and sines.
 
     Raises:
         ValueError: if d is odd, or the scaling unknown.
@@ -199,14 +167,9 @@ def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
     Y[a] <- Y[a] cos phi - Y[b] sin phi, Y[b] <- Y[b] cos phi + Y[a] sin phi. The remaining rows stay.
     Pairs are (i, i + d/2) ("halves": GPT-NeoX, Llama in `transformers`) or (2i, 2i + 1) ("neighbors": RoFormer, GPT-J).
 
-    Args:
-        Y: queries or keys of one head [d_attn, l].
-        positions: [l].
-        rotary: "base", "scaling" (see `rotary_frequencies`), "share" (1 unless given) and "pairs" ("halves" unless
-            given).
-
-    Returns:
-        A new array [d_attn, l].
+    `Y`: queries or keys of one head [d_attn, l]; `positions`: [l]; `rotary`: "base", "scaling" (see
+    `rotary_frequencies`), "share" (1 unless given) and "pairs" ("halves" unless given). Result: A new array
+    [d_attn, l].
     """
     d_attn, l = Y.shape
     d = int(d_attn * rotary.get("share", 1.0))
@@ -229,15 +192,8 @@ def transformer_xl_distances(Q: Array, head: Any, x_positions: Positions, z_posi
     of the distance, the sines before the cosines. Biases of queries and keys are part of q and k. This is the second
     summand; the first is line 4 with queries to which u is added.
 
-    Args:
-        Q: queries of one head [d_attn, l_x].
-        head: W_r [d_attn, d_e] and v [d_attn].
-        x_positions: [l_x].
-        z_positions: [l_z].
-        base: of the sinusoid.
-
-    Returns:
-        [l_z, l_x], not yet scaled.
+    `Q`: queries of one head [d_attn, l_x]; `head`: W_r [d_attn, d_e] and v [d_attn]; `x_positions`: [l_x];
+    `z_positions`: [l_z]; `base`: of the sinusoid. Result: [l_z, l_x], not yet scaled.
     """
     l_x, l_z = len(x_positions), len(z_positions)
     rows = []
@@ -260,14 +216,8 @@ def t5_bucket(distance: int, bidirectional: bool, num_buckets: int, max_distance
     The published code takes the logarithm in float32 and rounds down; here whole numbers are compared, without
     rounding.
 
-    Args:
-        distance: t_z - t_x.
-        bidirectional: both directions have buckets.
-        num_buckets: of both directions together.
-        max_distance: from which on all distances share the last bucket.
-
-    Returns:
-        The bucket, from 0.
+    `distance`: t_z - t_x; `bidirectional`: both directions have buckets; `num_buckets`: of both directions
+    together; `max_distance`: from which on all distances share the last bucket. Result: The bucket, from 0.
     """
     bucket, n = 0, num_buckets
     if bidirectional:
@@ -296,16 +246,8 @@ def distance_biases(
 ) -> Array:
     """Return what T5 adds to one head's scores, table[bucket(t_z - t_x)] (Raffel et al. 2020, section 2.1).
 
-    Args:
-        table: of one head [num_buckets].
-        x_positions: [l_x].
-        z_positions: [l_z].
-        bidirectional: see `t5_bucket`.
-        num_buckets: see `t5_bucket`.
-        max_distance: see `t5_bucket`.
-
-    Returns:
-        B, [l_z, l_x].
+    `table`: of one head [num_buckets]; `x_positions`: [l_x]; `z_positions`: [l_z]; `bidirectional`: see
+    `t5_bucket`; `num_buckets`: see `t5_bucket`; `max_distance`: see `t5_bucket`. Result: B, [l_z, l_x].
     """
     return np.array(
         [
@@ -321,11 +263,7 @@ def alibi_slopes(H: int) -> list[float]:
     For H a power of two, head h = 1..H has 2^(-8h/H). Otherwise, with P the largest power of two below H, the first P
     heads have the slopes of P heads, the others the first, third, fifth... slope of 2P heads.
 
-    Args:
-        H: number of heads.
-
-    Returns:
-        H slopes.
+    `H`: number of heads. Result: H slopes.
     """
     P = 2 ** int(math.log2(H))
     slopes = [2 ** (-8 * h / P) for h in range(1, P + 1)]
@@ -335,12 +273,6 @@ def alibi_slopes(H: int) -> list[float]:
 def alibi_biases(slope: float, x_positions: Positions, z_positions: Positions) -> Array:
     """Return what ALiBi adds to one head's scaled scores, -slope (t_x - t_z) (Press et al. 2022, section 3).
 
-    Args:
-        slope: of this head.
-        x_positions: [l_x].
-        z_positions: [l_z].
-
-    Returns:
-        B, [l_z, l_x].
+    `slope`: of this head; `x_positions`: [l_x]; `z_positions`: [l_z]. Result: B, [l_z, l_x].
     """
     return np.array([[-slope * (t_x - t_z) for t_x in x_positions] for t_z in z_positions])

@@ -16,13 +16,8 @@ STEP = 1e-30  # its square, the relative error of a complex step, is far below t
 def ed_loss(z: Tokens, x: Tokens, theta: Any) -> Any:
     """Return the loss in lines 3 to 5 of Algorithm 11, in nats, summed over the positions.
 
-    Args:
-        z: context sequence.
-        x: primary sequence, with its bos_token and eos_token.
-        theta: parameters of `ed_transformer`.
-
-    Returns:
-        The loss, a scalar.
+    `z`: context sequence; `x`: primary sequence, with its bos_token and eos_token; `theta`: parameters of
+    `ed_transformer`. Result: The loss, a scalar.
     """
     l = len(x)  # line 3
     P = ed_transformer(z, x, theta)  # line 4
@@ -33,13 +28,8 @@ def ed_loss(z: Tokens, x: Tokens, theta: Any) -> Any:
 def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
     """Return the loss in lines 3 and 7 to 9 of Algorithm 12, in nats, summed over the masked positions.
 
-    Args:
-        x: the sequence.
-        x_masked: the paper's x tilde, the sequence with some tokens replaced by mask_token.
-        theta: parameters of `e_transformer`.
-
-    Returns:
-        The loss, a scalar; 0 if no token is masked.
+    `x`: the sequence; `x_masked`: the paper's x tilde, the sequence with some tokens replaced by mask_token;
+    `theta`: parameters of `e_transformer`. Result: The loss, a scalar; 0 if no token is masked.
     """
     mask_token = theta.W_e.shape[1] - 3
     l = len(x)  # line 3
@@ -52,12 +42,8 @@ def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
 def d_loss(x: Tokens, theta: Any) -> Any:
     """Return the loss in lines 3 to 5 of Algorithm 13, in nats, summed over the positions.
 
-    Args:
-        x: the sequence, with its bos_token and eos_token.
-        theta: parameters of `d_transformer`.
-
-    Returns:
-        The loss, a scalar.
+    `x`: the sequence, with its bos_token and eos_token; `theta`: parameters of `d_transformer`. Result: The loss, a
+    scalar.
     """
     l = len(x)  # line 3
     P = d_transformer(x, theta)  # line 4
@@ -70,12 +56,8 @@ def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
 
     No difference is taken, hence nothing cancels, and each component is exact to rounding.
 
-    Args:
-        loss: real analytic function of the parameters.
-        theta: parameters with lists for heads and layers.
-
-    Returns:
-        Parameters of theta's structure, float64, which hold the derivatives.
+    `loss`: real analytic function of the parameters; `theta`: parameters with lists for heads and layers. Result:
+    Parameters of theta's structure, float64, which hold the derivatives.
     """
     point = {path: np.array(W, dtype=np.complex128) for path, W in flatten(theta).items()}
     theta_complex = rebuild(theta, point)
@@ -92,13 +74,8 @@ def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
 def descend(loss: Callable[[Any], Any], theta: Any, eta: float) -> Any:
     """Return theta - eta * (gradient of the loss at theta).
 
-    Args:
-        loss: real analytic function of the parameters.
-        theta: parameters with lists for heads and layers.
-        eta: learning rate.
-
-    Returns:
-        New parameters of theta's structure.
+    `loss`: real analytic function of the parameters; `theta`: parameters with lists for heads and layers; `eta`:
+    learning rate. Result: New parameters of theta's structure.
     """
     gradient: dict[str, Array] = flatten(complex_step_gradient(loss, theta))
     return rebuild(theta, {path: W - eta * gradient[path] for path, W in flatten(theta).items()})
@@ -107,15 +84,9 @@ def descend(loss: Callable[[Any], Any], theta: Any, eta: float) -> Any:
 def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
     """Return Algorithm 11: training of the encoder-decoder transformer, one sequence pair per step.
 
-    Args:
-        z: context sequences, N_data of them.
-        x: primary sequences, N_data of them.
-        theta: initial parameters of `ed_transformer`.
-        N_epochs: passes over the data.
-        eta: learning rate.
-
-    Returns:
-        theta_hat, the trained parameters.
+    `z`: context sequences, N_data of them; `x`: primary sequences, N_data of them; `theta`: initial parameters of
+    `ed_transformer`; `N_epochs`: passes over the data; `eta`: learning rate. Result: theta_hat, the trained
+    parameters.
     """
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
@@ -127,23 +98,13 @@ def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: 
 
 
 def e_training(
-    x: Sequence[Tokens],
-    theta: Any,
-    N_epochs: int,
-    eta: float,
-    masked: Sequence[Sequence[Sequence[bool] | Array]],
+    x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float, masked: Sequence[Sequence[Sequence[bool] | Array]]
 ) -> Any:
     """Return Algorithm 12: training of the encoder-only transformer, with the masking already drawn.
 
-    Args:
-        x: sequences, N_data of them.
-        theta: initial parameters of `e_transformer`.
-        N_epochs: passes over the data.
-        eta: learning rate.
-        masked: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by mask_token.
-
-    Returns:
-        theta_hat, the trained parameters.
+    `x`: sequences, N_data of them; `theta`: initial parameters of `e_transformer`; `N_epochs`: passes over the
+    data; `eta`: learning rate; `masked`: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by
+    mask_token. Result: theta_hat, the trained parameters.
     """
     N_data = len(x)
     mask_token = theta.W_e.shape[1] - 3
@@ -160,14 +121,8 @@ def e_training(
 def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
     """Return Algorithm 13: training of the decoder-only transformer, one sequence per step.
 
-    Args:
-        x: sequences, N_data of them.
-        theta: initial parameters of `d_transformer`.
-        N_epochs: passes over the data.
-        eta: learning rate.
-
-    Returns:
-        theta_hat, the trained parameters.
+    `x`: sequences, N_data of them; `theta`: initial parameters of `d_transformer`; `N_epochs`: passes over the
+    data; `eta`: learning rate. Result: theta_hat, the trained parameters.
     """
     N_data = len(x)
     for _ in range(N_epochs):  # line 1

@@ -20,12 +20,8 @@ from .components import (
 def ones_mask(l_z: int, l_x: int) -> Array:
     """Return the bidirectional mask: every position may attend to every position.
 
-    Args:
-        l_z: length of the context sequence.
-        l_x: length of the primary sequence.
-
-    Returns:
-        Boolean [l_z, l_x], all True.
+    `l_z`: length of the context sequence; `l_x`: length of the primary sequence. Result: Boolean [l_z, l_x], all
+    True.
     """
     return np.array([[True for _ in range(l_x)] for _ in range(l_z)])
 
@@ -33,11 +29,7 @@ def ones_mask(l_z: int, l_x: int) -> Array:
 def causal_mask(l: int) -> Array:
     """Return the unidirectional mask of equation (3): t_x may attend to t_z if t_z <= t_x.
 
-    Args:
-        l: length of the sequence.
-
-    Returns:
-        Boolean [l, l].
+    `l`: length of the sequence. Result: Boolean [l, l].
     """
     return np.array([[t_z <= t_x for t_x in range(l)] for t_z in range(l)])
 
@@ -45,12 +37,7 @@ def causal_mask(l: int) -> Array:
 def layer_norm_each(X: Array, norm: Any) -> Array:
     """Return X with every column, token by token, replaced by its layer normalization.
 
-    Args:
-        X: activations [d, l].
-        norm: gamma [d] and beta [d].
-
-    Returns:
-        A new array [d, l].
+    `X`: activations [d, l]; `norm`: gamma [d] and beta [d]. Result: A new array [d, l].
     """
     l = X.shape[1]
     return np.stack([layer_norm(X[:, t], norm.gamma, norm.beta) for t in range(l)], axis=1)
@@ -59,11 +46,7 @@ def layer_norm_each(X: Array, norm: Any) -> Array:
 def unembedding_matrix(theta: Any) -> Array:
     """Return W_u, which is the transpose of W_e where theta has none of its own.
 
-    Args:
-        theta: parameters with W_e [d_e, N_V] and W_u ([N_V, d_e] or None).
-
-    Returns:
-        W_u, [N_V, d_e].
+    `theta`: parameters with W_e [d_e, N_V] and W_u ([N_V, d_e] or None). Result: W_u, [N_V, d_e].
     """
     return theta.W_e.T if theta.W_u is None else theta.W_u
 
@@ -71,14 +54,9 @@ def unembedding_matrix(theta: Any) -> Array:
 def ed_transformer(z: Tokens, x: Tokens, theta: Any) -> Array:
     """Return Algorithm 8: the encoder-decoder transformer.
 
-    Args:
-        z: context sequence, l_z token IDs.
-        x: primary sequence, l_x token IDs.
-        theta: W_e, W_p, encoder (a list of attention, norm1, mlp, norm2), decoder (a list of self_attention,
-            norm3, cross_attention, norm4, mlp, norm5), W_u.
-
-    Returns:
-        P, [N_V, l_x]; column t is the distribution of token t + 1 of x.
+    `z`: context sequence, l_z token IDs; `x`: primary sequence, l_x token IDs; `theta`: W_e, W_p, encoder (a list
+    of attention, norm1, mlp, norm2), decoder (a list of self_attention, norm3, cross_attention, norm4, mlp, norm5),
+    W_u. Result: P, [N_V, l_x]; column t is the distribution of token t + 1 of x.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
     l_z = len(z)  # line 1
@@ -110,13 +88,9 @@ def ed_transformer(z: Tokens, x: Tokens, theta: Any) -> Array:
 def e_transformer(x: Tokens, theta: Any) -> Array:
     """Return Algorithm 9: the encoder-only transformer.
 
-    Args:
-        x: sequence of l token IDs.
-        theta: W_e, W_p, layers (a list of attention, norm1, mlp, norm2), W_f [d_f, d_e], b_f, norm, W_u
-            ([N_V, d_f]).
-
-    Returns:
-        P, [N_V, l]; column t is the distribution of token t of the sequence before masking.
+    `x`: sequence of l token IDs; `theta`: W_e, W_p, layers (a list of attention, norm1, mlp, norm2), W_f [d_f,
+    d_e], b_f, norm, W_u ([N_V, d_f]). Result: P, [N_V, l]; column t is the distribution of token t of the sequence
+    before masking.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
     l = len(x)  # line 1
@@ -138,12 +112,8 @@ def e_transformer(x: Tokens, theta: Any) -> Array:
 def d_transformer(x: Tokens, theta: Any) -> Array:
     """Return Algorithm 10: the decoder-only transformer.
 
-    Args:
-        x: sequence of l token IDs.
-        theta: W_e, W_p, layers (a list of norm1, attention, norm2, mlp), norm, W_u.
-
-    Returns:
-        P, [N_V, l]; column t is the distribution of token t + 1.
+    `x`: sequence of l token IDs; `theta`: W_e, W_p, layers (a list of norm1, attention, norm2, mlp), norm, W_u.
+    Result: P, [N_V, l]; column t is the distribution of token t + 1.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
     l = len(x)  # line 1

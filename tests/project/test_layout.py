@@ -1,6 +1,7 @@
 """The folders' contract: imports go one way, algorithms/ only computes, files and functions stay small."""
 
 import ast
+import functools
 import graphlib
 import itertools
 import pathlib
@@ -75,8 +76,14 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text("utf-8"))
+
+
+@functools.cache
 def parse(path):
-    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    return list(ast.walk(tree_of(path)))
 
 
 def imported(path):
@@ -99,8 +106,27 @@ def floor(package, room):
     return floors[0]
 
 
-algorithms_files = pytest.mark.parametrize("path", files("algorithms"), ids=name_of)
-every_file = pytest.mark.parametrize("path", files("algorithms", "training", "scripts", "tests", "docs"), ids=name_of)
+def each_of(paths):
+    """Make one test of a check of each file: thousands of tests would take longer to count than to run."""
+
+    def test_of(check):
+        def test():
+            wrong = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    wrong.append(f"{name_of(path)}: {error}")
+            assert not wrong, "\n".join(wrong)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return test_of
+
+
+algorithms_files = each_of(files("algorithms"))
+every_file = each_of(files("algorithms", "training", "scripts", "tests", "docs"))
 
 
 def own_name(path):
@@ -117,7 +143,7 @@ def imports_that_climb(package, own, names):
     return [name for name in inside if floor(package, name.split(".")[1]) >= floor(package, room)]
 
 
-@pytest.mark.parametrize("path", files(*FLOORS), ids=name_of)
+@each_of(files(*FLOORS))
 def test_imports_go_one_way(path):
     package = path.relative_to(ROOT).parts[0]
     climbs = imports_that_climb(package, own_name(path), imported(path))
@@ -158,7 +184,7 @@ def test_no_file_imports_itself_by_way_of_others(package):
 @algorithms_files
 def test_kernels_of_pallas_are_imported_when_they_are_used(path):
     """They take half a second; importing algorithms must not."""
-    body = ast.parse(path.read_text("utf-8")).body
+    body = tree_of(path).body
     at_import = [node for node in body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
     for node in itertools.chain.from_iterable(map(ast.walk, at_import)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -182,7 +208,7 @@ def test_algorithms_only_compute(path):
 def test_functions_with_tagged_lines_are_numbered(path):
     """Without the decorator, what they compute would have no name for who looks inside."""
     text = path.read_text("utf-8")
-    tags, tree = tags_in(text), ast.parse(text)
+    tags, tree = tags_in(text), tree_of(path)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     for node in itertools.chain(tree.body, *(c.body for c in classes)):
         if isinstance(node, ast.FunctionDef):
@@ -191,13 +217,13 @@ def test_functions_with_tagged_lines_are_numbered(path):
             assert is_tagged == ("numbered" in decorators), f"{name_of(path)}:{node.lineno} {node.name}"
 
 
-@pytest.mark.parametrize("path", files("algorithms", "training"), ids=name_of)
+@each_of(files("algorithms", "training"))
 def test_packages_import_nothing_above_them(path):
     above = {"scripts", "tests"} | ({"training"} if path.is_relative_to(ROOT / "algorithms") else set())
     assert above.isdisjoint(name.split(".")[0] for name in imported(path))
 
 
-@pytest.mark.parametrize("path", sorted({*files("training")} - {*files("training/commands")}), ids=name_of)
+@each_of(sorted({*files("training")} - {*files("training/commands")}))
 def test_training_does_not_print_or_read_the_clock(path):
     clocks = {"time"} if path.name == "chat_worker.py" else {"time", "datetime"}  # templates ask for the date
     assert clocks.isdisjoint(name.split(".")[0] for name in imported(path))
@@ -219,9 +245,9 @@ def test_a_function_fits_on_a_screen(path):
             assert lines <= MAX_BODY_LINES, f"{name_of(path)}:{node.lineno} {node.name} has a body of {lines} lines"
 
 
-@pytest.mark.parametrize("path", files("algorithms", "training"), ids=name_of)
+@each_of(files("algorithms", "training"))
 def test_public_signatures_are_typed(path):
-    body = ast.parse(path.read_text("utf-8")).body
+    body = tree_of(path).body
     classes = [node for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     for function in itertools.chain(body, *(node.body for node in classes)):
         if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):

@@ -133,6 +133,24 @@ def test_remat_computes_the_same_in_less_memory(task):
     assert temporary[2] <= temporary[1] < 0.5 * temporary[0]
 
 
+@pytest.mark.parametrize("task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed"))])
+@pytest.mark.parametrize("remat", ["nothing", pytest.param("all", marks=pytest.mark.slow)])
+def test_unrolled_layers_compute_the_same_without_a_loop(task, remat):
+    layers = {"L_enc": 3, "L_dec": 3} if task == "ed" else {"L": 3}
+    settings, data, config, theta = model(task, dropout=0.3, remat=remat, **layers)
+    object.__setattr__(settings, "dtype", "float64")
+    arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
+    results, loops = [], []
+    for unroll in (False, True):
+        object.__setattr__(settings, "unroll", unroll)
+        whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant)).lower(*arguments)
+        results.append(whole.compile()(*arguments))
+        loops.append(whole.as_text().count("stablehlo.while"))
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert loops[1] == loops[0] - 2 * (1 + (task == "ed"))  # forward and backward
+
+
 def test_dropout_depends_on_the_step_and_on_the_sequence():
     settings, data, config, theta = model("classify", dropout=0.5)
     batch = {name: np.repeat(array[:1], settings.batch_size, axis=0) for name, array in data.train.batch(0).items()}

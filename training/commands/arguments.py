@@ -37,8 +37,18 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
+            self._check_task(word, found)
             self.error(f"{word}: expected {'a known flag' if word.startswith('-') else 'flags only'}, got {word!r}")
         return found
+
+    def _check_task(self, word: str, found: argparse.Namespace) -> None:
+        """Raise where a flag is that of other subcommands than the one that was chosen."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names = [name for name, parser in action.choices.items() if word in parser._option_string_actions]
+                if names:
+                    chosen = getattr(found, action.dest)
+                    self.error(f"{word}: expected a flag of {chosen}, got one of {', '.join(names)}; leave it out")
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, as one sentence.
@@ -88,10 +98,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the arguments with every flag in its canonical spelling: ``--l-max`` and ``--l_max`` are the same.
-
-    Args:
-        argv: the arguments.
-        names: of the settings and options.
 
     Example:
         >>> spelled(["--l-max=9", "--batch_size", "4", "--", "--l-max"], ["l_max", "batch_size"])

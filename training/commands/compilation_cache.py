@@ -26,12 +26,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
-    """Switch the cache on, or off, as the flags and the environment say.
-
-    Args:
-        arguments: with what `add_flags` has added.
-        alone: whether no other process trains with this one. XLA tunes kernels of GPUs together with the others, and
-            waits for them; so several use a cache only if a directory is named, which all of them must share.
+    """Switch the cache on, or off, as the flags and the environment say. Of several processes (not `alone`), XLA
+    tunes kernels of GPUs together, and waits for all; so they use a cache only if a directory is named, which all
+    of them must share.
     """
     directory = arguments.compilation_cache
     if directory is None:

@@ -29,12 +29,8 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: float = 0.0) -> None:
-    """Let JAX keep all that it compiles from now on in a directory.
-
-    Args:
-        directory: need not exist. One in a cloud, with ``://``, is left to JAX's own store.
-        warn: called once if nothing can be written there.
-        seconds: only programs that took at least so long to compile.
+    """Let JAX keep all that took `seconds` to compile from now on in a directory, which need not exist. One in a
+    cloud, with ``://``, is left to JAX's own store. If nothing can be written there, `warn` is called once.
     """
     limit = getattr(jax.config, "jax_compilation_cache_max_size", -1)
 
@@ -57,12 +53,8 @@ class Programs:
     """
 
     def __init__(self, directory: Path, *, limit: int = LIMIT, warn: Callable[[str], None]) -> None:
-        """Make a store; nothing is written before the first program.
-
-        Args:
-            directory: need not exist.
-            limit: bytes of all programs.
-            warn: called once if nothing can be written there.
+        """Make a store of at most `limit` bytes in a directory, made with the first program. If nothing can be
+        written there, `warn` is called once.
         """
         self._directory, self._limit, self._warn = directory, limit, warn
         self._bytes: int | None = None  # of all programs; not known before the first is written

@@ -5,7 +5,7 @@ classifier names their class.
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
-    scripts/generate.py runs/docs --interactive                       # goes on from every line; /reset begins anew
+    scripts/generate.py runs/docs --interactive                       # continues from every line; /reset begins anew
     scripts/generate.py runs/smollm2 --chat --prompt "What is the capital of France?"
     scripts/generate.py runs/smollm2 --chat --interactive --system "You answer in verse."
 
@@ -63,12 +63,7 @@ def parser() -> Parser:
     add("--system", metavar="TEXT", help="with --chat: what the model is told first (default: what its template says)")
     add("--json", action="store_true", help="print a JSON object for each text")
     add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
-    add(
-        "--l_gen",
-        type=int,
-        metavar="N",
-        help="most tokens of an answer (default: 200, with --chat as many as fit)",
-    )
+    add("--l_gen", type=int, metavar="N", help="most tokens of an answer (default: 200, with --chat as many as fit)")
     add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
     add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")
     add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
@@ -134,16 +129,8 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
-    """Print the answers, some texts at once.
-
-    Args:
-        answerer: the model.
-        texts: what to answer.
-        as_json: print an object for each text.
-        lines: whether line n is to come out as line n: an empty line stays empty, and so is one without an answer.
-
-    Returns:
-        whether all texts could be answered; what is wrong with the others is said.
+    """Print the answers, some texts at once; return whether all could be answered. With `lines`, line n comes out
+    as line n: an empty line stays empty, and so does one without an answer.
     """
     texts, well, first = iter(texts), True, 1
     several = False
@@ -178,13 +165,7 @@ def note_unknown(answerer: Answerer, text: str, number: int) -> None:
 
 
 def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> None:
-    """Print the answers to a text, told apart where they could be taken for one another's.
-
-    Args:
-        answerer: the model.
-        answers: to the text.
-        number: of the text, 0 if it is the only one.
-    """
+    """Print the answers to a text, numbered (0: the only one) where they could be taken for one another's."""
     for i, answer in enumerate(answers, 1):
         several = len(answers) > 1
         if answerer.takes_lines:  # each answer is a line
@@ -268,7 +249,7 @@ def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
     """Answer line after line until the input ends; a line that cannot be answered is complained about.
 
     A decoder is given all lines and answers so far, each on a line of its own, since `RESET`; of several answers it is
-    the first that counts. An empty line lets it go on.
+    the first that counts. An empty line lets it continue.
     """
     greet(converses=answerer.converses)
     history = ""
@@ -301,10 +282,7 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
 
 
 def answer(arguments: argparse.Namespace) -> bool:
-    """Answer what was asked.
-
-    Returns:
-        whether all texts could be answered.
+    """Answer what was asked; return whether all texts could be answered.
 
     Raises:
         ValueError: there is no such run, or a text or an option is wrong.

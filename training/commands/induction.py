@@ -104,14 +104,7 @@ class _Progress:
 
 
 def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
-    """Train a model, and measure it on the way and at the end.
-
-    Args:
-        L: layers.
-        seed: of parameters and data.
-        steps: updates.
-        progress: is told of them.
-    """
+    """Train a model of L layers, and measure it on the way and at the end."""
     tokens = experiment.repeating(jax.random.key(2**31))  # those of no training
     options = {"variant": experiment.ATTENTION_ONLY}
     found, numbers, K, before, theta = [], [], [], 0, None
@@ -155,12 +148,7 @@ def _named(heads: Any) -> str:
 
 
 def draw(models: dict[int, list[Trained]], path: Path) -> None:
-    """Draw losses, scores, K-composition and ablations of all models.
-
-    Args:
-        models: number of layers → what was trained.
-        path: of the picture.
-    """
+    """Draw losses, scores, K-composition and ablations of all models, which are by their number of layers."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     (loss, score), (composition, ablation) = figure.subplots(2, 2)
     guessing: dict[str, Any] = {"color": GRAY, "linestyle": ":", "label": "guessing"}
@@ -220,12 +208,7 @@ def form(arguments: Any) -> None:
 
 
 def find(run: Run, path: Path) -> None:
-    """Name the induction heads of a run, with the evidence, and draw the scores of all heads.
-
-    Args:
-        run: a decoder's.
-        path: of the picture.
-    """
+    """Name the induction heads of a run, with the evidence, and draw the scores of all heads."""
     config, variant = run.config, run.config.variant.without_dropout()
     before = run.tokenizer.framed([0], ends=False)[:-1]
     ordinary = np.setdiff1d(np.arange(run.config.N_V), _special(run))

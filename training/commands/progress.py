@@ -63,13 +63,7 @@ class Display:
     """Shows steps, loss, tokens per second and the time left; at every evaluation, its loss and a sample."""
 
     def __init__(self, settings: Settings, path: Path, *, quiet: bool) -> None:
-        """Show the progress of a run.
-
-        Args:
-            settings: of the run.
-            path: of the run.
-            quiet: show nothing but warnings.
-        """
+        """Show the progress of a run; if `quiet`, only warnings."""
         self._steps, self._path, self._quiet = settings.steps, path, quiet
         self._bar: tqdm | None = None
         self._validation = ""
@@ -142,12 +136,7 @@ class Reading:
             self._bar.close()
 
     def tokenized(self, n_bytes: int, total: int) -> None:
-        """Take note of more text that is tokenized.
-
-        Args:
-            n_bytes: of text.
-            total: roughly how much there is, 0 where that is not known.
-        """
+        """Take note of n_bytes more of text that is tokenized, of roughly `total` (0: not known)."""
         if self._quiet:
             return
         before, self._done = self._done, self._done + n_bytes

@@ -14,13 +14,7 @@ RESET = "/reset"
 
 
 def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
-    """Answer line after line until they end; a line that cannot be answered is complained about.
-
-    Args:
-        talker: the model, and the conversation.
-        lines: what the user says.
-        as_json: print a JSON object for each.
-    """
+    """Answer line after line until they end; a line that cannot be answered is complained about."""
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\n")
         if not text.strip():

@@ -19,13 +19,7 @@ def visible(text: str) -> str:
 
 
 def show(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print a model's text; files and pipes get it unchanged.
-
-    Args:
-        text: what to print.
-        end: what to print after it.
-        file: where to; standard output if None.
-    """
+    """Print a model's text; files and pipes get it unchanged."""
     stream: TextIO = file or sys.stdout
     print(visible(text) if stream.isatty() else text, end=end, file=stream, flush=True)
 

@@ -44,11 +44,6 @@ class CompressionError(ValueError):
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
     """Compress a text.
 
-    Args:
-        text: what to compress.
-        generator: the model.
-        tokenizer: its tokenizer, which must give the text back.
-
     Raises:
         CompressionError: the tokenizer does not give the text back.
         DataError: the text has something that the tokenizer does not know.
@@ -79,12 +74,7 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
-    """Give a compressed text back.
-
-    Args:
-        compressed: what `compress` returned.
-        generator: the model that it was compressed with.
-        tokenizer: its tokenizer.
+    """Give back the text that `compress` was given, with the same model.
 
     Raises:
         CompressionError: the data are not compressed text, are damaged, or were made with another model or machine.

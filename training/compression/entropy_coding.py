@@ -24,11 +24,7 @@ class Encoder:
         self._coder = STREAM.queue.RangeEncoder()
 
     def encode(self, P: Float[np.ndarray, "n N"], symbols: Int[np.ndarray, "n"]) -> None:
-        """Append symbols.
-
-        Args:
-            P: the probabilities of what each could be.
-            symbols: the symbols.
+        """Append symbols, by the probabilities of what each could be.
 
         Raises:
             ValueError: something is negative or no number.
@@ -47,10 +43,7 @@ class Decoder:
         self._coder = STREAM.queue.RangeDecoder(np.frombuffer(code, WORD).astype(np.uint32))
 
     def decode(self, P: Float[np.ndarray, "n N"]) -> Int[np.ndarray, "n"]:
-        """Return the next symbols.
-
-        Args:
-            P: as they were encoded with.
+        """Return the next symbols, by the probabilities that they were encoded with.
 
         Raises:
             ValueError: something is negative or no number.

@@ -12,7 +12,7 @@
     data.n_examples, data.n_steps  # examples in an epoch; batches of `evaluation_batches`
     data.fingerprint               # for checkpoints; other data, tokenizer, seed or shape have another
 
-Examples are shuffled anew in every epoch; batches go on over the epochs' borders. Token arrays are int32
+Examples are shuffled anew in every epoch; batches continue across the epochs' borders. Token arrays are int32
 [B, l], columns beyond a sequence hold eos_token; lengths are int32 [B]; masks are boolean. The last batch
 of an evaluation is filled with empty rows, of length 0, with no true mask and the label −1: they must not
 count.
@@ -74,15 +74,7 @@ class Dataset(abc.ABC):
         return -(-self.n_examples // self.batch_size)
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """Return the training batch of a step, or some of its rows.
-
-        Args:
-            step: from 0.
-            rows: which of the batch's rows are wanted; they are the same whoever asks for which.
-
-        Returns:
-            arrays by name.
-        """
+        """Return the training batch of a step, from 0, or some of its rows, the same whoever asks for which."""
         first = step * self.batch_size
         indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
         return self._examples(indices, rows, np.random.default_rng([self.seed, step]))
@@ -154,15 +146,7 @@ class NextTokens(Dataset):
 
     too_long = "conversations are left out"
 
-    def __init__(
-        self,
-        store: TokenStore,
-        *,
-        l_max: int,
-        batch_size: int,
-        seed: int = 0,
-        mode: str = "chunks",
-    ) -> None:
+    def __init__(self, store: TokenStore, *, l_max: int, batch_size: int, seed: int = 0, mode: str = "chunks") -> None:
         if mode not in ("chunks", "windows", "packed"):
             raise DataError(f"there is no mode {mode!r}; choose chunks, windows or packed")
         self.mode = mode
@@ -264,13 +248,7 @@ class MaskedTokens(Dataset):
         self.rule = rule
         self._chunks = Chunks(store.offsets, l_max, overlap=0)
         super().__init__(
-            store.fingerprint,
-            rule,
-            p_mask,
-            n_examples=len(self._chunks),
-            l_max=l_max,
-            batch_size=batch_size,
-            seed=seed,
+            store.fingerprint, rule, p_mask, n_examples=len(self._chunks), l_max=l_max, batch_size=batch_size, seed=seed
         )
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
@@ -305,13 +283,7 @@ class SequencePairs(Dataset):
     too_long = "pairs are left out"
 
     def __init__(
-        self,
-        store: PairStore,
-        *,
-        l_max: int,
-        batch_size: int,
-        seed: int = 0,
-        pad_multiple: int | None = None,
+        self, store: PairStore, *, l_max: int, batch_size: int, seed: int = 0, pad_multiple: int | None = None
     ) -> None:
         """Make the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
         multiple of it, otherwise l_max wide.
@@ -372,12 +344,7 @@ class LabeledTexts(Dataset):
         self.store = store
         self.n_too_long = int(np.count_nonzero(store.text.lengths > l_max))
         super().__init__(
-            store.text.fingerprint,
-            store.names,
-            n_examples=len(store),
-            l_max=l_max,
-            batch_size=batch_size,
-            seed=seed,
+            store.text.fingerprint, store.names, n_examples=len(store), l_max=l_max, batch_size=batch_size, seed=seed
         )
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:

@@ -55,12 +55,8 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str, tokens: Mapping[str, str] | None = None, ends: Sequence[str] = ()) -> None:
-        """Make a template; nothing is rendered yet.
-
-        Args:
-            text: the template.
-            tokens: the texts of special tokens, by their names in the template.
-            ends: the texts of the tokens that end an answer; none: those called eos_token.
+        """Make a template of special tokens' texts, by their names in it, and the texts of those that end an
+        answer, which are eos_token if none are given. Nothing is rendered yet.
         """
         self.text, self.tokens = text, dict(tokens or {})
         self.ends = tuple(ends) or tuple(t for name, t in self.tokens.items() if name == "eos_token")
@@ -90,12 +86,8 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Return a conversation as the model reads it.
-
-        Args:
-            messages: each with a role and its content.
-            add_generation_prompt: whether the assistant is asked to speak next.
-            variables: what else the template reads, such as tools.
+        """Return a conversation as the model reads it, asked to speak next if `add_generation_prompt`; `variables`
+        are what else the template reads, such as tools.
 
         Raises:
             DataError: the conversation is not one that the template takes, or the template is at fault; or jinja2 is
@@ -105,11 +97,8 @@ class ChatTemplate:
         return self._ask(messages, add_generation_prompt, variables)["text"]
 
     def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
-        """Return a conversation as text, with the spans of the assistant's messages.
-
-        Args:
-            messages: as `render`; the assistant speaks last.
-            variables: as `render`.
+        """Return a conversation in which the assistant speaks last as text, like `render`, with the spans of its
+        messages.
 
         Raises:
             DataError: as `render`; or there is no message of the assistant, or it cannot be located in the text.
@@ -175,10 +164,8 @@ class ChatTemplate:
 
 
 def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
-    """Return what writes conversations as the tokens that the next answer follows.
-
-    Args:
-        tokenizer: a model's, which came with a template.
+    """Return what writes conversations as the tokens that the next answer follows, by the template that a tokenizer
+    came with.
 
     Raises:
         DataError: it came with none.
@@ -210,11 +197,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def check_messages(messages: Sequence[Message], *, answered: bool) -> None:
-    """Refuse what is not a conversation.
-
-    Args:
-        messages: each with a role and its content.
-        answered: whether the assistant may speak last; otherwise it is to speak next.
+    """Refuse what is not a conversation. If `answered`, the assistant may speak last; otherwise it is to speak
+    next.
 
     Raises:
         DataError: names the message, from 1.
@@ -238,6 +222,6 @@ def _problems(message: Any, number: int) -> Iterator[str]:
     if role not in ROLES:
         yield f"role: expected one of {', '.join(ROLES)}, got {str(role)[:60]!r}"
     elif role == "system" and number > 1:
-        yield "role: expected system to come first, got it behind other messages"
+        yield "role: expected system to come first, got it after other messages"
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         yield f"content: expected a text, got {'nothing' if content is None else str(content)[:60]}"

@@ -18,17 +18,14 @@ from training.data.tokenizers import LibraryTokenizer, Tokenizer
 FOLLOWS = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
 """Whom each may follow; the user may also begin, or follow the system."""
 NO_TEMPLATE = (
-    "--data: expected text, as the model has no chat template, got conversations; go on --from a model of "
+    "--data: expected text, as the model has no chat template, got conversations; continue --from a model of "
     "instructions, or give text"
 )
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Return a conversation, checked.
-
-    Args:
-        value: an object of JSON with messages, and perhaps with the tools that they name; what else it has is not read.
-        where: file and line, for messages.
+    """Return a conversation, checked: an object of JSON with messages, and perhaps the tools that they name;
+    nothing else is read.
 
     Raises:
         DataError: it is not a conversation that ends with an answer.
@@ -64,7 +61,7 @@ def _check_order(roles: list[str]) -> None:
         before = roles[i - 1] if i else None
         first = before in (None, "system")
         if role != "system" and not (role == "user" if first else before in FOLLOWS[role]):
-            place = "at first" if before is None else f"behind {before}"
+            place = "at first" if before is None else f"after {before}"
             wanted = "user" if first else " or ".join(r for r, others in FOLLOWS.items() if before in others)
             raise DataError(f"message {i + 1}: role: expected {wanted} {place}, got {role}")
     if roles[-1] != "assistant":

@@ -62,16 +62,9 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
     """Cut a text into sections, without ever holding more than one.
 
     A section ends before the first paragraph that begins after `size` characters, or after the first piece of a
-    line that was too long to be read at once; where there is none within four times as many, between two lines. White
-    space at the end of the text is left to the last section.
-
-    Args:
-        lines: the text's lines with their ends.
-        size: characters.
-
-    Yields:
-        the number of a section's first line, from 1, and its text; joined they give the text, unless it is
-        blank.
+    line that was too long to be read at once; where there is none within four times as many, between two lines.
+    White space at the end of the text is left to the last section. Yields the number of a section's first line,
+    from 1, and its text; joined they give the text, unless it is blank.
     """
     section: list[str] = []
     first, characters, blank, ended = 1, 0, False, True
@@ -100,13 +93,8 @@ def _start_says(path: Path, start: bytes) -> str | None:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Read a file once, in blocks, and check that it is text in UTF-8.
-
-    Args:
-        path: the file.
-
-    Returns:
-        its size in bytes, and the SHA-256 of its contents.
+    """Read a file once, in blocks, check that it is text in UTF-8, and return its size and the SHA-256 of its
+    contents.
 
     Raises:
         DataError: it cannot be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
@@ -139,13 +127,7 @@ def check_file(path: Path) -> tuple[int, str]:
 
 
 def _decode(
-    decoder: codecs.IncrementalDecoder,
-    block: bytes,
-    path: Path,
-    line: int,
-    offset: int,
-    *,
-    final: bool = False,
+    decoder: codecs.IncrementalDecoder, block: bytes, path: Path, line: int, offset: int, *, final: bool = False
 ) -> None:
     """Decode the next block, which begins in `line` at byte `offset`."""
     pending = len(decoder.getstate()[0])  # bytes of a character that the block before began

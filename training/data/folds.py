@@ -8,14 +8,9 @@ from training.data.records import Corpus, DataError, fingerprint, hash64, record
 
 
 def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
-    """Return a corpus whose training and validation data are divided anew; its test data stay.
-
-    Which part a record is in depends on its text alone, so equal texts are on one side, and the parts are only about
-    equally large.
-
-    Args:
-        corpus: the data.
-        fold: I/K: hold out the I-th of K parts, counted from 1.
+    """Return a corpus whose training and validation data are divided anew, with the I-th of K parts held out (fold
+    I/K, from 1); its test data stay.  Which part a record is in depends on its text alone, so equal texts are on
+    one side, and the parts are only about equally large.
 
     Raises:
         DataError: there is no such part, or nothing is in it.
@@ -31,6 +26,6 @@ def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
     held_out = [record for record, is_held_out in zip(records, parts, strict=True) if is_held_out]
     train = [record for record, is_held_out in zip(records, parts, strict=True) if not is_held_out]
     if not held_out or not train:
-        raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, of which one part has none")
+        raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, which leave one part empty")
     own = fingerprint(corpus.fingerprint, fold)
     return dataclasses.replace(corpus, train=train, validation=held_out, held_out=0.0, fingerprint=own)

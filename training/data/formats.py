@@ -90,25 +90,14 @@ def is_table(path: Path) -> bool:
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the files of text in a directory and in those below it, by their names; none of a table's directory.
-
-    Args:
-        path: a directory, or a file, which has none.
-    """
+    """Return the files of text in a directory and in those below it, by their names; none of a table's directory."""
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
     return sorted(file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())
 
 
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
-    """Check that a table has columns.
-
-    Args:
-        path: of the table.
-        columns: their names.
-
-    Returns:
-        the size of its files in bytes, and a hash of their contents.
+    """Check that a table has columns, and return the size of its files in bytes and a hash of their contents.
 
     Raises:
         DataError: it cannot be read, has no rows, or lacks a column.
@@ -160,12 +149,7 @@ def _dataset(path: Path) -> Any:
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """Yield a table's rows, some at a time in memory; numbers of classes come as their names.
-
-    Args:
-        path: of a table that `check_table` has seen.
-        columns: the names of those that are wanted.
-    """
+    """Yield the wanted columns of a checked table's rows, some at a time; numbers of classes come as their names."""
     if not path.is_dir():
         for batch in _needed("pyarrow.parquet", path).ParquetFile(path).iter_batches(ROWS, columns=list(columns)):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)

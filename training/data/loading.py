@@ -106,13 +106,8 @@ def load_run_data(
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> RunData:
-    """Read, split and tokenize the data of a run, and check all of them.
-
-    Args:
-        settings: of the run.
-        tokenizer: the run's, if it has one already.
-        cache_dir: where tokens and fetched packages are kept.
-        progress: called with the number of bytes tokenized since, and roughly the total; 0 if that is unknown.
+    """Read, split and tokenize the data of a run, with its tokenizer if it has one, and check all of them.
+    `progress` is called with the bytes tokenized since, and roughly the total (0: unknown).
 
     Raises:
         DataError: something is wrong with the data; the message says where.
@@ -150,12 +145,7 @@ def load_run_data(
 
 
 def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
-    """Return the batches of a part of the data.
-
-    Args:
-        settings: of the run.
-        store: the part's tokens.
-        tokenizer: what made them, for tasks that make more.
+    """Return the batches of a part of the data; some tasks make more tokens with its tokenizer.
 
     Raises:
         DataError: there are none that fit.
@@ -260,7 +250,7 @@ def _notes(
     notes = [
         f"{path} has {len(found)} files of text, read in the order of their names"
         for path in (weighted(name).path for name in (*settings.data, *settings.validation_data))
-        if corpus.kind == "text" and (found := text_files(Path(path)))
+        if corpus.kind == "text" and path not in SOURCES and (found := text_files(Path(path)))
     ]
     sizes = [_size(stores.train), _size(stores.validation)]
     share = sizes[1] / sum(sizes)

@@ -68,12 +68,7 @@ class Mixture(Dataset):
     """
 
     def __init__(self, parts: Sequence[Dataset], weights: Sequence[float]) -> None:
-        """Mix data sets of one kind and shape.
-
-        Args:
-            parts: the data sets.
-            weights: of each; only their ratios count.
-        """
+        """Mix data sets of one kind and shape; only the ratios of the weights count."""
         first = parts[0]
         self._parts = parts
         self._starts = np.cumsum([0, *(part.n_examples for part in parts)])
@@ -117,13 +112,8 @@ def documents(store: Any, first: int, end: int) -> Any:
 
 
 def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Dataset]) -> Mixture:
-    """Return the mixture of the files of a store.
-
-    Args:
-        store: the training data, with the number of records of each file.
-        names: of the files, for messages.
-        weights: of the files.
-        make: makes the data set of a store.
+    """Return the mixture of the files of a store, which knows how many records each has; `make` makes a store's
+    data set.
 
     Raises:
         DataError: there is too little in a file.

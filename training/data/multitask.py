@@ -28,12 +28,8 @@ def _pair(record: Pair | Labeled) -> Pair:
 
 
 def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
-    """Return pairs as sequences for a decoder, in memory, of which the targets are predicted.
-
-    Args:
-        records: the pairs.
-        tokenizer: makes tokens of both sides, each by itself.
-        part: which part of the data they are.
+    """Return a part's pairs as sequences for a decoder, in memory, that is to predict the targets; each side is
+    tokenized by itself.
 
     Raises:
         DataError: a source has a TAB, or a text has something that the tokenizer does not know.

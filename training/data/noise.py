@@ -23,14 +23,8 @@ class Noisy(Dataset):
     """A data set whose training batches have noise."""
 
     def __init__(self, data: Dataset, special: tuple[int, ...], N_V: int, *, noise: float, deletion: float) -> None:
-        """Add noise to a data set.
-
-        Args:
-            data: the data set.
-            special: tokens that stay, and that none is replaced by.
-            N_V: tokens of the vocabulary.
-            noise: probability to replace a token by a random one.
-            deletion: probability to leave a token out of a source or of a text to classify.
+        """Replace tokens by random ones, and leave tokens out of a source or a text to classify, with these
+        probabilities; `special` ones stay, and replace none.
         """
         self._data, self._special, self._noise, self._deletion = data, np.array(special), noise, deletion
         self._ordinary = np.setdiff1d(np.arange(N_V), self._special).astype(np.int32)

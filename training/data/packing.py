@@ -70,14 +70,8 @@ def _put(
 
 
 def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
-    """Pack items into rows, best fit decreasing.
-
-    Args:
-        lengths: [n], each between 1 and `capacity`.
-        capacity: of a row.
-
-    Returns:
-        order, [n], the items row by row; and row_starts, [rows + 1], indices into it.
+    """Pack items into rows, best fit decreasing: return the items row by row, [n], and the index of each row's
+    first, [rows + 1].
 
     Example:
         >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)

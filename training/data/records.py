@@ -108,9 +108,7 @@ def normalized(text: str) -> str:
 
 
 def record_key(record: Document | Pair | Labeled | Conversation) -> str:
-    """Return what decides the side of a record: its text, a pair's source, or what the user says first, with white
-    space normalized.
-    """
+    """Return what decides a record's side: its text, a pair's source, or what the user says first, normalized."""
     if isinstance(record, Conversation):
         messages = json.loads(record.text)["messages"]
         return normalized(next(str(m["content"]) for m in messages if m["role"] == "user"))
@@ -118,9 +116,7 @@ def record_key(record: Document | Pair | Labeled | Conversation) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of `text`, the non-blank parts between blank lines, each without white space
-    at its ends.
-    """
+    """Return the non-blank parts of `text` between blank lines, each without white space at its ends."""
     return [p for p in (part.strip() for part in re.split(r"\n\s*\n", text)) if p]
 
 
@@ -202,23 +198,10 @@ def _thresholds(records: Iterable[R], key: Callable[[R], str], fractions: tuple[
 
 
 def hold_out(
-    records: Iterable[R],
-    fractions: tuple[float, float],
-    *,
-    name: str,
-    key: Callable[[R], str] = record_key,
+    records: Iterable[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
-    """Split records by the hash of their keys.
-
-    Args:
-        records: re-iterable; a list gives lists, anything else gives streams.
-        fractions: the shares of distinct keys held out for validation and for test; a positive share gets at
-            least one.
-        name: of the data set, for the message.
-        key: what decides; records with equal keys are on one side.
-
-    Returns:
-        train, validation and test.
+    """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
+    streams. Records with equal keys are on one side, and each positive fraction of distinct keys is at least one.
 
     Raises:
         DataError: nothing would be left for training.
@@ -233,16 +216,7 @@ def hold_out(
 def without_shared_paragraphs(
     train: Iterable[Document], validation: Iterable[Document], test: Iterable[Document]
 ) -> tuple[Iterable[Document], Iterable[Document], Iterable[Document]]:
-    """Take the test's paragraphs out of validation, and those of both out of training.
-
-    Args:
-        train: documents, re-iterable; may be a stream.
-        validation: documents held out; their paragraphs' hashes are kept in memory.
-        test: likewise.
-
-    Returns:
-        train, validation and test, with no paragraph on two sides.
-    """
+    """Take the test's paragraphs out of validation, and those of both out of training (perhaps a stream)."""
     in_test = frozenset(hash64(normalized(p)) for d in test for p in paragraphs(d.text))
     distinct_validation = list(Deduplicated(validation, in_test))
     held_out = in_test | {hash64(normalized(p)) for d in distinct_validation for p in paragraphs(d.text)}
@@ -250,7 +224,5 @@ def without_shared_paragraphs(
 
 
 def joined_bytes(documents: Iterable[Document]) -> bytes:
-    """Return the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte are
-    counted over.
-    """
+    """Return the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte are counted over."""
     return "\n\n".join(d.text for d in documents).encode()

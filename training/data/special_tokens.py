@@ -33,7 +33,7 @@ class SpecialTokens(NamedTuple):
         """Return a special token.
 
         Raises:
-            DataError: the model has none of this name.
+            DataError: the model has no token of this name.
         """
         token = getattr(self, name)
         if token is None:

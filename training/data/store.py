@@ -376,16 +376,7 @@ def _tokenize(
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[TokenStore]:
-    """Tokenize a text corpus, or one of conversations, into memory-mapped stores.
-
-    Args:
-        corpus: of kind "text" or "conversations".
-        tokenizer: what makes tokens of text.
-        cache_dir: where the stores lie, `default_cache_dir()` if None.
-        progress: called with what is done.
-
-    Returns:
-        the stores of train, validation and test.
+    """Tokenize a text corpus, or one of conversations, into memory-mapped stores of train, validation and test.
 
     Raises:
         DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.

@@ -2,8 +2,8 @@
 
     hf:NAME, hf:NAME:SPLIT, hf:NAME:SPLIT:COLUMN        such as hf:roneneldan/TinyStories:train[:10000]
 
-NAME is that of the hub, with the name of a configuration behind it if there are several (owner/name/configuration), or
-a directory. Of a split such as train[:10000] the first 10000 rows are read, and nothing behind them is fetched. The
+NAME is that of the hub, followed by the name of a configuration if there are several (owner/name/configuration), or
+a directory. Of a split such as train[:10000] the first 10000 rows are read, and nothing after them is fetched. The
 file lies in the cache, so a run that is resumed has the same rows, without the network.
 """
 
@@ -66,13 +66,8 @@ def parse_stream(written: str) -> Stream:
 
 
 def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int], None] = lambda n: None) -> Path:
-    """Return the file of a data set's rows, which is written now if it was not before.
-
-    Args:
-        written: as `parse_stream` reads it.
-        kind: what the rows are to hold.
-        cache_dir: where the file lies.
-        progress: is told how many more bytes are written.
+    """Return the file of a data set's rows, as `parse_stream` reads its name, written now if it was not before;
+    `progress` is told how many more bytes are.
 
     Raises:
         DataError: there is no such data set, it lacks a column, or cannot be read.

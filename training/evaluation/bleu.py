@@ -9,10 +9,6 @@ def bleu(outputs: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
     """Return sacrebleu's corpus BLEU and chrF, with its defaults, between 0 and 100.
 
     BLEU counts sequences of up to four words; where no reference has that many, as among single words, it is left out.
-
-    Args:
-        outputs: the translations.
-        targets: one reference for each.
     """
     scores = {"chrF": sacrebleu.corpus_chrf(list(outputs), [list(targets)]).score}
     if any(len(target.split()) >= 4 for target in targets):

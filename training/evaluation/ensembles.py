@@ -49,12 +49,7 @@ def of_checkpoints(directory: str | Path) -> dict[int, Run]:
 
 
 def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
-    """Check that models can be used as one.
-
-    Args:
-        runs: the models.
-        names: of each.
-        sizes: whether their sizes must be equal, too.
+    """Check that models can be used as one; with `sizes`, that these are equal, too.
 
     Raises:
         RunError: one of them has another task, tokenizer, classes or sizes than the first.
@@ -83,10 +78,6 @@ def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, B
     """Return the function (parameters of all models, batch) → sums over the batch, to be compiled.
 
     The distribution of a column is the mean of the models' distributions.
-
-    Args:
-        runs: the models, of one task and one vocabulary.
-        settings: of one of them.
     """
     objective = TASKS[runs[0].task].objective
     variants = [run.config.variant.without_dropout() for run in runs]

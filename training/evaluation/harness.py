@@ -25,11 +25,7 @@ class HarnessModel(LM):
     """Answers the three kinds of requests that the tasks make; every text begins after bos, as in training."""
 
     def __init__(self, run: Run, *, batch_size: int = 16) -> None:
-        """Wrap a run.
-
-        Args:
-            run: a trained decoder.
-            batch_size: texts side by side.
+        """Wrap a trained decoder that reads this many texts side by side.
 
         Raises:
             ValueError: the run is not a decoder.

@@ -20,19 +20,10 @@ def evaluate(
     tokens_per_byte: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return the figures of a model on held-out batches.
-
-    Args:
-        totals: the compiled sums over a batch.
-        params: the parameters.
-        batches: the held-out data, each example once.
-        limit: how many of the batches; 0 for all.
-        tokens_per_byte: of the whole held-out text, predicted tokens for each byte of it; None: no bits per byte.
-        check: called before every batch; may raise.
-
-    Returns:
-        loss in nats per predicted token, perplexity, accuracy, and bits_per_byte: exact for all batches, and for
-        some of them an estimate from their loss.
+    """Return loss in nats per predicted token, perplexity, accuracy and bits_per_byte on the held-out batches, or
+    on the first `limit` of them, whose bits per byte are an estimate from their loss. `tokens_per_byte` counts
+    predicted tokens of the whole text (None: no bits per byte); `check` is called before every batch, and may
+    raise.
     """
     sums = np.zeros(3)
     for batch in itertools.islice(batches, limit or None):

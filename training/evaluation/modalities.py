@@ -1,4 +1,4 @@
-"""What a run of Gato makes of held-out text, of digits that it names and draws, and of a pendulum that it steers."""
+"""Apply a run of Gato to held-out text, to digits that it names and draws, and to a pendulum that it steers."""
 
 import math
 from pathlib import Path
@@ -12,10 +12,9 @@ from training.data.loading import RunData
 from training.data.modalities import digits, pendulum
 from training.data.modalities.batches import IN_VIEW
 from training.evaluation.held_out import evaluate
-from training.generation.modalities import Gato
+from training.generation.modalities import Gato, of_text
 from training.runs.directory import Description, Run
 from training.tasks import TASKS
-from training.tasks.gato import of_text
 from training.tasks.objectives import make_totals
 
 DRAWN = 5  # drawings of each digit
@@ -45,13 +44,8 @@ class Swings(NamedTuple):
 
 
 def swing(controller: Any, *, n: int = SWINGS, seed: int = 1000, steps: int = pendulum.STEPS) -> Swings:
-    """Steer pendulums in a closed loop, without disturbances.
-
-    Args:
-        controller: from observations so far, [n, steps, 3], and torques, [n, steps − 1, 1], to the next ones [n].
-        n: pendulums.
-        seed: decides how they begin.
-        steps: of each.
+    """Steer n pendulums in a closed loop, without disturbances: the controller maps observations so far, [n, steps,
+    3], and torques, [n, steps − 1, 1], to the next ones [n].
     """
     state = pendulum.starts(n, np.random.default_rng(seed))
     seen, done, rewards = [], [], []
@@ -71,7 +65,7 @@ def cloned(gato: Gato) -> Any:
 
     def controller(observations: np.ndarray, torques: np.ndarray) -> np.ndarray:
         before = torques[:, len(torques[0]) - min(IN_VIEW - 1, len(torques[0])) :] / pendulum.TORQUE
-        seen = observations[:, -len(before[0]) - 1 :]
+        seen = observations[:, -len(before[0]) - 1 :] / pendulum.UNIT
         return gato.actions(list(seen), list(before))[:, 0] * pendulum.TORQUE
 
     return controller
@@ -101,14 +95,7 @@ def named(gato: Gato, held_out: digits.Digits) -> list[str]:
 
 
 def figures(run: Run, description: Description, data: RunData, part: str) -> dict[str, dict[str, float]]:
-    """Return figures by method, this model first; bits per byte are of the text, accuracy is of the digits.
-
-    Args:
-        run: the trained model.
-        description: of the run.
-        data: of the run.
-        part: of the text.
-    """
+    """Return figures by method, this model first; bits per byte are of the text, accuracy is of the digits."""
     from sklearn.linear_model import LogisticRegression  # as slow to import as to fit
 
     gato, train, held_out = Gato(run), digits.load("train"), digits.load("validation")
@@ -134,21 +121,15 @@ def bits_per_byte(run: Run, description: Description, data: RunData, part: str) 
     settings, store = description.settings, getattr(data.stores, part)
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
     batches = NextTokens(store, mode="packed", **sizes)
-    theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
-    totals = jax.jit(make_totals(TASKS["d"].objective, settings, config.variant))
-    found = evaluate(totals, theta, batches.evaluation_batches(), tokens_per_byte=batches.tokens_per_byte)
+    decoder = of_text(run)
+    totals = jax.jit(make_totals(TASKS[decoder.task].objective, settings, decoder.config.variant))
+    found = evaluate(totals, decoder.theta, batches.evaluation_batches(), tokens_per_byte=batches.tokens_per_byte)
     name = "bits_per_byte" if "bits_per_byte" in found else "loss"
     return {name: found[name]}
 
 
 def picture_of_digits(gato: Gato, path: Path, *, shown: int = 10) -> None:
-    """Draw, by the model, each digit a few times, and held-out images with the model's names below.
-
-    Args:
-        gato: the model.
-        path: of the picture.
-        shown: how many held-out images.
-    """
+    """Draw, by the model, each digit a few times, and some held-out images with the model's names below."""
     from matplotlib.figure import Figure
 
     held_out = digits.load("validation")
@@ -175,16 +156,7 @@ def picture_of_digits(gato: Gato, path: Path, *, shown: int = 10) -> None:
 
 
 def picture_of_pendulum(gato: Gato, path: Path, *, n: int = 4) -> dict[str, float]:
-    """Draw the angle and the torque of pendulums that the model steers, and the expert's angle beside.
-
-    Args:
-        gato: the model.
-        path: of the picture.
-        n: pendulums.
-
-    Returns:
-        the figures of `Swings.figures`.
-    """
+    """Draw angle and torque of n pendulums that the model steers, with the expert's angle; return their figures."""
     from matplotlib.figure import Figure
 
     ours, theirs = swing(cloned(gato), n=n), swing(by_expert, n=n)

@@ -32,12 +32,12 @@ from training.evaluation import modalities
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.held_out import evaluate
 from training.generation import Generator
+from training.generation.modalities import of_text
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
 from training.runs.directory import Description, Run
 from training.settings import Settings
 from training.tasks import TASKS
-from training.tasks.gato import of_text
 from training.tasks.objectives import make_totals
 
 PARTS = ("validation", "test")
@@ -75,14 +75,8 @@ class Comparison:
 
 
 def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
-    """Measure a run on a held-out part of its data.
-
-    Args:
-        run: the trained model.
-        description: of the run.
-        data: of the run.
-        part: one of `PARTS`.
-        limit: examples to translate or to classify; 0 for all.
+    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or
+    classify (0: all).
 
     Raises:
         DataError: the part is empty.
@@ -193,13 +187,7 @@ def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
-    """Return accuracy, and precision, recall and F1: of the positive class of two, or the mean over more.
-
-    Args:
-        truth: the classes, by number.
-        predicted: likewise.
-        positive: the class that is looked for, where there are two.
-        classes: how many there are.
+    """Return accuracy, and precision, recall and F1: of the `positive` class of two, or the mean over more.
 
     Example:
         >>> figures = classification_figures(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]), positive=1, classes=2)
@@ -227,11 +215,6 @@ def _continuation(run: Run) -> str:
     return f"a sample (Algorithm 14, temperature {TAU}, top-p {TOP_P}):\n{run.tokenizer.decode(tokens[:ended])}"
 
 
-def _text_of(run: Run) -> Run:
-    theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
-    return run._replace(theta=theta, config=config)
-
-
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated.
 
@@ -253,19 +236,13 @@ EVALUATIONS: dict[str, Evaluation] = {
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
-    "gato": Evaluation(_modalities, lambda run: _continuation(_text_of(run))),
+    "gato": Evaluation(_modalities, lambda run: _continuation(of_text(run))),
 }
 """How the runs of a task are evaluated."""
 
 
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
-    """Yield lines about the results on the held-out data.
-
-    Args:
-        settings: of the run.
-        data: of the run.
-        results: of the evaluation on all held-out data.
-    """
+    """Yield lines about the results on all held-out data."""
     of = "answers" if data.corpus.kind == "conversations" else "data"
     yield (
         f"held-out {of}: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
@@ -285,9 +262,5 @@ def default_part(data: RunData) -> str:
 
 
 def sample(run: Run) -> str:
-    """Return an example of a run's output: a text that a decoder generates; nothing for other tasks.
-
-    Args:
-        run: the model.
-    """
+    """Return an example of a run's output: a text that a decoder generates; nothing for other tasks."""
     return EVALUATIONS[run.task].sample(run)

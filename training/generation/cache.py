@@ -1,9 +1,10 @@
 """Keys and values of the tokens that were read already, so that a new token costs one column and not a forward pass.
 
-A cache is ``[H*B, C, d]``: for each head of each sequence, a slot for each token, its row contiguous. Writing a slot
-then is in place inside a compiled loop (XLA copies the whole cache where the batch has an axis of its own), and the
-product with a query reads the cache once, at the memory's speed. The number C of slots grows in buckets: whatever is
-compiled for a bucket serves all lengths in it.
+A cache is ``[H*B, R, d]``: for each head of each sequence, a row for each token, contiguous. Writing a row then is in
+place inside a compiled loop (XLA copies the whole cache where the batch has an axis of its own), and the product with a
+query reads the cache once, at the memory's speed. The token in slot s has row s mod R: where every layer has a window,
+R is at most the widest, however long the text. Otherwise R is the number C of slots, which grows in buckets: whatever
+is compiled for a bucket serves all lengths in it.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ __all__ = [
     "attend_cached",
     "bucket",
     "capacity",
+    "held",
     "keys_and_values",
     "mh_attention_cached",
     "scores_of_distances",
@@ -64,37 +66,54 @@ def capacity(n: int) -> int:
     return 1 << (max(n, SMALLEST_CAPACITY) - 1).bit_length()
 
 
+def held(slot: Any, R: int) -> Int[Array, "R"]:
+    """Return the slots whose tokens the rows of a cache hold when those before `slot` are there.
+
+    Example:
+      >>> held(6, 4).tolist()
+      [4, 5, 2, 3]
+    """
+    return slot - 1 - (slot - 1 - jnp.arange(R)) % R
+
+
 class KeyValues(NamedTuple):
     """The keys and the values that one attention reads: its heads' and its sequences' side by side, head by head."""
 
-    K: Float[Array, "HB C d_attn"]
-    V: Float[Array, "HB C d_mid"]
+    K: Float[Array, "HB R d_attn"]
+    V: Float[Array, "HB R d_mid"]
 
     def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "KeyValues":
         """Return the cache with the key and the value of one more token of each sequence in a slot."""
 
         def store(cache, column):
             rows = _rows(column)[:, None, :]
-            return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot % cache.shape[1], axis=1)
 
         return KeyValues(store(self.K, K), store(self.V, V))
 
-    def grown(self, C: int) -> "KeyValues":
-        """Return the cache with C slots, the new ones 0."""
+    def grown(self, R: int) -> "KeyValues":
+        """Return the cache with R rows, the new ones 0."""
 
         def grow(cache):
-            return jnp.pad(cache, ((0, 0), (0, C - cache.shape[1]), (0, 0)))
+            return jnp.pad(cache, ((0, 0), (0, R - cache.shape[1]), (0, 0)))
 
         return KeyValues(grow(self.K), grow(self.V))
 
+    def arranged(self, rows: Int[Array, "B R"]) -> "KeyValues":
+        """Return the cache of B sequences with these of its rows, of each sequence its own; any row for one below 0."""
+
+        def arrange(cache):
+            of_heads = cache.reshape(-1, len(rows), *cache.shape[1:])
+            chosen = jnp.clip(rows, 0, cache.shape[1] - 1)[None, :, :, None]
+            return jnp.take_along_axis(of_heads, chosen, axis=2).reshape(-1, rows.shape[1], cache.shape[2])
+
+        return KeyValues(arrange(self.K), arrange(self.V))
+
     def beside(self, other: "KeyValues", B: int) -> "KeyValues":
-        """Return the cache of B sequences and of others behind them, with the slots of the first."""
+        """Return the cache of B sequences and of others behind them."""
 
         def beside(cache, of_others):
-            H, C = cache.shape[0] // B, cache.shape[1]
-            missing = max(0, C - of_others.shape[1])
-            of_others = jnp.pad(of_others[:, :C], ((0, 0), (0, missing), (0, 0)))
-            parts = [a.reshape(H, -1, *a.shape[1:]) for a in (cache, of_others)]
+            parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]
             return jnp.concatenate(parts, axis=1).reshape(-1, *cache.shape[1:])
 
         return KeyValues(beside(self.K, other.K), beside(self.V, other.V))
@@ -147,18 +166,18 @@ def keys_and_values(
 def attend_cached(
     Q: Float[Array, "H d_attn B"],
     cache: KeyValues,
-    permitted: Bool[Array, "B C"],
+    permitted: Bool[Array, "B R"],
     cap: float | None = None,
-    of_distances: Float[Array, "H B C"] | None = None,
+    of_distances: Float[Array, "H B R"] | None = None,
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
     Args:
         Q: the queries.
         cache: keys and values to attend to; if it has fewer heads, each of them serves several consecutive ones.
-        permitted: the slots that the query of a sequence may attend to; a query with none of them outputs 0.
+        permitted: the rows that the query of a sequence may attend to; a query with none of them outputs 0.
         cap: of the scores, or None.
-        of_distances: what the distance of each slot's token adds to the scores, or None.
+        of_distances: what the distance of each row's token adds to the scores, or None.
     """
     _, d_attn, B = Q.shape
     H_kv = cache.K.shape[0] // B
@@ -196,7 +215,7 @@ class Projections:
         W_r: of Transformer-XL's scores, as u and v.
         u: what is added to the queries for the keys.
         v: what is added to them for the distances.
-        P: what meets each distance from 1 − C to 0, where there are scores by distance; see `with_distances`.
+        P: what meets each distance from 1 − R to 0, where there are scores by distance; see `with_distances`.
         heads: the number of heads and of rows of each of the matrices in W.
     """
 
@@ -219,19 +238,19 @@ class Projections:
         h = params.heads
         W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
         return Projections(
-            jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W]),
+            _beside(*W),
             b,
             *params[1:],
             P=None,
             heads=tuple((a.shape[0], a.shape[1]) for a in W),
         )
 
-    def with_distances(self, line: Attention, table: Any, C: int) -> "Projections":
-        """Return the weights with P for C slots, once for all tokens; the same where no scores depend on distances."""
+    def with_distances(self, line: Attention, table: Any, R: int) -> "Projections":
+        """Return the weights with P for R rows, once for all tokens; the same where no scores depend on distances."""
         if not isinstance(line.positions, ByDistance):
             return self
         like = jax.ShapeDtypeStruct(self.heads[0], self.W.dtype)
-        return dataclasses.replace(self, P=line.positions.keys(np.arange(1 - C, 1), self, Table(table), like))
+        return dataclasses.replace(self, P=line.positions.keys(np.arange(1 - R, 1), self, Table(table), like))
 
     def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
         """Return the weights with both matrices as `kept` returns them."""
@@ -247,16 +266,21 @@ class Projections:
         return [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
 
 
+@jax.jit
+def _beside(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
+    return jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W])
+
+
 @numbered
 def mh_attention_cached(
     line: Attention,
     X: Float[Array, "d_e B"],
     W: Projections,
     cache: KeyValues,
-    permitted: Bool[Array, "B C"],
+    permitted: Bool[Array, "B R"],
     t: Int[Array, "B"],
     slot: Int[Array, ""] | None,
-    distances: Int[Array, "B C"] | None = None,
+    distances: Int[Array, "B R"] | None = None,
     positions: Float[Array, "d_e B"] | None = None,
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
     """Algorithm 5 for one more token of each sequence, by an attention line.
@@ -266,10 +290,10 @@ def mh_attention_cached(
         X: the new tokens, one column for each sequence.
         W: the heads and the output projection.
         cache: keys and values of the context.
-        permitted: the slots that may be attended to.
+        permitted: the rows that may be attended to.
         t: the positions of the new tokens.
         slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
-        distances: from the new tokens to those of the slots; None for a context.
+        distances: from the new tokens to those of the rows; None for a context.
         positions: what queries and keys read beside X, or None.
 
     Returns:
@@ -287,10 +311,10 @@ def attention_cached(
     X: Float[Array, "d_e B"],
     W: Projections,
     cache: KeyValues,
-    permitted: Bool[Array, "B C"],
+    permitted: Bool[Array, "B R"],
     t: Int[Array, "B"],
     slot: Int[Array, ""] | None,
-    distances: Int[Array, "B C"] | None,
+    distances: Int[Array, "B R"] | None,
     positions: Float[Array, "d_e B"] | None,
 ) -> tuple[Float[Array, "H d_mid B"], KeyValues]:
     """Algorithm 4 for one more token of each sequence, of every head; the arguments are those of Algorithm 5."""
@@ -317,11 +341,11 @@ def attention_cached(
 def _as_printed(
     Q: Float[Array, "H d_attn B"],
     cache: KeyValues,
-    permitted: Bool[Array, "B C"],
+    permitted: Bool[Array, "B R"],
     cap: float | None,
-    of_distances: Float[Array, "H B C"] | None,
+    of_distances: Float[Array, "H B R"] | None,
 ) -> Float[Array, "H d_mid B"]:
-    """Lines 4 to the end of Algorithm 4 for one query of each head, as printed; the context tokens are the slots."""
+    """Lines 4 to the end of Algorithm 4 for one query of each head, as printed; the context tokens are the rows."""
     H, d_attn, B = Q.shape
     K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in cache)
     S = jnp.einsum("hbcd,hdb->hcb", K, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
@@ -335,9 +359,9 @@ def _as_printed(
 
 
 def scores_of_distances(
-    U: Float[Array, "H d_r B"], P: Float[Array, "H d_r C"], distances: Any
-) -> Float[Array, "H B C"]:
-    """What the distances from the new tokens to the slots' add to the scores: of slots ahead, anything."""
+    U: Float[Array, "H d_r B"], P: Float[Array, "H d_r R"], distances: Any
+) -> Float[Array, "H B R"]:
+    """What the distances from the new tokens to those of the rows add to the scores: of tokens ahead, anything."""
     S = jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))
-    C = P.shape[-1]
-    return jnp.take_along_axis(S, jnp.clip(distances + C - 1, 0, C - 1)[None], axis=2)
+    R = P.shape[-1]
+    return jnp.take_along_axis(S, jnp.clip(distances + R - 1, 0, R - 1)[None], axis=2)

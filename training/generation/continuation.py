@@ -37,23 +37,22 @@ class Model(NamedTuple):
     prefixes: Prefixes | None = None
     inside: Inside | None = None
 
+    @property
+    def most(self) -> int | None:
+        """How many tokens' keys and values are kept: the widest window's; None: all, if anything reads all of them."""
+        in_full = self.prefixes is not None or self.inside is not None
+        return None if in_full else decoding.widest_window(self.config.variant)
+
     def read(
         self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = decoding.prefill
     ) -> State:
-        """Read prompts, padded on the right, with the forward pass of whole sequences.
-
-        Args:
-            x: the prompts.
-            lengths: of each.
-            room: how many tokens the caches are to have room for, at least.
-            prefill: reads them.
-        """
+        """Read prompts, padded on the right, with `prefill`; the caches get room for at least `room` tokens."""
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
         C = capacity(P + 1 + room)
         if self.prefixes is not None and self.inside is None:
             return self.prefixes.read(self.theta, x, lengths, config=self.config, C=C)
-        return prefill(self.theta, x, lengths, variant=self.config.variant, C=C)
+        return prefill(self.theta, x, lengths, variant=self.config.variant, C=C, most=self.most)
 
 
 class Continuation:
@@ -119,7 +118,8 @@ class Continuation:
             begins = self._begins if done in self.starts else None
             options = {"sampling": self._sampling, "variant": self._model.config.variant, "begins": begins}
             decode = decoding.decode if self._reading is None else self._reading.decode
-            self._state = decoding.decoded(self._model.weights, None, self._state, self._keys, last, options, decode)
+            arguments = self._model.weights, None, self._state, self._keys, last, options, decode
+            self._state = decoding.decoded(*arguments, most=self._model.most)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 

@@ -1,16 +1,17 @@
 """One step of Algorithms 10 and 8 from a cache, and the compiled loop of Algorithms 14 and 15 around it.
 
-A `State` holds, slot by slot, the tokens of B sequences and their keys and values. Prompts of different lengths are
-padded on the right to ``first + 1`` slots; the last token of each prompt stands once more in slot ``first``, from where
-all sequences go on side by side, whatever the lengths of their prompts::
+A `State` holds, slot by slot, the tokens of B sequences. Prompts of different lengths are padded on the right to
+``first + 1`` slots; the last token of each prompt stands once more in slot ``first``, from where all sequences go on
+side by side, whatever the lengths of their prompts::
 
     slot         0   1   2   3   4   5   6   7   …
-    sequence 0   a   b   c   ·   c   generated            lengths[0] = 3, first[0] = 4: slots 0 and 1, and from 4 on
-    sequence 1   d   ·   ·   ·   d   generated            lengths[1] = 1, first[1] = 4: from 4 on
-    sequence 2   e   f   ·   ·   ·   ·   f   generated    lengths[2] = 2, first[2] = 6: slot 0, and from 6 on
+    sequence 0   a   b   c   ·   c   generated            lengths[0] = 3, first[0] = 4
+    sequence 1   d   ·   ·   ·   d   generated            lengths[1] = 1, first[1] = 4
+    sequence 2   e   f   ·   ·   ·   ·   f   generated    lengths[2] = 2, first[2] = 6
 
-So a step writes one slot for all of them, and which slots a sequence may attend follows from its length and its first
-slot. Sequence 2 has joined the others when they had two tokens each.
+So a step writes one slot for all of them. Sequence 2 has joined the others when they had two tokens each. The keys and
+values of a prompt stand in the slots right before ``first``, those of a and b in 2 and 3: the distance between two
+tokens is that of their slots, and it alone says which slots a sequence may attend to.
 """
 
 import functools
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -29,7 +31,7 @@ from algorithms.layers import attend_in_full, lines_of, zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import KeyValues, Projections, keys_and_values, mh_attention_cached
+from training.generation.cache import KeyValues, Projections, held, keys_and_values, mh_attention_cached
 from training.generation.repetition import History, penalized
 from training.generation.sampling import SamplingArrays, draw
 
@@ -48,6 +50,7 @@ __all__ = [
     "prefill",
     "step",
     "unstacked",
+    "widest_window",
 ]
 
 NO_KEYS = (None, None, None)
@@ -76,7 +79,7 @@ class State(NamedTuple):
     """B sequences, as far as they have come; see the module's docstring.
 
     Attributes:
-        caches: for each layer, keys and values of the slots before `slot`.
+        caches: for each layer, keys and values of the slots before `slot`, or of the last R of them.
         tokens: the token in each slot, up to and with `slot`.
         log_p: the log-probability of the generated token in each slot, 0 of the others and behind the end.
         ended: which sequences have ended.
@@ -101,34 +104,33 @@ class State(NamedTuple):
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied.
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one.
 
-    A slice of stacked layers, and a transposed matrix, would be copied for every token.
+    A slice of stacked layers would be copied for every token. On a CPU the layers share the memory of θ, but for what
+    the heads read in one product, which is there twice.
 
     Args:
         theta: the parameters.
         variant: the lines of the model.
-        int8: whether the matrices that are read for every token are rounded.
+        int8: whether the matrices that are read for every token are rounded, which is a copy.
     """
-    weights = _unstacked(theta, variant=variant)
-    if not int8:
-        return weights
-    name = _layers_of(theta)
-    layers = tuple(_in_int8(layer) for layer in getattr(weights, name))
-    return weights._replace(**{name: layers, "W_u": _rounded(weights.W_u)})
-
-
-def _layers_of(theta: Any) -> str:
-    return "layers" if isinstance(theta, DTransformerParams) else "decoder"
-
-
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _unstacked(theta, *, variant):
-    name = _layers_of(theta)
+    name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
     L = jax.tree.leaves(stacked)[0].shape[0]
-    layers = tuple(_layer(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(L))
-    return theta._replace(**{name: layers, "W_u": variant.unembedding.matrix(theta)})
+    layers = [_layer(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
+    if int8:
+        layers, theta = map(_in_int8, layers), theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
+    each = tuple(layer for layer in layers for _ in range(variant.shared_layers))  # the same arrays, not copies
+    return theta._replace(**{name: each})
+
+
+def _part(stacked: Any, l: int) -> Any:
+    """An array of layer l: on a CPU the same memory, elsewhere a copy."""
+    is_here = isinstance(stacked, jax.Array) and not isinstance(stacked, jax.core.Tracer)
+    if not is_here or {device.platform for device in stacked.devices()} != {"cpu"} or len(stacked.devices()) > 1:
+        return stacked[l]
+    place = stacked.sharding if stacked.committed else None
+    return jax.device_put(np.asarray(stacked)[l], place, may_alias=True)
 
 
 def _layer(params: Any) -> Any:
@@ -151,9 +153,21 @@ def _in_int8(layer: Any) -> Any:
     return layer._replace(**changed)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "C"))
+def widest_window(variant: Variant) -> int | None:
+    """Return how many tokens decoding ever attends to; None for all."""
+    windows: list[Any] = [line.window for line in variant.attentions]
+    return None if None in windows else max(windows)
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "C", "most"))
 def prefill(
-    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant, C: int
+    theta: DTransformerParams,
+    x: Int[Array, "B P"],
+    lengths: Int[Array, "B"],
+    *,
+    variant: Variant,
+    C: int,
+    most: int | None = None,
 ) -> State:
     """Read prompts with Algorithm 10, all columns at once.
 
@@ -162,14 +176,16 @@ def prefill(
         x: the prompts, padded on the right.
         lengths: tokens of each that are not padding.
         variant: the lines of the model.
-        C: slots of the cache, more than P.
+        C: slots, more than P.
+        most: tokens whose keys and values are kept, the last ones; None: all.
     """
     B, P = x.shape
     x = zero_padding(x, lengths)
+    rows = prompt_tokens(lengths, P, min(C, most or C))
 
     def attend(line, X, Z, W, mask, **options):
         Y, _ = attend_in_full(line, X, Z, W, mask, **options)
-        return Y, keys_and_values(Z, W, line, options["t_z"], "auto", options["table"].positions)
+        return Y, keys_and_values(Z, W, line, options["t_z"], "auto", options["table"].positions).arranged(rows)
 
     kept: list[Any] = []
     hidden_state(x, None, theta, UNIDIRECTIONAL, None, decoder_lines(variant, "auto", attend=attend, kept=kept))
@@ -177,7 +193,7 @@ def prefill(
     L = stacked.K.shape[0]
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return State(
-        caches=tuple(KeyValues(stacked.K[l], stacked.V[l]).grown(C) for l in range(L)),
+        caches=tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(L)),
         tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
         log_p=jnp.zeros((B, C), accumulation_dtype(theta.W_e.dtype)),
         ended=jnp.zeros(B, bool),
@@ -186,6 +202,11 @@ def prefill(
         lengths=lengths,
         drawn=jnp.zeros(B, jnp.int32),
     )
+
+
+def prompt_tokens(lengths: Int[Array, "B"], first: Any, R: int) -> Int[Array, "B R"]:
+    """Return which token of its prompt each row of a cache holds when slot `first` is next; none, if below 0."""
+    return held(first, R)[None] - (first - lengths + 1)[:, None]
 
 
 @functools.partial(jax.jit, static_argnames=("variant",))
@@ -201,7 +222,8 @@ def encode(
         return keys_and_values(Z, W, line, None, "auto")
 
     stacked = jax.lax.map(of_layer, theta.decoder.cross_attention)
-    caches = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
+    own = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
+    caches = tuple(cache for cache in own for _ in range(variant.shared_layers))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])
 
 
@@ -247,7 +269,10 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
 
     last = jax.lax.dynamic_slice_in_dim(other.tokens, other.slot, 1, axis=1)
     tokens = jax.lax.dynamic_update_slice_in_dim(resized(other.tokens), last, state.slot, axis=1)
-    of_both = [a.beside(o, B).of_sequences(rows, B + b) for a, o in zip(state.caches, other.caches, strict=True)]
+    moved = held(state.slot, rows_of(state)) + other.slot - state.slot
+    there = jnp.broadcast_to(jnp.where(moved < 0, 0, moved % rows_of(other)), (b, len(moved)))
+    of_other = [cache.arranged(there) for cache in other.caches]
+    of_both = [a.beside(o, B).of_sequences(rows, B + b) for a, o in zip(state.caches, of_other, strict=True)]
     return State(
         caches=tuple(of_both),
         tokens=both(state.tokens, tokens),
@@ -271,15 +296,20 @@ def chosen(state: State, rows: Int[Array, "n"]) -> State:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("C",))
-def grow(state: State, *, C: int) -> State:
-    """Return the state with room for C slots."""
+def rows_of(state: State) -> int:
+    """Return the number of rows of the caches."""
+    return state.caches[0].K.shape[1]
+
+
+@functools.partial(jax.jit, static_argnames=("C", "most"))
+def grow(state: State, *, C: int, most: int | None = None) -> State:
+    """Return the state with room for C slots, and for the keys and values of all tokens, or the last `most`."""
 
     def grown(of_slots):
         return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))
 
     return state._replace(
-        caches=tuple(cache.grown(C) for cache in state.caches),
+        caches=tuple(cache.grown(min(C, most or C)) for cache in state.caches),
         tokens=grown(state.tokens),
         log_p=grown(state.log_p),
         likeliest=jax.tree.map(grown, state.likeliest),
@@ -294,20 +324,20 @@ def step(
     Returns:
         the distribution of each next token, and the caches with the token that was read.
     """
-    weights = _with_distances(weights, variant, state.tokens.shape[1])
+    weights = _with_distances(weights, variant, rows_of(state))
     scores, caches = _scores(weights, context, state, variant)
     return softmax(scores), caches
 
 
-def _with_distances(weights: Weights, variant: Variant, C: int) -> Weights:
-    """Return the weights whose attentions know what each distance of C slots adds to their scores."""
+def _with_distances(weights: Weights, variant: Variant, R: int) -> Weights:
+    """Return the weights whose attentions know what each distance in R rows adds to their scores."""
     is_d = isinstance(weights, DTransformerParams)
     name, attention = ("layers", "attention") if is_d else ("decoder", "self_attention")
     table = weights.distances if is_d else weights.decoder_distances
     lines = variant.attentions
 
     def of_layer(l, layer):
-        found = getattr(layer, attention).with_distances(lines[l % len(lines)], table, C)
+        found = getattr(layer, attention).with_distances(lines[l % len(lines)], table, R)
         return layer._replace(**{attention: found})
 
     return weights._replace(**{name: tuple(of_layer(*numbered) for numbered in enumerate(getattr(weights, name)))})
@@ -317,10 +347,8 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
     """Return the logits of the next token of every sequence, and the caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
-    s = jnp.arange(state.tokens.shape[1])[None]
-    permitted = (s < state.lengths[:, None] - 1) | ((state.first[:, None] <= s) & (s <= state.slot))
-    t_of_slots = jnp.where(s < state.first[:, None], s, s - state.first[:, None] + state.lengths[:, None] - 1)
-    distances = t_of_slots - t[:, None]
+    distances = jnp.broadcast_to(held(state.slot + 1, rows_of(state)) - state.slot, (len(t), rows_of(state)))
+    permitted = t[:, None] + distances >= 0
     caches, of_context = [], iter(() if context is None else context.caches)
 
     def attend(line, X, Z, W, mask, **options):
@@ -369,7 +397,7 @@ def decode(
         begins: the tokens that each sequence may begin with, or None for all.
         once: generate one token, whatever `stop` is.
     """
-    weights = _with_distances(weights, variant, state.tokens.shape[1])
+    weights = _with_distances(weights, variant, rows_of(state))
 
     def unfinished(state):
         return (state.slot < stop) & ~jnp.all(state.ended)
@@ -438,6 +466,7 @@ def decoded(
     stop: int,
     options: dict[str, Any],
     decode: Callable[..., State] = decode,
+    most: int | None = None,
 ) -> State:
     """Generate up to slot `stop` as `decode` does, one compiled loop for each bucket of the cache.
 
@@ -449,6 +478,7 @@ def decoded(
         stop: the last slot that gets a token.
         options: the other arguments of `decode`.
         decode: what generates.
+        most: as of `prefill`.
     """
     while True:
         C = state.tokens.shape[1]
@@ -456,4 +486,4 @@ def decoded(
         state = decode(weights, context, state, keys, stop=jnp.asarray(here, jnp.int32), **options)
         if here == stop or int(state.slot) < here:
             return state
-        state = grow(state, C=2 * C)
+        state = grow(state, C=2 * C, most=most)

@@ -57,18 +57,9 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
 def checked(
     name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None, sliding: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Check sequences, padded on the right, and their lengths.
-
-    Args:
-        name: of the sequences, for messages.
-        x: the sequences.
-        lengths: their lengths.
-        config: sizes of the model.
-        N_V: size of their vocabulary, where it is not the model's N_V.
-        sliding: whether they may be longer than l_max.
-
-    Returns:
-        the sequences without columns that are padding throughout, and the lengths, as 32-bit integers.
+    """Check sequences, padded on the right, and their lengths; return both as 32-bit integers, without columns that
+    are padding throughout. N_V is that of the model unless given; if ``sliding``, sequences may be longer than
+    l_max.
 
     Raises:
         TypeError: if they hold no integers.

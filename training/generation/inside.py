@@ -127,9 +127,8 @@ def _of_prompt(value: np.ndarray, name: str, r: int, length: int) -> np.ndarray:
 
 
 def _slots(state: State, r: int) -> np.ndarray:
-    """The slots of a sequence's tokens, in order, with the one that is read next."""
-    before = np.arange(int(state.lengths[r]) - 1)
-    return np.concatenate([before, np.arange(int(state.first[r]), int(state.slot) + 1)])
+    """The slots of the keys of a sequence's tokens, in order, with the one that is read next."""
+    return np.arange(int(state.first[r]) - int(state.lengths[r]) + 1, int(state.slot) + 1)
 
 
 def _of_step(value: np.ndarray, name: str, r: int, slots: np.ndarray, *, like: np.ndarray) -> np.ndarray:

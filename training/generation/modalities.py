@@ -9,6 +9,7 @@ Algorithm 14, entered with embeddings: a column that is predicted may only be of
 other tokens' probabilities are left out, as with any nucleus.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from algorithms import GatoParams, Variant
+from algorithms import DTransformerConfig, GatoParams, Variant
 from training.data.modalities.sequences import Columns, Control, Image, Vocabulary
 from training.data.records import DataError
 from training.runs.directory import Run
@@ -27,6 +28,15 @@ from training.tasks.gato import hidden_state
 from training.tasks.objectives import Batch
 
 LONGEST_NAME = 16  # tokens
+
+
+def of_text(run: Run) -> Run:
+    """Return a run of the task d: the decoder of text that a run of gato is without values and images."""
+    theta, config, N_V = run.theta.transformer, run.config, run.tokenizer.N_V
+    W_u, b_u = (None if array is None else array[:N_V] for array in (theta.W_u, theta.b_u))
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DTransformerConfig)}
+    theta = theta._replace(W_e=theta.W_e[:, :N_V], W_u=W_u, b_u=b_u)
+    return run._replace(theta=theta, config=DTransformerConfig(**sizes | {"N_V": N_V}), task="d")
 
 
 class Gato:
@@ -44,11 +54,7 @@ class Gato:
         self.vocabulary = Vocabulary(run.tokenizer, run.config)
 
     def names(self, images: Sequence[np.ndarray]) -> list[str]:
-        """Return the likeliest text behind each image, token by token.
-
-        Args:
-            images: pixels from −1 to 1, [height, width, channels].
-        """
+        """Return the likeliest text after each image, [height, width, channels] from −1 to 1, token by token."""
         tokenizer = self.vocabulary.tokenizer
         asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
         tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=tokenizer.eos_token)
@@ -59,25 +65,14 @@ class Gato:
     def drawings(
         self, texts: Sequence[str], *, n: int, levels: int, tau: float = 1.0, key: Key[Array, ""] | None = None
     ) -> Int[np.ndarray, "texts n"]:
-        """Return what the model draws for each text: integers below `levels`.
-
-        Args:
-            texts: what to draw.
-            n: values of a drawing.
-            levels: how many values there are.
-            tau: temperature; 0 draws the likeliest.
-            key: randomness, for τ > 0.
-        """
+        """Return what the model draws for each text: n integers below `levels`, the likeliest for τ = 0."""
         first = self.vocabulary.first
         asked = [self.vocabulary.to_draw(text) for text in texts]
         return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
 
     def actions(self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the next action of each episode, within ±1, the likeliest one.
-
-        Args:
-            observations: of each episode, [steps, d], as many as the model has columns for.
-            actions: of each episode, those before: [steps − 1, d].
+        """Return the likeliest next action of each episode, within ±1, after observations [steps, d], as many as
+        the model has columns for, and actions [steps − 1, d].
         """
         episodes = [Control(*pair) for pair in zip(observations, actions, strict=True)]
         asked = [self.vocabulary.sequence([episode], ends=False) for episode in episodes]
@@ -140,7 +135,7 @@ class Gato:
             "segment_ids": np.ones((B, width), np.int32),
         }
         for b, columns in enumerate(asked):
-            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.x, columns.at
+            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.read, columns.at
             if len(columns.places):
                 batch["patches"][b, : len(columns.places)] = columns.patches
                 batch["places"][b, : len(columns.places)] = columns.places

@@ -18,12 +18,8 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
-        """Begin with no tokens.
-
-        Args:
-            tokenizer: makes text of tokens.
-            stops: texts before which this one ends.
-            given: how many characters to leave out at the beginning: the prompt has them.
+        """Begin with no tokens; the text ends before a stop, and its first ``given`` characters, the prompt's, are
+        left out.
         """
         self._tokenizer, self._stops, self._given = tokenizer, stops, given
         self._shown = ""
@@ -64,13 +60,8 @@ class Pieces:
 def pieces_of(
     tokens: Iterable[int], tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0
 ) -> Iterator[str]:
-    """Yield the text of tokens as they come, up to an end token or a stop.
-
-    Args:
-        tokens: of one sequence.
-        tokenizer: makes text of them.
-        stops: texts before which this one ends.
-        given: how many characters to leave out at the beginning.
+    """Yield the text of a sequence's tokens as they come, without its first ``given`` characters, up to an end
+    token or a stop.
     """
     pieces = Pieces(tokenizer, stops, given=given)
     ends = tokenizer.end_tokens

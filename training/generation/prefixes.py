@@ -2,7 +2,8 @@
 
 The keys and values of a token depend on those before it only, so of two texts with the same beginning they are the
 same. `Prefixes` keeps them for the texts that were read last, slot by token; a conversation, whose every turn begins
-with those before it, or requests with one system message are then read once.
+with those before it, or requests with one system message are then read once. It keeps those of all tokens, even where
+every layer has a window, since texts may part anywhere.
 """
 
 import functools
@@ -208,8 +209,9 @@ def read_more(
         return line.output(linear(W.W_o, Y, W.b_o, "paper"), W, "paper"), cache
 
     kept: list[Any] = []
-    layers = theta.layers._replace(attention=(theta.layers.attention, caches))
-    lines = decoder_lines(variant, "paper", attend=attend, kept=kept)
+    layers = variant.of_every_layer(theta.layers)
+    layers = layers._replace(attention=(layers.attention, caches))
+    lines = decoder_lines(variant.but(shared_layers=1), "paper", attend=attend, kept=kept)
     hidden_state(x, t, theta._replace(layers=layers), None, None, lines)
     return kept[0]
 
@@ -231,8 +233,7 @@ def _grown(caches: KeyValues, *, C: int) -> KeyValues:
 @functools.partial(jax.jit, static_argnames=("C",))
 def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
     """Return the keys and values of one sequence, ``[L, H, C, d]``, each token in the slot of its position."""
-    t, last = jnp.arange(C), state.lengths[r] - 1
-    slots = jnp.minimum(jnp.where(t < last, t, state.first[r] + t - last), state.tokens.shape[1] - 1)
+    slots = jnp.minimum(state.first[r] - state.lengths[r] + 1 + jnp.arange(C), state.tokens.shape[1] - 1)
     of_row = [cache.of_sequences(jnp.asarray(r)[None], len(state.tokens)) for cache in state.caches]
     K, V = (jnp.stack([a[:, slots] for a in of_layers]) for of_layers in zip(*of_row, strict=True))
     return KeyValues(K, V)
@@ -245,12 +246,14 @@ def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Arra
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
 
+    tokens = decoding.prompt_tokens(lengths, P, C)
+
     def of_layer(l, name):
         a = jnp.stack([getattr(row, name)[l] for row in rows], axis=1)
         return a.reshape(-1, *a.shape[2:])
 
     return State(
-        caches=tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")) for l in range(L)),
+        caches=tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(L)),
         tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
         log_p=jnp.zeros((B, C), accumulation_dtype(rows[0].K.dtype)),
         ended=jnp.zeros(B, bool),

@@ -66,14 +66,8 @@ def few_shot(shots: Sequence[Shot], text: str) -> str:
 
 
 def final_answer(text: str, after: str | None) -> str | None:
-    r"""Return the answer in a text: all of it, or the text after the last `after`, to the end of that line.
-
-    Args:
-        text: what a model wrote.
-        after: what its answers stand behind; None: nothing comes before them.
-
-    Returns:
-        the answer without white space at its ends, or None where `after` is not in the text.
+    r"""Return the answer in a text, without white space at its ends: all of it, or what is after the last `after` in
+    its line; None where `after` is not in the text.
 
     Example:
         >>> final_answer("3+8=11, carry 1. answer: 81\n", "answer:"), final_answer("81 ", None), final_answer("3", "=")
@@ -86,14 +80,9 @@ def final_answer(text: str, after: str | None) -> str | None:
 
 
 def majority(answers: Sequence[Answer], after: str | None) -> Answer:
-    """Return the answer that most of the texts have, of several as frequent the one that came first.
-
-    Args:
-        answers: to one text.
-        after: see `final_answer`; texts without it have no vote.
-
-    Returns:
-        the answer as "text", its "votes", how many voted ("voters"), and the first text that has it ("scratchpad").
+    """Return the answer that most of the texts have (of several as frequent the first), as "text", its "votes", how
+    many voted ("voters"), and the first text that has it ("scratchpad"). Texts without `after` have no vote; see
+    `final_answer`.
     """
     votes = [(final_answer(answer["text"], after), answer["text"]) for answer in answers]
     counts = collections.Counter(vote for vote, _ in votes if vote is not None)
@@ -110,11 +99,7 @@ class Voted:
     streams = False
 
     def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:
-        """Let the answers of an answerer vote.
-
-        Args:
-            answerer: gives n answers to a text.
-            after: see `final_answer`.
+        """Let the n answers that an answerer gives to each text vote; for `after`, see `final_answer`.
 
         Raises:
             DataError: it gives a single one.

@@ -26,11 +26,8 @@ class Prompt(NamedTuple):
 def side_by_side(
     prompts: Sequence[Prompt], N_V: int
 ) -> tuple[Int[np.ndarray, "B l"], Int[np.ndarray, "B"], Bool[np.ndarray, "B N_V"] | None]:
-    """Return the tokens of prompts, padded on the right, their lengths, and what they may go on with, or None.
-
-    Args:
-        prompts: at least one.
-        N_V: size of the vocabulary.
+    """Return the tokens of at least one prompt, padded on the right, their lengths, and what they may begin with,
+    or None.
     """
     lengths = np.array([len(prompt.tokens) for prompt in prompts])
     x = np.zeros((len(prompts), lengths.max()), np.int64)

@@ -1,7 +1,7 @@
 """What a trained model thinks of given sequences: their probabilities, their classes, and what their masks hide.
 
-Batches of sequences are padded on the right, as in `training.generation`, and checked in the same way. Whatever their
-lengths, those of one bucket share what is compiled.
+Batches of sequences x are padded on the right, with ``lengths`` tokens that are not padding, as in
+`training.generation`, and checked in the same way. Whatever their lengths, those of one bucket share what is compiled.
 """
 
 import functools
@@ -44,7 +44,6 @@ __all__ = [
     "classify",
     "fill_masks",
     "log_probabilities",
-    "log_probability",
     "perplexity",
     "scored",
     "sentence_embeddings",
@@ -52,47 +51,26 @@ __all__ = [
 
 COLUMNS_AT_ONCE = 32
 
-
-def log_probability(
-    theta: DTransformerParams | EDTransformerParams,
-    x: Int[Array, "B l"] | np.ndarray,
-    *,
-    lengths: Int[Array, "B"] | np.ndarray,
-    config: DTransformerConfig | EDTransformerConfig,
-    z: Int[Array, "B l_z"] | np.ndarray | None = None,
-    z_lengths: Int[Array, "B"] | np.ndarray | None = None,
-) -> Float[np.ndarray, "B"]:
-    """The log-probability of each sequence, given its first token: ``Σ_t log P[x[t+1], t]``, in nats.
-
-    Args:
-        theta: parameters of a decoder, or of an encoder-decoder.
-        x: the sequences, padded on the right.
-        lengths: tokens of each that are not padding.
-        config: sizes and variant of the model.
-        z: the contexts of an encoder-decoder, padded on the right.
-        z_lengths: tokens of each context that are not padding.
-
-    Raises:
-        TypeError: for tokens that are no integers, or parameters of another architecture.
-        ValueError: for a sequence that is empty, longer than l_max, or has an unknown token; or for contexts that are
-            missing, or that a decoder cannot have.
-    """
-    return log_probabilities(theta, x, lengths=lengths, config=config, z=z, z_lengths=z_lengths).sum(axis=1)
+Tokens = Int[Array, "B l"] | np.ndarray
+Lengths = Int[Array, "B"] | np.ndarray
 
 
 def log_probabilities(
     theta: DTransformerParams | EDTransformerParams,
-    x: Int[Array, "B l"] | np.ndarray,
+    x: Tokens,
     *,
-    lengths: Int[Array, "B"] | np.ndarray,
+    lengths: Lengths,
     config: DTransformerConfig | EDTransformerConfig,
-    z: Int[Array, "B l_z"] | np.ndarray | None = None,
-    z_lengths: Int[Array, "B"] | np.ndarray | None = None,
+    z: Tokens | None = None,
+    z_lengths: Lengths | None = None,
 ) -> Float[np.ndarray, "B m"]:
-    """The log-probability of each token after the first of each sequence, 0 behind its last; see `log_probability`.
+    """``log P[x[t+1], t]``, in nats, of each token after the first of each sequence, 0 after its last: of a decoder, or
+    of an encoder-decoder with the contexts z.
 
-    Returns:
-        ``log P[x[t+1], t]`` for t from 0 to m − 1, where m + 1 is the longest sequence's length.
+    Raises:
+        TypeError: for tokens that are not integers, or parameters of another architecture.
+        ValueError: for a sequence that is empty, longer than l_max, or has an unknown token; or for contexts that are
+            missing, or that a decoder cannot have.
     """
     is_decoder = isinstance(config, DTransformerConfig)
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
@@ -112,25 +90,12 @@ def log_probabilities(
 
 
 def are_likeliest(
-    theta: DTransformerParams,
-    x: Int[Array, "B l"] | np.ndarray,
-    *,
-    lengths: Int[Array, "B"] | np.ndarray,
-    config: DTransformerConfig,
+    theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig
 ) -> Bool[np.ndarray, "B m"]:
     """Whether each token after the first of each sequence is the one that greedy decoding takes.
 
-    Args:
-        theta: parameters of a decoder.
-        x: the sequences, padded on the right.
-        lengths: tokens of each that are not padding.
-        config: sizes and variant of the model.
-
-    Returns:
-        ``x[t+1] = argmax P[:, t]`` for t from 0 to m − 1, where m + 1 is the longest sequence's length.
-
     Raises:
-        TypeError, ValueError: as `log_probability`.
+        TypeError, ValueError: as `log_probabilities`.
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
@@ -139,29 +104,13 @@ def are_likeliest(
 
 
 def scored(
-    theta: DTransformerParams,
-    x: Int[Array, "B l"] | np.ndarray,
-    *,
-    lengths: Int[Array, "B"] | np.ndarray,
-    config: DTransformerConfig,
-    n: int,
+    theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig, n: int
 ) -> tuple[Float[np.ndarray, "B m"], Int[np.ndarray, "B m n"], Float[np.ndarray, "B m n"]]:
-    """The log-probability of each token after the first of each sequence, and the n likeliest in its place.
-
-    Args:
-        theta: parameters of a decoder.
-        x: the sequences, padded on the right.
-        lengths: tokens of each that are not padding.
-        config: sizes and variant of the model.
-        n: how many of the likeliest tokens.
-
-    Returns:
-        ``log P[x[t+1], t]`` for t from 0 to m − 1, where m + 1 is the longest sequence's length; the n likeliest
-        tokens, the likeliest first; and the log-probabilities of these. Behind a sequence's last token they mean
-        nothing.
+    """The log-probability of each token after the first of each sequence; the n likeliest in its place, the
+    likeliest first; and the log-probabilities of these. After a sequence's last token they are meaningless.
 
     Raises:
-        TypeError, ValueError: as `log_probability`.
+        TypeError, ValueError: as `log_probabilities`.
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
@@ -197,19 +146,10 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """How many bits a decoder needs for each byte of a text, every token of which is predicted once.
-
-    A window of l_max tokens slides over the text by ``stride``, and what is new in it is predicted from all that
-    stands before it in the window. The first one begins with bos.
-
-    Args:
-        theta: trained parameters.
-        tokens: the text, without bos.
-        n_bytes: how many bytes it has.
-        config: sizes and variant of the model.
-        stride: by how many tokens the window moves, half of l_max unless given; fewer see more and take longer.
-        batch_size: windows that are read side by side.
-        bos: None: the paper's bos_token, N_V − 2.
+    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, every token of which is
+    predicted once. A window of l_max tokens slides over the text by ``stride`` (half of l_max unless given; fewer
+    see more and take longer), and what is new in it is predicted from all that stands before it in the window. The
+    first one begins with bos, the paper's unless given.
 
     Raises:
         ValueError: for a text without tokens or bytes, an unknown token, or a stride outside [1, l_max − 1].
@@ -236,22 +176,12 @@ def bits_per_byte(
 
 
 def classify(
-    params: ClassifierParams,
-    x: Int[Array, "B l"] | np.ndarray,
-    *,
-    lengths: Int[Array, "B"] | np.ndarray,
-    config: ETransformerConfig,
+    params: ClassifierParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[Array, "B N_C"]:
-    """The probabilities of the classes of each text.
-
-    Args:
-        params: trained parameters.
-        x: the texts, from bos_token to eos_token, padded on the right.
-        lengths: tokens of each that are not padding.
-        config: sizes and variant of the encoder.
+    """The probabilities of the classes of each text, from bos_token to eos_token.
 
     Raises:
-        TypeError: for tokens that are no integers, or parameters of another kind.
+        TypeError: for tokens that are not integers, or parameters of another kind.
         ValueError: for a text that is empty, longer than l_max, or has an unknown token.
     """
     if not isinstance(params, ClassifierParams):
@@ -263,29 +193,18 @@ def classify(
 
 def fill_masks(
     theta: ETransformerParams,
-    x: Int[Array, "B l"] | np.ndarray,
+    x: Tokens,
     *,
-    lengths: Int[Array, "B"] | np.ndarray,
+    lengths: Lengths,
     config: ETransformerConfig,
     n: int = 1,
     mask: int | None = None,
 ) -> list[list[list[tuple[int, float]]]]:
-    """The n likeliest tokens of each masked place, and their probabilities, with Algorithm 9.
-
-    Args:
-        theta: trained parameters.
-        x: sequences with the token `mask` where a token is to be found, padded on the right.
-        lengths: tokens of each that are not padding.
-        config: sizes and variant of the model.
-        n: how many tokens.
-        mask: None: the paper's mask_token, N_V − 3.
-
-    Returns:
-        for each sequence, for each of its masks from left to right, pairs of token and probability, the likeliest
-        first.
+    """The n likeliest tokens, with their probabilities, of each masked place of each sequence, from left to right,
+    with Algorithm 9. They are masked by ``mask``, the paper's mask_token unless given.
 
     Raises:
-        TypeError: for tokens that are no integers, or parameters of another kind.
+        TypeError: for tokens that are not integers, or parameters of another kind.
         ValueError: for a sequence that is empty, longer than l_max, or has an unknown token or no mask; or an
             impossible n.
     """
@@ -306,22 +225,13 @@ def fill_masks(
 
 
 def sentence_embeddings(
-    theta: ETransformerParams,
-    x: Int[Array, "B l"] | np.ndarray,
-    *,
-    lengths: Int[Array, "B"] | np.ndarray,
-    config: ETransformerConfig,
+    theta: ETransformerParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[np.ndarray, "B d_e"]:
-    """The mean of the encodings of each text's tokens, of length 1: dot products are the similarities of sentences.
-
-    Args:
-        theta: parameters of an encoder that was trained for this.
-        x: the texts, padded on the right.
-        lengths: tokens of each that are not padding.
-        config: sizes and variant of the model.
+    """The mean of the encodings of each text's tokens, of length 1: dot products are the similarities of sentences,
+    where the encoder was trained for this.
 
     Raises:
-        TypeError: for tokens that are no integers, or parameters of another kind.
+        TypeError: for tokens that are not integers, or parameters of another kind.
         ValueError: for a text that is empty, longer than l_max, or has an unknown token.
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)

@@ -18,11 +18,11 @@ from algorithms import d_hidden_state
 from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator
+from training.generation.modalities import of_text
 from training.generation.pieces import Pieces, pieces_of
 from training.generation.prompts import Prompt, side_by_side
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
-from training.tasks.gato import of_text
 
 __all__ = ["Answer", "AnswerError", "Answerer", "Continuer", "Options", "answerer_for", "first_of"]
 
@@ -436,8 +436,7 @@ class _OfText(Continuer):
     """Gato, of which text is a part: its decoder without values and images."""
 
     def __init__(self, run: Run, options: Options) -> None:
-        theta, config = of_text(run.theta, run.config, run.tokenizer.N_V)
-        super().__init__(run._replace(theta=theta, config=config), options)
+        super().__init__(of_text(run), options)
 
 
 ANSWERERS: dict[str, type[Answerer]] = {

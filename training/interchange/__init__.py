@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
 from algorithms.model.variants import name_of
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
@@ -58,6 +58,7 @@ TASK_OF = {
     ETransformerParams: "e",
     EDTransformerParams: "ed",
     ClassifierParams: "classify",
+    GatoParams: "gato",
 }
 """The task that trains parameters of a class."""
 
@@ -81,11 +82,7 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
 
 def load_model(path: str | Path, *, dtype: Any = None) -> Run:
-    """Read a checkpoint, or a run, as `training.runs.directory.load_run` reads a run; see `load_pretrained`.
-
-    Args:
-        path: of the checkpoint, or of the run.
-        dtype: what the parameters become; None: what they are.
+    """Read a checkpoint as `load_pretrained`, or a run as `training.runs.directory.load_run`; they become `dtype`.
 
     Raises:
         InterchangeError: as `load_pretrained`.

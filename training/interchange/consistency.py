@@ -7,12 +7,13 @@ from training.interchange.containers import Tensors
 from training.interchange.description import Fields, Model
 from training.interchange.errors import InterchangeError
 
-LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|block|layer|layers)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|block|layer|layers|albert_layer_groups)\.(\d+)\.")
 SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
 HEAD = "classifier.weight"
 SIGNS = (
     ("gpt2", re.compile(r"(^|\.)wte\.weight$")),
     ("llama", re.compile(r"(^|\.)layers\.0\.mlp\.gate_proj\.weight$")),
+    ("albert", re.compile(r"(^|\.)embedding_hidden_mapping_in\.weight$")),
     ("bert", re.compile(r"(^|\.)embeddings\.word_embeddings\.weight$")),
     ("bart", re.compile(r"(^|\.)decoder\.layernorm_embedding\.weight$")),
     ("fsmt", re.compile(r"(^|\.)decoder\.output_projection\.weight$")),
@@ -30,7 +31,7 @@ def likely_type(names: Iterable[str]) -> str | None:
 
 
 def check(fields: Fields, model: Model, tensors: Tensors) -> None:
-    """Check the number of layers, and that of the classes.
+    """Check the number of layers with tensors of their own, and that of the classes.
 
     Args:
         fields: of config.json.
@@ -43,7 +44,7 @@ def check(fields: Fields, model: Model, tensors: Tensors) -> None:
     found = [match.groups() for match in map(LAYER.search, tensors.names) if match]
     for size, side in SIDES.items():
         expected = 1 + max((int(number) for part, number in found if side in (None, part)), default=-1)
-        described = getattr(model.config, size, expected)
+        described = model.config.sizes().get(size, expected)
         if described != expected:
             of_side = f"of the {side} " if side else ""
             raise InterchangeError(

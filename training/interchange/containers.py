@@ -135,11 +135,8 @@ def _to_numpy(tensor: Any) -> np.ndarray:
 
 
 def write(path: Path, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Write tensors to one file, or to several of at most `SHARD_BYTES` and their index.
-
-    Args:
-        path: the directory.
-        tensors: name and array, made when they are asked for.
+    """Write tensors, made when they are asked for, to one file, or to several of at most `SHARD_BYTES` and their
+    index.
     """
     shards: list[list[str]] = []
     held: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Decoders that llama.cpp and its like run, as Algorithm 10 with changed lines: Llama, Mistral, Qwen, Gemma.
+"""Decoders that llama.cpp and its like run, as Algorithm 10 with changed lines: Llama, Mistral, Qwen, OLMo 2, Gemma.
 
 They differ in a few fields of config.json, and in the places of their norms: one mapping reads and writes all of them,
 from the directories of transformers (with the rotary fields of its versions 4 and 5) and from GGUF.
@@ -35,6 +35,7 @@ class Family(NamedTuple):
         H_kv: the default of num_key_value_heads; None: as many as of queries.
         d_head: the default of head_dim; None: d_e/H.
         unplaced: the last of this many layers has no positions, unless no_rope_layers differs; 0: all have them.
+        after: whether norms are of the outputs of sublayers alone, and those of queries and keys of all heads together.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Family(NamedTuple):
     H_kv: int | None = None
     d_head: int | None = None
     unplaced: int = 0
+    after: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -54,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family("Mistral", window=4096, H_kv=8),
     "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
     "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
+    "olmo2": Family("Olmo2", normalizes_heads=True, after=True),
     "smollm3": Family("SmolLM3", H_kv=4, unplaced=4),
     "gemma": Family("Gemma", gemma=True, H_kv=16, d_head=256),
     "gemma2": Family("Gemma2", gemma=True, sandwiched=True, window=4096, period=2, H_kv=4, d_head=256),
@@ -83,8 +86,9 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
             activation=fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu"),
             gated=True,
             biases=fields.flag("mlp_bias", False),
-            normalize_output=norm if family.sandwiched else None,
+            normalize_output=norm if family.sandwiched or family.after else None,
         ),
+        order="no_norm" if family.after else None,
         unembedding=Unembedding(
             tied=fields.flag("tie_word_embeddings", family.gemma or family.unplaced > 0),
             cap=_cap(fields, "final_logit_softcapping", kind, 30.0),
@@ -121,7 +125,8 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
         scale=scale,
         cap=_cap(fields, "attn_logit_softcapping", kind, 50.0),
         normalize_heads=norm if family.normalizes_heads else None,
-        normalize_output=norm if family.sandwiched else None,
+        heads_together=family.after,
+        normalize_output=norm if family.sandwiched or family.after else None,
     )
     width = fields.get("sliding_window", None if fields.has("sliding_window") else family.window)
     if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
@@ -306,8 +311,8 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
     line, mlp = config.variant.attentions[0], config.variant.mlp
     found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
     after = "pre_feedforward_layernorm" if family.sandwiched else "post_attention_layernorm"
-    norms = {"input_layernorm": "norm1", after: "norm2"}
-    if family.sandwiched:
+    norms = {} if family.after else {"input_layernorm": "norm1", after: "norm2"}
+    if family.sandwiched or family.after:
         norms |= {"post_attention_layernorm": "attention.norm_out", "post_feedforward_layernorm": "mlp.norm_out"}
     weights = {f"{name}.weight": f"{leaf}.gamma" for name, leaf in norms.items()}
     for a in "qkv":
@@ -326,11 +331,7 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how models of a kind are described and stored.
-
-    Args:
-        kind: one of `FAMILIES`.
-    """
+    """Return how models of a kind, one of `FAMILIES`, are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind=kind),
         functools.partial(_write_config, kind=kind),

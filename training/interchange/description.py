@@ -163,13 +163,7 @@ def theirs(activation: str) -> str:
 
 
 def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
-    """Return the lines of a variant that are not as a kind of checkpoint has them, field by field.
-
-    Args:
-        variant: the lines of the model.
-        expected: the lines that the checkpoint can say.
-        path: of the record in the variant.
-    """
+    """Return the fields of a variant, or of its line at this path, that are not as a kind of checkpoint can say."""
     if type(variant) is not type(expected):
         return [f"{path or 'variant'} = {variant!r}"]
     found = []

@@ -153,11 +153,7 @@ def _mlp(name: str, ours: str, l: int) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how models of one of the three kinds are described and stored.
-
-    Args:
-        kind: "bart", "marian" or "fsmt".
-    """
+    """Return how models of "bart", "marian" or "fsmt" are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind),
         functools.partial(_write_config, kind),

@@ -1,10 +1,10 @@
-"""Encoders that differ from BERT in where their tensors stand: RoBERTa and DistilBERT, bare or for masked tokens."""
+"""Encoders whose tensors stand elsewhere than BERT's: RoBERTa, DistilBERT and ALBERT, bare or for masked tokens."""
 
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from algorithms import BERT, ROBERTA, ETransformerConfig, Variant
+from algorithms import ALBERT, BERT, ROBERTA, ETransformerConfig, Variant
 from algorithms.lines import MLP, LayerNorm, Unembedding
 from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs, unlike
 from training.interchange.mapping import Entry, linear, norm, table
@@ -17,9 +17,11 @@ class Kind(NamedTuple):
         name: of the class that predicts masked tokens; and of the bare one.
         variant: the lines that its config.json does not decide.
         fields: our size or number → its name in config.json, and its default.
-        layer: the prefix of the tensors of a layer, but for its number.
+        layer: the prefix of the tensors of a layer that has its own, but for its number.
         parts: of a layer: W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2.
         head: the names of W_f, of the norm behind it, of W_u, and of b_u.
+        pooler: the name of W_pool.
+        plain: whether ε is always 1e-12, and there are no token types.
     """
 
     name: tuple[str, str]
@@ -28,6 +30,8 @@ class Kind(NamedTuple):
     layer: str
     parts: tuple[str, ...]
     head: tuple[str, str, str, str]
+    pooler: str = "pooler.dense"
+    plain: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -75,9 +79,38 @@ KINDS: dict[str, Kind] = {
             "output_layer_norm",
         ),
         ("vocab_transform", "vocab_layer_norm", "vocab_projector.weight", "vocab_projector.bias"),
+        plain=True,
+    ),
+    "albert": Kind(
+        ("AlbertForMaskedLM", "AlbertModel"),
+        ALBERT,
+        {
+            "N_V": ("vocab_size", 30000),
+            "L": ("num_hidden_layers", 12),
+            "H": ("num_attention_heads", 64),
+            "d_e": ("hidden_size", 4096),
+            "d_in": ("embedding_size", 128),
+            "d_mlp": ("intermediate_size", 16384),
+            "activation": ("hidden_act", "gelu_new"),
+            "dropout": ("attention_probs_dropout_prob", 0.0),
+        },
+        "encoder.albert_layer_groups",
+        tuple(
+            f"albert_layers.0.{part}"
+            for part in (
+                *(f"attention.{name}" for name in ("query", "key", "value", "dense")),
+                "attention.LayerNorm",
+                "ffn",
+                "ffn_output",
+                "full_layer_layer_norm",
+            )
+        ),
+        ("predictions.dense", "predictions.LayerNorm", "predictions.decoder.weight", "predictions.bias"),
+        pooler="pooler",
     ),
 }
 """By their model_type."""
+SIZES = ("N_V", "L", "H", "d_e", "d_in", "d_mlp")
 
 
 def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
@@ -92,36 +125,44 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     if kind == "roberta" and masked:  # whose head has GELU, whatever its layers have
         fields.require("hidden_act", "gelu", "another activation in the layers than in the head")
     first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "roberta" else 0
-    epsilon = fields.number("layer_norm_eps", 1e-12) if kind == "roberta" else 1e-12
+    sizes: dict[str, Any] = {name: fields.integer(*pair) for name, pair in own.fields.items() if name in SIZES}
+    shared = 1
+    if kind == "albert":
+        fields.require("inner_group_num", 1, "several layers in a group")
+        groups = fields.integer("num_hidden_groups", 1)
+        shared = max(1, sizes["L"] // groups)
+        if sizes["L"] != shared * groups:
+            fields.needs.append(f"groups of different sizes ({sizes['L']} layers in {groups})")
     variant = own.variant.but(
         embedding=own.variant.embedding.but(first_position=first),
-        norm=LayerNorm(epsilon=epsilon),
+        norm=LayerNorm(epsilon=1e-12 if own.plain else fields.number("layer_norm_eps", 1e-12)),
         mlp=MLP(activation=fields.activation(*own.fields["activation"])),
+        shared_layers=shared,
         unembedding=Unembedding(tied=fields.flag("tie_word_embeddings", True) or not masked, bias=masked),
         head=masked,
-        pooler=any(name.endswith("pooler.dense.weight") for name in names),
+        pooler=any(name.endswith(f"{own.pooler}.weight") for name in names),
     )
-    sizes: dict[str, Any] = {name: fields.integer(*own.fields[name]) for name in ("N_V", "L", "H", "d_e", "d_mlp")}
     l_max = fields.integer("max_position_embeddings", 512, least=first + 1) - first
-    N_types = fields.integer("type_vocab_size", 2) if kind == "roberta" else 0
+    N_types = 0 if own.plain else fields.integer("type_vocab_size", 2)
     return Model("e", ETransformerConfig(**sizes, l_max=l_max, N_types=N_types, variant=variant))
 
 
 def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     own, c, v = KINDS[kind], model.config, model.config.variant
-    epsilon = v.norm.epsilon if kind == "roberta" else 1e-12
+    epsilon = 1e-12 if own.plain else v.norm.epsilon
     mlp = MLP(activation=v.mlp.activation) if v.mlp else MLP()
     said = own.variant.but(
         embedding=own.variant.embedding.but(first_position=v.embedding.first_position if kind == "roberta" else 0),
         norm=LayerNorm(epsilon=epsilon),
         mlp=mlp,
         unembedding=Unembedding(tied=v.unembedding.tied, bias=v.head),
+        shared_layers=v.shared_layers if kind == "albert" else 1,
         head=v.head,
-        pooler=v.pooler and kind == "roberta",
+        pooler=v.pooler and not own.plain,
         dropout=v.dropout,
     )
     lacks = differences(v, said) + plain_heads(c)
-    lacks += unlike(c.d_f, c.d_e, "final projection of another size than d_e")
+    lacks += unlike(c.d_f, c.d_in, "final projection of another size than the embeddings")
     if kind == "roberta" and v.head:
         lacks += unlike(mlp.activation or "gelu", "gelu", f"head with the activation {mlp.activation!r}")
     lacks += ["padding token before the first position"] if kind == "roberta" and not v.embedding.first_position else []
@@ -134,8 +175,11 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         "tie_word_embeddings": c.tied,
     }
     if kind == "roberta":
+        state["pad_token_id"] = v.embedding.first_position - 1
+    if kind == "albert":
+        state |= {"num_hidden_groups": c.L // c.shared_layers, "inner_group_num": 1}
+    if not own.plain:
         state |= {"layer_norm_eps": epsilon, "type_vocab_size": c.N_types or 1, "hidden_dropout_prob": 0.0}
-        state |= {"pad_token_id": v.embedding.first_position - 1}
     else:
         lacks += unlike(c.N_types, 0, "token types")
         state |= {"dropout": 0.0, "sinusoidal_pos_embds": False}
@@ -151,10 +195,12 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
         table(f"{prefix}embeddings.position_embeddings.weight", "W_p"),
         *norm(f"{prefix}embeddings.LayerNorm", "embedding_norm"),
     ]
-    if kind == "roberta":
+    if not own.plain:
         types = f"{prefix}embeddings.token_type_embeddings.weight"
-        found.append(table(types, "W_t") if c.N_types else Entry(types, (), lead=(1, c.d_e)))
-    for l in range(c.L):
+        found.append(table(types, "W_t") if c.N_types else Entry(types, (), lead=(1, c.d_in)))
+    if v.embedding.factored:
+        found += linear(f"{prefix}encoder.embedding_hidden_mapping_in", "W_in", "b_in")
+    for l in range(c.L // c.shared_layers):
         q, k, value, o, norm1, mlp1, mlp2, norm2 = (f"{prefix}{own.layer}.{l}.{part}" for part in own.parts)
         for a, name in (("q", q), ("k", k), ("v", value)):
             found += linear(name, f"layers.attention.heads.W_{a}", f"layers.attention.heads.b_{a}", l)
@@ -163,10 +209,10 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
         found += linear(mlp1, "layers.mlp.W_mlp1", "layers.mlp.b_mlp1", l)
         found += linear(mlp2, "layers.mlp.W_mlp2", "layers.mlp.b_mlp2", l)
     if v.pooler:
-        found += linear(f"{prefix}pooler.dense", "W_pool", "b_pool")
+        found += linear(f"{prefix}{own.pooler}", "W_pool", "b_pool")
     if not v.head:
         return found
-    bias = Entry(b_u, ("b_u",), aliases=("lm_head.decoder.bias",) if kind == "roberta" else ())
+    bias = Entry(b_u, ("b_u",), aliases=() if own.plain else (W_u.replace("weight", "bias"),))
     found += [*linear(W_f, "W_f", "b_f"), *norm(after, "norm"), bias]
     return found if c.tied else [*found, Entry(W_u, ("W_u",))]
 

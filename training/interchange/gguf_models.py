@@ -310,21 +310,14 @@ KINDS: dict[str, Kind] = {
     "gemma2": Kind(_gemma2, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, inner=_GEMMA2, shifted=True),
     "gpt2": Kind(
-        _gpt2,
-        _GPT2_OUTER,
-        _GPT2,
-        "transformer.h",
-        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+        _gpt2, _GPT2_OUTER, _GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     ),
 }
 """By the file's name of its architecture."""
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
-    """Open a file.
-
-    Returns:
-        the fields of config.json, and the tensors, which are read when they are asked for.
+    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for.
 
     Raises:
         InterchangeError: the file is damaged, or its model needs something unsupported.

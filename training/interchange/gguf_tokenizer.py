@@ -86,12 +86,7 @@ class _Fields:
 
 
 def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | None:
-    """Return the tokenizer of a model; None if the file has none.
-
-    Args:
-        path: the file.
-        metadata: its metadata.
-        N_V: size of the model's vocabulary.
+    """Return the tokenizer of a model with N_V tokens from its metadata; None if it has none.
 
     Raises:
         InterchangeError: the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.

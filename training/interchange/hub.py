@@ -13,10 +13,8 @@ WANTED = ("*.json", "*.txt", "*.spm", "*.jinja", "*.safetensors")
 
 @contextlib.contextmanager
 def downloaded(source: str) -> Iterator[Path]:
-    """Give the directory of a checkpoint, which is downloaded where the source is a name of the hub's.
-
-    Args:
-        source: a directory, or ``hf:`` and a name such as ``openai-community/gpt2``.
+    """Give the directory of a checkpoint, downloaded where it is ``hf:`` and a name such as
+    ``openai-community/gpt2``.
 
     Raises:
         InterchangeError: huggingface_hub is not installed, the hub cannot be reached, or has no such model.

@@ -63,14 +63,8 @@ def _is_vector(leaf: str) -> bool:
 def linear(
     name: str, W: str | Sequence[str], b: str | Sequence[str], layer: int | None = None, *, transposed: bool = False
 ) -> list[Entry]:
-    """Return the entries of a linear map's weight and bias.
-
-    Args:
-        name: of the module.
-        W: our matrix, or several that are one above another.
-        b: our bias, or several.
-        layer: the layer's number.
-        transposed: whether it is a `Conv1D`.
+    """Return the entries of a linear map's weight and bias, each one of our arrays, or several one above another;
+    `transposed` for a `Conv1D`.
     """
     W, b = ((a,) if isinstance(a, str) else tuple(a) for a in (W, b))
     return [Entry(f"{name}.weight", W, layer, transposed), Entry(f"{name}.bias", b, layer)]
@@ -112,15 +106,8 @@ def read(
     ignored: Sequence[str] = (),
     dtype: Any = None,
 ) -> dict[str, np.ndarray]:
-    """Read our arrays, by their dotted names, one tensor at a time.
-
-    Args:
-        tensors: the checkpoint.
-        entries: the expected tensors.
-        template: a pytree of shapes.
-        prefix: that the names of the checkpoint may have or lack.
-        ignored: patterns of names that are not parameters.
-        dtype: what the numbers become; None: what they are.
+    """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or
+    lack the prefix; those that match `ignored` are not parameters.
 
     Raises:
         InterchangeError: tensors are missing, unexpected, or of another shape.
@@ -195,12 +182,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the checkpoint's tensors by name, made of our arrays one at a time.
-
-    Args:
-        entries: the expected tensors.
-        leaves: our arrays, by their dotted names.
-    """
+    """Yield the checkpoint's tensors by name, made one at a time of our arrays, by their dotted names."""
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     for entry in entries:
         if not entry.leaves:

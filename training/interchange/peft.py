@@ -66,14 +66,8 @@ def _names(module: str) -> tuple[str, str]:
 
 
 def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale: float) -> None:
-    """Write an adapter.
-
-    Args:
-        directory: where; it exists.
-        entries: the tensors of the checkpoint that the adapted model is written as.
-        adapter: a pytree of `LowRank`.
-        theta: what it adapts, or its shapes.
-        scale: s.
+    """Write an adapter of θ, or of its shapes, into a directory that exists; `entries` are those of the adapted
+    checkpoint.
     """
     leaves, rows = {name: np.asarray(leaf) for name, leaf in flatten(adapter).items()}, _rows(theta)
     tensors: dict[str, np.ndarray] = {}
@@ -146,12 +140,8 @@ def _joined(entry: Entry, leaves: Mapping[str, np.ndarray], rows: Mapping[str, i
 
 
 def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
-    """Read an adapter.
-
-    Args:
-        path: of the directory with its two files.
-        entries: the tensors of a checkpoint of the model that it is to adapt.
-        theta: that model's parameters, or their shapes.
+    """Read an adapter of θ, or of its shapes, from a directory; `entries` are those of the checkpoint that it is to
+    adapt.
 
     Raises:
         InterchangeError: it needs what is not here, is of another model, or is damaged.

@@ -17,11 +17,6 @@ TOLERANCE = 0.01
 def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
     """Compare the stored tables with the sinusoids of the variant; rows of zeros are those of padding.
 
-    Args:
-        tensors: the checkpoint.
-        model: its description.
-        ignored: patterns of the names of tensors that are not parameters.
-
     Raises:
         InterchangeError: a table holds something else, such as positions that were learned.
     """

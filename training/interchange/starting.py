@@ -39,11 +39,7 @@ class Start(NamedTuple):
     fingerprints: dict[str, str]
 
     def params(self, labels: tuple[str, ...]) -> Any:
-        """Return the parameters that the training starts with.
-
-        Args:
-            labels: the classes of the data; a classifier of others starts with W_c and b_c at 0.
-        """
+        """Return the parameters to start with; a classifier of other classes begins with W_c and b_c at 0."""
         if self.settings.task != "classify" or self.labels == labels:
             return self.theta
         d_e, dtype = self.config.d_e, self.theta.encoder.W_e.dtype
@@ -51,11 +47,7 @@ class Start(NamedTuple):
 
 
 def start_from(settings: Settings, given: Collection[str]) -> Start:
-    """Read the model that `settings.start_from` names.
-
-    Args:
-        settings: of the run.
-        given: names of the settings that were asked for, and so cannot be replaced by the model's.
+    """Read the model that `settings.start_from` names; the `given` settings cannot be replaced by the model's.
 
     Raises:
         SettingsError: the model is of another kind than the task trains, or a size that was asked for is not its.

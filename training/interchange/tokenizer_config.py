@@ -16,12 +16,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def apply(path: Path, inner: library.Tokenizer, model_type: str) -> None:
-    """Change a tokenizer as the files beside it say.
-
-    Args:
-        path: the checkpoint.
-        inner: its tokenizer, which is changed.
-        model_type: of the model.
+    """Change a checkpoint's tokenizer as the files beside it say.
 
     Raises:
         InterchangeError: an added token would get another ID than the files say.

@@ -35,11 +35,6 @@ TEMPLATE = "chat_template.jinja"
 def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, with the model's special tokens; None if it has none that can be read.
 
-    Args:
-        path: the checkpoint.
-        fields: of its config.json.
-        model: its description.
-
     Raises:
         InterchangeError: it is damaged, or has more tokens than the model.
     """
@@ -121,14 +116,7 @@ class _Named:
 
 
 def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Tokenizer | None) -> SpecialTokens:
-    """Return the special tokens of a checkpoint.
-
-    Args:
-        path: the checkpoint.
-        fields: of its config.json.
-        model: its description.
-        inner: its tokenizer, if there is one.
-    """
+    """Return the special tokens of a checkpoint, perhaps by its tokenizer."""
     named = _Named(path, fields, model.config.N_V, inner)
     bos, eos = _ends(named, model.task)
     before, after = _frame(inner) if inner else ([], [])
@@ -191,15 +179,7 @@ def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
-    """Write a tokenizer as transformers reads it.
-
-    Args:
-        path: the directory.
-        tokenizer: ours.
-        model: what uses it.
-
-    Returns:
-        the fields of config.json on special tokens.
+    """Write our tokenizer as transformers reads it; return the fields of config.json on special tokens.
 
     Raises:
         InterchangeError: its special tokens cannot be where the model has them.

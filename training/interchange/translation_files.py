@@ -18,13 +18,7 @@ END = "</s>"
 def read(
     path: Path, fields: Fields, model: Model, special: SpecialTokens
 ) -> MosesTokenizer | SentencePieceTokenizer | None:
-    """Return the tokenizer of a checkpoint; None if it has none of these kinds.
-
-    Args:
-        path: the checkpoint.
-        fields: of its config.json.
-        model: its description.
-        special: the tokens that config.json names.
+    """Return the tokenizer of a checkpoint with these special tokens; None if it has none of these kinds.
 
     Raises:
         InterchangeError: it is damaged, or its library is not installed.
@@ -93,12 +87,7 @@ def _moses(path: Path, fields: Fields, model: Model, special: SpecialTokens) -> 
 
 
 def write(path: Path, tokenizer: MosesTokenizer | SentencePieceTokenizer) -> None:
-    """Write a tokenizer as transformers reads it.
-
-    Args:
-        path: the directory.
-        tokenizer: ours.
-    """
+    """Write a tokenizer as transformers reads it."""
     settings: dict[str, Any]
     if isinstance(tokenizer, SentencePieceTokenizer):
         for side, model in zip(("source", "target"), tokenizer.models, strict=True):

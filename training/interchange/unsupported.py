@@ -11,7 +11,6 @@ IMAGES = "images as its input"
 SOUND = "sound as its input"
 
 NEEDS = {
-    "albert": "layers that share their parameters, and a factored embedding",
     "big_bird": "attention to blocks",
     "biogpt": "learned positions from 2 on in a decoder, and scaled embeddings",
     "blenderbot": "an encoder and a decoder that normalize before each step",
@@ -56,7 +55,6 @@ NEEDS = {
     "nllb-moe": EXPERTS,
     "nomic_bert": ONE_TENSOR,
     "olmo": "norms without parameters",
-    "olmo2": "norms of all queries and keys together",
     "opt": UNMAPPED,
     "pegasus": "an encoder and a decoder that normalize before each step",
     "persimmon": ONE_TENSOR,

@@ -1,9 +1,11 @@
 """What every head and every MLP adds to a logit, directly: the terms of the sum that the residual stream is."""
 
+import base64
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -35,6 +37,19 @@ class Attribution(NamedTuple):
         """The weighted sum of the logits."""
         return self.embedding + self.heads.sum((0, 1)) + self.b_o.sum(0) + self.mlp.sum(0) + self.constant
 
+    def _repr_html_(self) -> str | None:
+        """In a notebook: a picture of the last token's parts; of several sequences, none."""
+        if self.embedding.ndim != 1:
+            return None
+        from training.interpretability.page import Written, written
+
+        rest = self.b_o.sum(0) + self.constant
+        section = Written(*(np.asarray(part, np.float32) for part in (self.heads, self.mlp, self.embedding, rest)))
+        said = f"Parts of {float(self.total()[-1]):+.3g} at the last token: embedding {section.embedding[-1]:+.3g}, "
+        said += f"biases {section.rest[-1]:+.3g}, and"
+        png = base64.b64encode(written(section, said)).decode()
+        return f'<img src="data:image/png;base64,{png}" alt="What each head and each MLP adds at the last token">'
+
 
 def attribution(
     seen: Mapping[str, Array],
@@ -53,10 +68,10 @@ def attribution(
         variant: the lines.
 
     Raises:
-        ValueError: if a norm or a cap stands behind a sum, so that the parts do not add up.
+        ValueError: if a norm or a cap follows a sum, so that the parts do not add up.
     """
     _check_adds_up(theta, variant)
-    X, W = seen["X@8"], theta.layers.attention
+    X, W = seen["X@8"], variant.of_every_layer(theta.layers.attention)
     direction, constant, scale = _last_line(X[-1], theta, weights, variant)
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
@@ -97,7 +112,7 @@ def _check_adds_up(theta: DTransformerParams, variant: Variant) -> None:
         )
     if any(line.normalize_output is not None for line in variant.attentions):
         raise ValueError(
-            "variant.attention.normalize_output: expected None, got a norm behind the sum over the heads, "
+            "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
             "through which no head has a part of its own"
         )
     if variant.unembedding.cap is not None:

@@ -37,7 +37,7 @@ def copying_eigenvalues(theta: DTransformerParams, variant: Variant = PAPER) -> 
 
     They are those of the small matrix ``W_v W_e W_u W_o^h``.
     """
-    W = theta.layers.attention
+    W = variant.of_every_layer(theta.layers.attention)
     between = theta.W_e @ variant.unembedding.matrix(theta)
     return jnp.linalg.eigvals(_of_heads(W.heads.W_v, W) @ between @ _output(W))
 

@@ -37,7 +37,7 @@ class Repeating(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a decoder makes of such tokens.
+    """The predictions of a decoder for such tokens.
 
     Attributes:
         first: the mean loss of tokens that nothing tells, in nats.
@@ -82,7 +82,7 @@ def loss_without(
 
 
 def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> Repeating:
-    """Sequences twice, each behind what a text of the model begins with.
+    """Sequences twice, each after what a text of the model begins with.
 
     Args:
         tokens: drawn at random.
@@ -102,12 +102,7 @@ def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """As many other heads, drawn from the same layers; from all where those have too few.
-
-    Args:
-        heads: some.
-        shape: L and H.
-        rng: what draws them.
+    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few.
 
     Raises:
         ValueError: if there are too few others.

@@ -20,15 +20,7 @@ def _kept(checkpoint: int | None) -> str:
 
 
 def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: int | None) -> TrainingError:
-    """Return the error for an update whose loss or gradient is not finite.
-
-    Args:
-        step: the update.
-        loss: its loss.
-        rate: its learning rate.
-        gradient: of its batch, at the last parameters that were sound.
-        checkpoint: step of the last checkpoint.
-    """
+    """Return the error for an update whose loss or gradient, at the last parameters that were sound, is not finite."""
     places = [name for leaf, array in flatten(gradient).items() for name in _places(leaf, np.asarray(array))]
     named = ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
     where = f"not finite are the gradients of {named}" if places else "each gradient is finite, but their norm is not"
@@ -49,14 +41,7 @@ def _places(name: str, array: np.ndarray) -> list[str]:
 
 
 def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> TrainingError:
-    """Return the error for a loss that is too large.
-
-    Args:
-        step: the update.
-        loss: its loss, nats per token.
-        limit: the largest loss that is let pass.
-        checkpoint: step of the last checkpoint.
-    """
+    """Return the error for a loss, in nats per token, that is larger than the limit."""
     return TrainingError(
         f"step {step}: the loss is {loss:.4g} nats, more than {limit:.4g} (explosion times a uniform guess's); "
         f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip_norm, in another directory"

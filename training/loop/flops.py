@@ -17,27 +17,12 @@ BACKWARD = 3  # a product forward makes two backward
 
 
 def step_flops(task: str, config: TransformerConfig, *, batch_size: int, l: int) -> int:
-    """Return the multiplications and additions of a training step's matrix products, forward and backward.
-
-    Args:
-        task: the run's.
-        config: the model's sizes.
-        batch_size: sequences.
-        l: columns of each, padding included.
-    """
+    """Return the multiplications and additions of a training step's products, padding included."""
     return BACKWARD * batch_size * TASKS[task].flops(config, l)
 
 
 def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
-    """Measure the rate of one large matrix product on the first device, the fastest of a few.
-
-    Args:
-        clock: seconds.
-        dtype: of the factors.
-
-    Returns:
-        multiplications and additions per second.
-    """
+    """Return the multiplications and additions per second of a large product, the fastest of a few."""
     product = jax.jit(jnp.matmul)
     largest = SIDE.get(jax.default_backend(), 2048)
     for n in (largest // 2, largest):

@@ -13,10 +13,8 @@ __all__ = ["in_more_parts", "is_exhausted", "limit", "needed"]
 
 
 def limit(devices: int) -> int:
-    """Return the bytes that a computation may take on each device, as the first one says, or of this machine's.
-
-    Args:
-        devices: how many of this process take part; those of a CPU share its memory.
+    """Return the bytes that a computation may take on each device, as the first one says, or of this machine's,
+    whose devices share them.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
@@ -40,14 +38,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def in_more_parts(settings: Settings) -> Settings | None:
-    """Return the settings with the batch in twice as many parts or, if that cannot be, the next possible number.
-
-    Args:
-        settings: of a run.
-
-    Returns:
-        the settings; None where the parts cannot be smaller.
-    """
+    """Return the settings with the batch in twice as many parts, or in the next possible number, or None."""
     for parts in range(2 * settings.accumulation_steps, settings.batch_size + 1):
         try:
             smaller = dataclasses.replace(settings, accumulation_steps=parts)

@@ -44,11 +44,7 @@ OF_LOW_RANK = LowRank._fields
 
 
 def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """Return the learning rate, as a function of the number of steps already done, and the optimizer of a run.
-
-    Args:
-        settings: of the run.
-    """
+    """Return the learning rate, as a function of the number of steps already done, and the optimizer of a run."""
     schedule = make_schedule(settings)
     optimizer = UPDATES[settings.optimizer](settings, schedule)
     if settings.clip_norm:
@@ -56,25 +52,21 @@ def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTr
     return schedule, optimizer
 
 
-def make_schedule(settings: Settings) -> optax.Schedule:
+def make_schedule(s: Settings) -> optax.Schedule:
     """Return the learning rate as a function of the number of steps already done."""
-    s = settings
+    eta, least, left = s.learning_rate, s.learning_rate * s.final_fraction, max(1, s.steps - s.warmup)
+    fall = min(left, decay_steps(s.steps))
     if s.schedule == "vaswani":
-        return lambda done: s.learning_rate * s.d_e**-0.5 * jnp.minimum((done + 1.0) ** -0.5, (done + 1.0) * _slope(s))
-    first = {"wsd": s.steps - decay_steps(s.steps)}.get(s.schedule, s.warmup)
-
-    def rate(done):
-        t = done + 1.0
-        fallen = jnp.clip((t - first) / max(s.steps - first, 1), 0, 1)
-        left = {"constant": 1.0, "cosine": 0.5 * (1 + jnp.cos(jnp.pi * fallen))}.get(s.schedule, 1 - fallen)
-        share = s.final_fraction + (1 - s.final_fraction) * left
-        return s.learning_rate * jnp.where(t < s.warmup, t / max(s.warmup, 1), share)
-
-    return rate
-
-
-def _slope(settings: Settings) -> float:
-    return max(settings.warmup, 1) ** -1.5
+        slope = max(s.warmup, 1) ** -1.5
+        return lambda done: eta * s.d_e**-0.5 * jnp.minimum((done + 1.0) ** -0.5, (done + 1.0) * slope)
+    after = {
+        "constant": optax.constant_schedule(eta),
+        "cosine": optax.cosine_decay_schedule(eta, left, s.final_fraction),
+        "linear": optax.linear_schedule(eta, least, left),
+        "wsd": optax.linear_schedule(eta, least, fall, left - fall),
+    }[s.schedule]
+    rate = optax.join_schedules([optax.linear_schedule(0.0, eta, s.warmup), after], [s.warmup])
+    return lambda done: rate(done + 1)
 
 
 def decays(params: Any) -> Any:

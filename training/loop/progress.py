@@ -31,14 +31,8 @@ class Progress:
     seconds: float = 0.0
 
     def note(self, results: dict[str, float], patience: int) -> bool:
-        """Take note of an evaluation after `step` updates.
-
-        Args:
-            results: of the evaluation.
-            patience: evaluations without a better loss after which to stop; 0: never.
-
-        Returns:
-            whether its loss is the best so far.
+        """Take note of an evaluation, and return whether its loss is the best so far; `patience` evaluations
+        without a better one stop the training (0: never).
         """
         self.results = results
         if results["loss"] < self.best_loss:
@@ -62,13 +56,7 @@ class Rates:
     """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
 
     def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
-        """Begin to measure.
-
-        Args:
-            clock: seconds.
-            flops: of an update.
-            peak: of the machine, per second.
-        """
+        """Begin to measure; `flops` are those of an update, `peak` those of the machine in a second."""
         self._clock, self._flops, self._peak = clock, flops, peak
         self._last = clock()
         self._seconds = self._tokens = self._updates = 0.0
@@ -88,9 +76,6 @@ class Rates:
     def read(self) -> tuple[dict[str, float], float]:
         """Return the rates and the seconds that they are over, and start again from zero."""
         seconds = max(self._seconds, 1e-9)
-        rates = {
-            "tokens_per_second": self._tokens / seconds,
-            "mfu": self._updates * self._flops / seconds / self._peak,
-        }
+        rates = {"tokens_per_second": self._tokens / seconds, "mfu": self._updates * self._flops / seconds / self._peak}
         self._seconds = self._tokens = self._updates = 0.0
         return rates, seconds

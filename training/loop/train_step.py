@@ -80,14 +80,7 @@ Step = Callable[..., tuple[TrainState, StepMetrics]]
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0, dtype: str = "float32"
 ) -> TrainState:
-    """Return the state before the first update.
-
-    Args:
-        params: the parameters.
-        optimizer: what updates them.
-        ema_decay: decay of their exponential moving average; 0 for none.
-        dtype: of the computation.
-    """
+    """Return the state before the first update; it has a moving average of the parameters unless `ema_decay` is 0."""
     copy = jax.tree.map(jnp.copy, params) if ema_decay else None  # a buffer may be donated only once
     scale = LossScale.first() if dtype == "float16" else None
     return TrainState(params, optimizer.init(params), jnp.asarray(True), copy, scale)
@@ -115,8 +108,9 @@ def batch_loss(
 
         def part_loss(params, part, keys):
             theta = params if frozen is None else merged(frozen, params, scale_of(settings))
-            options = {"label_smoothing": settings.label_smoothing, "remat": REMAT[settings.remat], "N_V": N_V}
-            loss = objective.loss(cast(theta, settings.dtype), part, keys, variant=variant, **options) / weight
+            options = {"label_smoothing": settings.label_smoothing, "variant": variant, "N_V": N_V}
+            layers = {"remat": REMAT[settings.remat], "unroll": settings.unroll}
+            loss = objective.loss(cast(theta, settings.dtype), part, keys, **options, **layers) / weight
             return loss if scale is None else loss * scale
 
         loss_and_gradient = jax.value_and_grad(part_loss)
@@ -150,15 +144,8 @@ def make_step(
     *,
     N_V: int | None = None,
 ) -> Step:
-    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled.
-
-    Args:
-        objective: the loss to minimize.
-        optimizer: what makes updates of gradients.
-        schedule: the learning rate, for the metrics.
-        settings: of the run.
-        variant: what differs from the pseudocode.
-        N_V: tokens, where the parameters have more columns for them; see `training.mesh.padding`.
+    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The parameters may
+    have more than N_V columns for tokens; see `training.mesh.padding`.
     """
     loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 

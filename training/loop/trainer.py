@@ -104,18 +104,8 @@ class Trainer:
         initial: Any = None,
         processes: Processes | None = None,
     ) -> None:
-        """Make a trainer.
-
-        Args:
-            description: settings and model of the run.
-            data: its batches.
-            files: where everything is written.
-            interrupts: the signals that end the training.
-            observer: receives the progress.
-            clock: seconds, for the rates in the metrics.
-            initial: the parameters to start with, or those that stay frozen where low-rank ones are trained; None:
-                random ones.
-            processes: those that train together; None: this one alone.
+        """Make a trainer, which begins with the `initial` parameters (None: random ones); where low-rank ones are
+        trained, those stay frozen. `processes` are those that train together (None: this one alone).
 
         Raises:
             ValueError: the settings of the optimizer do not fit together.
@@ -138,10 +128,8 @@ class Trainer:
         self._progress = Progress()
 
     def train(self) -> dict[str, float]:
-        """Train from the last checkpoint, or from the start, to the end.
-
-        Returns:
-            the figures of the trained parameters on all held-out data.
+        """Train from the last checkpoint, or from the start, to the end; return the trained parameters' figures on
+        all held-out data.
 
         Raises:
             Interrupted: a signal came; a checkpoint is saved.

@@ -18,7 +18,7 @@ from training.mesh.shape import OF_BATCH, check_devices, parse, written
 from training.mesh.table import spec_of
 
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
+    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 }
 """By platform: XLA for TPUs would cut products with gathered weights into loops that take twice the cycles."""
 
@@ -31,11 +31,7 @@ class Placement:
     """
 
     def __init__(self, mesh: str = "", devices: Sequence[Any] | None = None) -> None:
-        """Choose the devices.
-
-        Args:
-            mesh: such as "data=4,model=2"; "" for one device.
-            devices: those of the mesh; None for all there are.
+        """Choose the devices: all there are unless given, arranged as in "data=4,model=2"; "" for one device.
 
         Raises:
             MeshError: the mesh is none, or has another number of devices.
@@ -68,11 +64,7 @@ class Placement:
         return kind if self._mesh is None else f"{self.n_devices} × {kind} ({written(self.sizes)})"
 
     def placed(self, tree: Any) -> Any:
-        """Return shapes of parameters, or of optimizer state, with where each of the arrays lies.
-
-        Args:
-            tree: of anything with shape and dtype; the last name on the path to a leaf is its symbol.
-        """
+        """Return shapes of parameters, or of optimizer state, with where each lies, by the last name on its path."""
 
         def of_leaf(path, leaf):
             sharding = self._on_mesh(spec_of(_symbol(path), leaf.shape, self.sizes))
@@ -88,12 +80,7 @@ class Placement:
         return slice(min(first for first, _, _ in places), max(end for _, end, _ in places))
 
     def batch(self, arrays: Mapping[str, np.ndarray], batch_size: int) -> Mapping[str, Any]:
-        """Return a batch, divided by its sequences.
-
-        Args:
-            arrays: those of the sequences that `rows` names.
-            batch_size: sequences of all processes together.
-        """
+        """Return the sequences that `rows` names, divided, of all processes' batch of `batch_size`."""
         if self._mesh is None:
             return arrays
         if jax.process_count() == 1:
@@ -133,13 +120,8 @@ class Placement:
     def compiled(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any
     ) -> Any:
-        """Return a function, compiled for arguments that lie where they do, and for the devices of the mesh.
-
-        Args:
-            function: what to compile.
-            arguments: arrays, or their shapes.
-            platform: the devices', where they are not this machine's.
-            options: of `jax.jit`.
+        """Return a function, compiled for arguments (arrays, or their shapes) that lie where they do, and for the
+        mesh's devices or another `platform`; `options` are those of `jax.jit`.
         """
         with self.in_use():
             traced = jax.jit(function, **options).trace(*arguments)

@@ -44,14 +44,9 @@ class Processes:
         return self.index == 0
 
     def join(self, coordinator: str, count: int | None, index: int | None, on_loss: Callable[[str], None]) -> None:
-        """Connect to the others; JAX must not have been used before.
-
-        Args:
-            coordinator: where process 0 is to be found, HOST:PORT; or "auto", for what SLURM, Kubernetes or a Cloud
-                TPU say.
-            count: how many processes there are; None with "auto".
-            index: the number of this one; None with "auto".
-            on_loss: called in another thread with a sentence when another process is gone; ends this one.
+        """Connect to the others; JAX must not have been used before. Process 0 is found at `coordinator`,
+        HOST:PORT, or "auto" for what SLURM, Kubernetes or a Cloud TPU say, count and index too. `on_loss` is called
+        in another thread with a sentence when another process is gone; it ends this one.
 
         Raises:
             ProcessesError: the numbers are invalid, or are missing.
@@ -76,11 +71,7 @@ class Processes:
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Check that all processes have the same facts; each of them must call this.
-
-        Args:
-            what: a name for them.
-            facts: by name, as JSON values.
+        """Check that all processes have the same facts, which are JSON values by name; each of them must call this.
 
         Raises:
             ProcessesError: names the first difference; in every process.

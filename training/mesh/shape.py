@@ -23,10 +23,8 @@ class MeshError(ValueError):
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the sizes of the axes of a mesh, in the order of `AXES`; none for one device.
-
-    Args:
-        text: such as "replica=2,data=4,model=2".
+    """Return the sizes of the axes of a mesh such as "replica=2,data=4,model=2", in the order of `AXES`; empty for
+    one device.
 
     Raises:
         MeshError: it is something else.
@@ -84,11 +82,8 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:
-    """Check that the mesh of a run divides all sizes that it splits.
-
-    Args:
-        settings: of the run.
-        N_V: columns of the embedding, where they are known already.
+    """Check that the mesh of a run divides all sizes that it splits, the N_V columns of the embedding too where
+    given.
 
     Raises:
         MeshError: it does not, or is not a mesh.

@@ -72,13 +72,7 @@ TABLE: dict[str, Row] = {name: row for params in CLASSES for name, row in _rows(
 
 
 def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:
-    """Return where an array lies.
-
-    Args:
-        name: the paper's symbol.
-        shape: of the parameter, or of what an optimizer keeps of it, which may have fewer axes.
-        sizes: of the mesh axes.
-    """
+    """Return where an array of this symbol lies: a parameter, or an optimizer's state, which may have fewer axes."""
     row = TABLE.get(name, ())
     row = (None,) * (len(shape) - len(row)) + row[max(0, len(row) - len(shape)) :]
     return P(*(_dividing(axes, size, sizes) for axes, size in zip(row, shape, strict=True)))

@@ -55,13 +55,8 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
-    """Read one checkpoint and verify it.
-
-    Args:
-        directory: of the checkpoints.
-        step: which.
-        templates: pytrees of anything with shape and dtype, by name: the items to read. They are read as JAX
-            arrays with the shapes' shardings, or as NumPy arrays where these have none.
+    """Read one checkpoint and verify it. Each item is read like its template, a pytree of anything with shape and
+    dtype: as JAX arrays with their shardings, or as NumPy arrays where they have none.
 
     Raises:
         CheckpointError: it cannot be read, or differs from what was saved.
@@ -118,12 +113,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays, and write them in the background, each process what its devices have.
-
-        Args:
-            step: updates that are done.
-            trees: pytrees of arrays by name; each can be read separately.
-            meta: anything that JSON can hold.
+        """Copy the arrays of each item, and write them in the background, each process what its devices have.
 
         Raises:
             CheckpointError: this checkpoint or the one before it cannot be written.
@@ -155,14 +145,8 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Read the newest checkpoint that is sound; those that are not are set aside.
-
-        Args:
-            templates: pytrees of anything with shape and dtype, by name: the items to read.
-            warn: called for every checkpoint that is set aside.
-
-        Returns:
-            the checkpoint, or None if there has never been one.
+        """Read the newest checkpoint that is sound, like `read_checkpoint`; None if there has never been one. Those
+        that are not sound are set aside, with a warning.
 
         Raises:
             CheckpointError: there were checkpoints, but none is sound.

@@ -249,12 +249,7 @@ class RunDirectory:
                 )
 
     def save_parameters(self, params: Any, file: Path | None = None) -> None:
-        """Write the trained parameters, with their checksums.
-
-        Args:
-            params: a pytree.
-            file: `adapter` for one; None: `parameters`.
-        """
+        """Write the trained parameters, with their checksums, to `parameters` or to another file."""
         self.save_leaves({name: np.ascontiguousarray(array) for name, array in flatten(params).items()}, file)
 
     def save_leaves(self, leaves: dict[str, np.ndarray], file: Path | None = None) -> None:
@@ -271,14 +266,7 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
     """Read the model of a run: the final parameters, or those of the last sound checkpoint of an unfinished run.
 
     The final parameters are read array by array, each device its part, so that a model is never in memory twice.
-
-    Args:
-        directory: of the run.
-        dtype: what the parameters become; None: what they are.
-        placement: the devices that they are divided among; None: one has all.
-
-    Returns:
-        parameters, configuration, tokenizer, task and classes.
+    They become `dtype` (None: what they are), divided among the devices of `placement` (None: one has all).
 
     Raises:
         RunError: the directory holds no run, nothing was trained yet, or it is damaged.
@@ -339,12 +327,8 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
 
 
 def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
-    """Read the trained adapter of a run, or that of the last sound checkpoint of an unfinished run.
-
-    Args:
-        files: of the run.
-        description: of the run.
-        theta: what it adapts, or its shapes.
+    """Read the trained adapter of a run, or that of the last sound checkpoint of an unfinished run; θ may be
+    shapes.
 
     Raises:
         RunError: it cannot be read.

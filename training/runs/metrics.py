@@ -81,14 +81,8 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def cut(path: Path, size: int) -> bool:
-    """Cut metrics.jsonl to the length that it had at a checkpoint.
-
-    Args:
-        path: the file; it need not exist.
-        size: bytes.
-
-    Returns:
-        whether the file was at least so long. If not, a part of the record is lost.
+    """Cut metrics.jsonl to the bytes that it had at a checkpoint; return whether it was at least so long. If not, a
+    part of the record is lost.
     """
     length = path.stat().st_size if path.exists() else 0
     if length > size:
@@ -150,10 +144,6 @@ def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
 
     Where and whether it uploads is Weights & Biases' own affair: WANDB_MODE, WANDB_PROJECT, `wandb login`.
 
-    Args:
-        directory: of the run.
-        settings: of the run, to be shown.
-
     Raises:
         RuntimeError: it is not installed, or refuses.
     """
@@ -178,13 +168,7 @@ def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
 
 
 def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Draw the training and the validation loss over the steps.
-
-    Args:
-        lines: of metrics.jsonl.
-        path: of the picture, .png.
-        title: above it.
-    """
+    """Draw the training and the validation loss over the steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

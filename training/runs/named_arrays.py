@@ -1,14 +1,14 @@
 """Pytrees of arrays as dictionaries, with names such as `layers.attention.heads.W_q`: in memory and in files."""
 
+import math
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -16,6 +16,9 @@ from jax.sharding import Sharding
 
 AT_ONCE = 1 << 22
 """Bytes of an array that are read at once."""
+
+ALIGNMENT = 64
+"""Bytes; where an array of NumPy's begins at a multiple, JAX can use its memory."""
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -44,41 +47,56 @@ def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
 def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum: int) -> jax.Array:
     """Return an array of a safetensors file, read where it is to lie: each device its part.
 
-    The file is opened anew for each of them, so that what was read of the others need not stay in memory.
-
-    Args:
-        path: of the file.
-        name: of the array, which has axes.
-        sharding: where its parts are to lie.
-        dtype: what its numbers become; None: what they are.
-        checksum: its own.
+    Its numbers become ``dtype``, or stay what they are if it is None.
 
     Raises:
         ValueError: it is not what was saved.
     """
     with safetensors.safe_open(path, framework="numpy") as file:
-        stored = file.get_slice(name)
-        if _checksum_of_slices(stored) != checksum:
-            raise ValueError(f"{name} is not what was saved")
+        shape, stored = tuple(file.get_slice(name).get_shape()), file.get_slice(name)[:1].dtype
+    kept = stored if dtype is None else np.dtype(dtype)
+    is_whole = len(sharding.device_set) == 1
+    whole = _aligned(shape if is_whole else (0,), kept)
+    found = zlib.crc32(f"{stored}{shape}".encode())
+    for rows in _some(range(shape[0]), shape, stored):
+        some = np.ascontiguousarray(_rows(path, name, rows))
+        found = zlib.crc32(some.reshape(-1).view(np.uint8).data, found)
+        if is_whole:
+            whole[rows] = some
+    if found != checksum:
+        raise ValueError(f"{name} is not what was saved")
+    if is_whole:  # not committed to its device, so that a mesh may take it
+        return jax.device_put(whole, may_alias=True)
 
-        def of_device(index: Any) -> np.ndarray:
-            part = stored[index]
-            return part if dtype is None else part.astype(dtype)
+    def of_device(index: Any) -> np.ndarray:
+        ranges = [range(n)[i] for n, i in zip(shape, index, strict=True)]
+        part = _aligned(tuple(map(len, ranges)), kept)
+        for rows in _some(ranges[0], shape, stored):
+            first = ranges[0].start
+            part[rows.start - first : rows.stop - first] = _rows(path, name, (rows, *index[1:]))
+        return part
 
-        if len(sharding.device_set) == 1:  # not committed to it, so that a mesh may take it
-            return jnp.asarray(of_device((slice(None),) * len(stored.get_shape())))
-        return jax.make_array_from_callback(tuple(stored.get_shape()), sharding, of_device)
+    return jax.make_array_from_callback(shape, sharding, of_device)
 
 
-def _checksum_of_slices(stored: Any) -> int:
-    """The checksum of an array of which some rows are read at once."""
-    shape = tuple(stored.get_shape())
-    first = stored[:1]
-    checksum, rows = zlib.crc32(f"{first.dtype}{shape}".encode()), max(1, AT_ONCE // max(1, first.nbytes))
-    for i in range(0, shape[0], rows):
-        some = np.ascontiguousarray(stored[i : min(i + rows, shape[0])])
-        checksum = zlib.crc32(some.reshape(-1).view(np.uint8).data, checksum)
-    return checksum
+def _some(rows: range, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[slice]:
+    """Rows of an array that are read at once, after each other."""
+    step = max(1, AT_ONCE // max(1, math.prod(shape[1:]) * dtype.itemsize))
+    return (slice(i, min(i + step, rows.stop)) for i in range(rows.start, rows.stop, step))
+
+
+def _rows(path: Path, name: str, index: Any) -> np.ndarray:
+    """Some of an array; the file is mapped anew for it, so that what was read does not stay in memory."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return file.get_slice(name)[index]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that begins where JAX takes its memory over, and does not copy it."""
+    n_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(n_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + n_bytes].view(dtype).reshape(shape)
 
 
 def _checksum(array: np.ndarray) -> int:

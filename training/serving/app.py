@@ -32,15 +32,7 @@ __all__ = ["make_app"]
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
-PATHS = (
-    "/v1/models",
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/embeddings",
-    "/tokenize",
-    "/health",
-    "/metrics",
-)
+PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health", "/metrics")
 
 
 class _Server:

@@ -15,10 +15,7 @@ from training.serving.served import Decoder, Served
 
 __all__ = ["Completion", "completion_of"]
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"best_of": (None, 1), "suffix": (None, "")}
 MOST_LOGPROBS = 5
 
 

@@ -33,14 +33,8 @@ class Exchange:
     def __init__(
         self, wanted: Completion | Chat, served: Served, identity: str, created: int, used: Callable[..., None]
     ) -> None:
-        """Begin.
-
-        Args:
-            wanted: what is asked for.
-            served: what is served.
-            identity: of the answer.
-            created: when, in seconds since 1970.
-            used: takes how many tokens were read and generated.
+        """Begin an answer; `created` is in seconds since 1970, and `used` takes how many tokens were read and
+        generated.
         """
         self._wanted, self._served, self._used = wanted, served, used
         self._identity, self._created = identity, created

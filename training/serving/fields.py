@@ -9,12 +9,8 @@ __all__ = ["boolean", "check_fields", "check_model", "integer", "number"]
 
 
 def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Check that a request is an object that has no other fields than these.
-
-    Args:
-        body: its JSON.
-        read: the names of the fields that are read.
-        neutral: further fields of OpenAI's API, and the values with which they change nothing.
+    """Check that a request is an object with no other fields than these, or `neutral` ones with values that change
+    nothing.
 
     Raises:
         RequestError: names the field.

@@ -24,13 +24,7 @@ class HostGuard:
     """Refuses requests to another host than this one."""
 
     def __init__(self, app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> None:
-        """Guard an application.
-
-        Args:
-            app: the application.
-            address: where it listens; one that stands for all addresses allows each of them by number.
-            names: further names that it goes by.
-        """
+        """Guard an application at an address, or at each by number where it stands for all, and under further names."""
         self._app = app
         self._any = _is(address, "is_unspecified")
         here = LOOPBACK if self._any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()
@@ -67,12 +61,7 @@ class RequestGuard:
     """Refuses requests without the key, and those that send something else than JSON."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
-        """Guard an application.
-
-        Args:
-            app: the application.
-            api_key: what clients must know; None: nothing.
-        """
+        """Guard an application; clients must know the key, if there is one."""
         self._app = app
         self._key = None if api_key is None else _digest(api_key.encode())
 

@@ -19,11 +19,7 @@ class Metrics:
     """The figures of one server."""
 
     def __init__(self, engine: Engine | None) -> None:
-        """Begin to count.
-
-        Args:
-            engine: what generates, if anything does.
-        """
+        """Begin to count what an engine generates, if there is one."""
         self._registry = CollectorRegistry()
         of = {"registry": self._registry, "namespace": "formal_algorithms"}
         self._requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **of)
@@ -51,12 +47,7 @@ class Metrics:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def counting(self, app: ASGIApp, paths: Collection[str]) -> ASGIApp:
-        """Return an application whose requests are counted.
-
-        Args:
-            app: the application.
-            paths: what is told apart; all others are one.
-        """
+        """Return an application whose requests are counted, by these paths; all others are one."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":

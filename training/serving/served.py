@@ -11,6 +11,7 @@ from numpy import ndarray
 from training.data.chat import Message, converser
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
+from training.generation.modalities import of_text
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt
 from training.generation.scoring import scored, sentence_embeddings
@@ -100,17 +101,12 @@ class Served:
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
-    """Return a run as it is served.
-
-    Args:
-        run: the trained model.
-        name: what clients call it.
-        limits: the most that is taken.
-        weights: "int8" rounds a decoder's.
+    """Return a run as it is served under a name; "int8" rounds a decoder's weights.
 
     Raises:
         AnswerError: it is neither a decoder nor an encoder, or an encoder whose weights are to be rounded.
     """
+    run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):
         raise AnswerError(
             f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"

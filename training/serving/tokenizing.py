@@ -13,10 +13,6 @@ __all__ = ["tokenized"]
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
     """Return the answer to a request: the tokens as the model reads them, how many they are, and how many it can read.
 
-    Args:
-        body: its JSON.
-        served: what is served.
-
     Raises:
         RequestError: a field is unknown, or not what it should be.
     """

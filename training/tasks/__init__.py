@@ -24,10 +24,6 @@ TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY, GATO)
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
     """Return settings with these values, and the task's defaults for the rest.
 
-    Args:
-        values: by name; lists for settings of several values.
-        task: one of `TASKS`.
-
     Raises:
         SettingsError: a name that the task does not have, a value of another kind, or one that cannot be.
     """

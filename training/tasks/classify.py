@@ -10,7 +10,7 @@ from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encodi
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
 from training.tasks.objectives import Batch, Columns, Objective
-from training.tasks.task import Task, layer_flops
+from training.tasks.task import Task, embedding_flops, layer_flops
 
 
 class ClassifierParams(NamedTuple):
@@ -28,14 +28,7 @@ class ClassifierParams(NamedTuple):
 def init_classifier(
     key: Key[Array, ""], config: ETransformerConfig, *, N_C: int, scheme: Scheme = "glorot"
 ) -> ClassifierParams:
-    """Return parameters to train; W_c and b_c are 0, so that all classes are equally likely at first.
-
-    Args:
-        key: randomness, consumed.
-        config: the encoder's sizes.
-        N_C: number of classes.
-        scheme: how the encoder's matrices are drawn.
-    """
+    """Return parameters to train; W_c and b_c are 0, so that all classes are equally likely at first."""
     encoder = init_e_transformer(key, config, scheme=scheme)
     return ClassifierParams(encoder, jnp.zeros((N_C, config.d_e), jnp.float32), jnp.zeros(N_C, jnp.float32))
 
@@ -47,14 +40,7 @@ def class_probabilities(
     variant: Variant,
     length: Int[Array, "*#batch"] | int | None = None,
 ) -> Float[Array, "N_C *batch"]:
-    """Return the probabilities of the classes for one text, or for each of a batch.
-
-    Args:
-        x: token IDs, beginning with bos_token.
-        params: trained parameters.
-        variant: what differs from the pseudocode.
-        length: tokens that are not padding.
-    """
+    """Return the probabilities of the classes for one text that begins with bos_token, or for each of a batch."""
     X = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., :1]
     return unembedding(pooled(X, params.encoder)[..., 0], params.W_c, b_u=params.b_c)
 
@@ -82,8 +68,8 @@ CLASSIFY = Task(
     config=ETransformerConfig,
     init=init_classifier,
     objective=Objective(columns=_columns, weights=_weights),
-    flops=lambda c, l: c.L * layer_flops(c, l),
-    settings=("L", "token_noise", "token_deletion", "fold"),
+    flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l),
+    settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
     defaults={
         "data": ("sms-spam",),
         "L": 2,

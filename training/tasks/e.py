@@ -5,7 +5,7 @@ from jax import Array
 
 from algorithms import ETransformerConfig, Variant, e_hidden_state, init_e_transformer
 from training.tasks.objectives import Batch, Columns, Objective
-from training.tasks.task import Task, layer_flops
+from training.tasks.task import Task, embedding_flops, layer_flops
 
 
 def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
@@ -24,8 +24,8 @@ E = Task(
     config=ETransformerConfig,
     init=init_e_transformer,
     objective=Objective(columns=_columns, weights=_weights),
-    flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
-    settings=("L", "masking", "p_mask"),
+    flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
+    settings=("L", "d_in", "masking", "p_mask"),
     defaults={
         "tokenizer": "characters",
         "l_max": 64,

@@ -31,11 +31,5 @@ ED = Task(
     objective=Objective(columns=_columns, weights=_weights),
     flops=_flops,
     settings=("L_enc", "L_dec", "token_noise", "token_deletion"),
-    defaults={
-        "data": ("pronunciation",),
-        "tokenizer": "characters",
-        "l_max": 48,
-        "steps": 1250,
-        "batch_size": 64,
-    },
+    defaults={"data": ("pronunciation",), "tokenizer": "characters", "l_max": 48, "steps": 1250, "batch_size": 64},
 )

@@ -1,14 +1,11 @@
 """Gato: text, digits and control as one sequence, for the decoder of Algorithm 10 (Phuong and Hutter 2022, §6)."""
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from algorithms import (
-    DTransformerConfig,
-    DTransformerParams,
     GatoConfig,
     GatoParams,
     Variant,
@@ -23,18 +20,12 @@ from training.tasks.task import Task, layer_flops
 
 
 def hidden_state(params: GatoParams, batch: Batch, *, variant: Variant, **options: Any) -> Array:
-    """Return lines 1 to 10 for a batch of rows.
-
-    Args:
-        params: the parameters.
-        batch: x, at, patches, places, positions and segment_ids, of the data set `Modalities`.
-        variant: what differs from the pseudocode.
-        options: other arguments of `d_layers`.
-    """
+    """Return lines 1 to 10 for a batch of rows, of the data set `Modalities`; `options` are those of `d_layers`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
     options_of_lines = {"variant": variant.without_dropout(), "positions": positions}
-    X = gato_embedding(batch["x"], patches, batch["at"], places[0], places[1], *params, **options_of_lines)
+    x = batch.get("x_read", batch["x"])
+    X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params, **options_of_lines)
     packed = {"positions": positions, "segments": batch["segment_ids"]}
     return d_layers(X, params.transformer, variant=variant, **packed, **options)
 
@@ -43,23 +34,6 @@ def _columns(params: GatoParams, batch: Batch, keys, *, variant: Variant, **opti
     X = hidden_state(params, batch, variant=variant, key=keys, **options)
     theta = params.transformer
     return Columns(X, variant.unembedding.matrix(theta), theta.b_u, next_tokens(batch["x"]))
-
-
-def of_text(params: GatoParams, config: GatoConfig, N_V: int) -> tuple[DTransformerParams, DTransformerConfig]:
-    """Return the decoder of text that a model is without values and images: the first N_V tokens alone.
-
-    Args:
-        params: the model's.
-        config: its sizes.
-        N_V: of the tokenizer.
-    """
-    theta = params.transformer
-    W_u = None if theta.W_u is None else theta.W_u[:N_V]
-    b_u = None if theta.b_u is None else theta.b_u[:N_V]
-    sizes: dict[str, Any] = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(DTransformerConfig)
-    }
-    return theta._replace(W_e=theta.W_e[:, :N_V], W_u=W_u, b_u=b_u), DTransformerConfig(**{**sizes, "N_V": N_V})
 
 
 GATO = Task(
@@ -71,6 +45,6 @@ GATO = Task(
     objective=Objective(columns=_columns, weights=D.objective.weights),
     flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
     settings=("L", "patch", "d_r", "n_groups", "n_places"),
-    defaults={"N_V": 1024, "L": 2, "steps": 800, "batch_size": 8, "eval_every": 400, "eval_batches": 8},
+    defaults={"N_V": 1024, "L": 2, "steps": 1600, "batch_size": 8, "eval_every": 400, "eval_batches": 8},
     extra_tokens=BINS + 1,
 )

@@ -30,21 +30,13 @@ def scale_of(settings: Settings) -> float:
 
 
 def matrices_of(theta: Any) -> dict[Any, Any]:
-    """Return the matrices that an adapter can change, those of the layers, by their paths in θ.
-
-    Args:
-        theta: parameters of Algorithm 10, or their shapes.
-    """
+    """Return the matrices that an adapter can change, those of the layers, by their paths in θ or in its shapes."""
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     return {path: leaf for path, leaf in leaves if path[0].name == "layers" and path[-1].name.startswith("W_")}
 
 
 def sides(W: Any) -> tuple[int, int]:
-    """Return d_out and d_in of a matrix that is stacked over layers, and over heads, whose rows are one above another.
-
-    Args:
-        W: what has a shape.
-    """
+    """Return d_out and d_in of a matrix that is stacked over layers, and over heads, whose rows follow one another."""
     rows = 1
     for n in W.shape[1:-1]:
         rows *= n
@@ -52,13 +44,8 @@ def sides(W: Any) -> tuple[int, int]:
 
 
 def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[str, ...] = ()) -> Any:
-    """Return an adapter that changes nothing yet: B is 0, and A is uniform up to ±1/√d_in.
-
-    Args:
-        key: randomness, consumed.
-        theta: the frozen parameters, or their shapes.
-        rank: rows of A, and columns of B.
-        matrices: names of those that it is for; none: all of the layers'.
+    """Return an adapter of θ, or of its shapes, that changes nothing yet: B is 0, and A is uniform up to ±1/√d_in.
+    It is for these matrices; with none named, for all of the layers'.
 
     Raises:
         SettingsError: there is no such matrix, or none of so high a rank.
@@ -85,11 +72,7 @@ def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[
 
 
 def adapter_shapes(theta: Any, settings: Settings) -> Any:
-    """Return the shapes of the adapter that a run trains.
-
-    Args:
-        theta: the frozen parameters, or their shapes.
-        settings: of the run.
+    """Return the shapes of the adapter of θ, or of its shapes, that a run trains.
 
     Raises:
         SettingsError: as `init_adapter`.
@@ -104,13 +87,7 @@ def low_rank_of(adapter: Any) -> dict[Any, LowRank]:
 
 
 def merged(theta: Any, adapter: Any, scale: float) -> Any:
-    """Return θ with ``W + s·B A`` in place of every W that the adapter changes, in its own dtype.
-
-    Args:
-        theta: the parameters.
-        adapter: a pytree of `LowRank`.
-        scale: s.
-    """
+    """Return θ with ``W + s·B A`` in place of every W that the adapter changes, in its own dtype."""
     parts = low_rank_of(adapter)
 
     def of_leaf(path, W):

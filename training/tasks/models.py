@@ -18,10 +18,6 @@ from training.tasks.flags import lines_from_flags
 def model_config(settings: Settings, N_V: int) -> Any:
     """Return the configuration of the model that a run trains.
 
-    Args:
-        settings: of the run.
-        N_V: size of the tokenizer's vocabulary.
-
     Raises:
         ValueError: the sizes do not fit together.
     """
@@ -30,7 +26,11 @@ def model_config(settings: Settings, N_V: int) -> Any:
         field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
     }
     sizes["H_kv"] = settings.H_kv or settings.H
+    if "d_in" in sizes:
+        sizes["d_in"] = settings.d_in or settings.d_e
     variant = VARIANTS[settings.variant].but(dropout=settings.dropout)
+    if settings.shared_layers or variant.shared_layers > 1:
+        variant = variant.but(shared_layers=settings.shared_layers or settings.L)
     return config(**{**sizes, "N_V": N_V, "variant": variant})
 
 
@@ -44,15 +44,7 @@ def check_sizes(settings: Settings) -> None:
 
 
 def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C: int = 0) -> Any:
-    """Return the parameters that a run begins with, in float32.
-
-    Args:
-        key: randomness, consumed.
-        task: the run's.
-        config: the model's.
-        scheme: how the matrices are drawn.
-        N_C: number of classes, for classification.
-    """
+    """Return the parameters that a run begins with, in float32."""
     classes = {"N_C": N_C} if TASKS[task].records == "labeled" else {}
     return TASKS[task].init(key, config, scheme=scheme, **classes)
 

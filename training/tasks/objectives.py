@@ -76,22 +76,16 @@ class Objective:
         implementation: str = "auto",
         label_smoothing: float = 0.0,
         remat: Remat = False,
+        unroll: bool = False,
         N_V: int | None = None,
     ) -> Float[Array, ""]:
-        """Return ``Σ w_t · nats_t`` over the batch.
-
-        Args:
-            params: the parameters.
-            batch: arrays by name, as the data sets of `training.data.batches` make them.
-            keys: one for each sequence, for dropout; None for none.
-            variant: what differs from the pseudocode.
-            implementation: how attention and the backward passes are computed.
-            label_smoothing: share of the target that is spread over all tokens.
-            remat: what of a layer the backward pass computes again.
-            N_V: tokens, where the parameters have more columns for them; see `training.mesh.padding`.
+        """Return ``Σ w_t · nats_t`` over a batch as the data sets of `training.data.batches` make them; with keys,
+        one for each sequence, dropout is on. The parameters may have more than N_V columns for tokens; see
+        `training.mesh.padding`.
         """
         variant = variant.without_dropout() if keys is None else variant
-        c = self.columns(params, batch, keys, variant=variant, implementation=implementation, remat=remat)
+        options = {"variant": variant, "implementation": implementation, "remat": remat, "unroll": unroll}
+        c = self.columns(params, batch, keys, **options)
         options = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": variant.unembedding.cap}
         return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, **options)
 
@@ -112,7 +106,7 @@ def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l
 
 
 def next_tokens(x: Int[Array, "B l"]) -> Int[Array, "B l"]:
-    """Return x[t + 1] in column t; the last column, which has none, must have weight 0."""
+    """Return x[t + 1] in column t; the last column has no next token and must have weight 0."""
     return jnp.roll(x, -1, axis=1)
 
 

@@ -26,7 +26,7 @@ class Task:
         flops: of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns.
         settings: the settings that it has besides those of every task.
         defaults: of the settings whose default differs from the common one.
-        extra_tokens: that the model has besides the tokenizer's, behind them.
+        extra_tokens: that the model has after the tokenizer's.
     """
 
     name: str
@@ -58,6 +58,11 @@ def attention_flops(c: Any, l_x: int, l_z: int) -> int:
 def layer_flops(c: Any, l: int) -> int:
     """Return those of a layer: self-attention and the MLP."""
     return attention_flops(c, l, l) + mlp_flops(c, l)
+
+
+def embedding_flops(c: Any, l: int) -> int:
+    """Return those of an encoder's embedding: its projection, if it has one."""
+    return 2 * c.d_in * c.d_e * l if c.variant.embedding.factored else 0
 
 
 def mlp_flops(c: Any, l: int) -> int:

@@ -16,9 +16,9 @@ from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Integer, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
-from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.kernel import kernel
 from algorithms.ops.attention.tiles import (
     ByDistance,
     for_each_tile,
@@ -63,24 +63,7 @@ def _backward(dropout, cap, residuals: _Residuals, E):
     return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
 
 
-def _blockwise_attention(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Mask,
-    seeds: UInt32[Array, "H B 2"] | None,
-    dropout: float,
-    cap: float | None,
-    by_distance: ByDistance = (),
-) -> Float[Array, "H d_mid B l_x"]:
-    """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
-
-    Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
-    """
-    return _forward(Q, K, V, mask, seeds, dropout, cap, by_distance)[0]
-
-
-blockwise_attention = hand_derived(_blockwise_attention, _forward, _backward, static=(5, 6))
+blockwise_attention = kernel(_forward, _backward)
 
 
 class _Blocks:

@@ -8,9 +8,9 @@ from jax import Array
 from jaxtyping import Float, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.kernel import kernel
 from algorithms.ops.attention.tiles import (
     ByDistance,
     for_each_tile,
@@ -107,21 +107,4 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     return *by_matrices, dU.astype(by_distance[0].dtype), dP.astype(by_distance[1].dtype)
 
 
-def _dense_attention(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Mask,
-    seeds: UInt32[Array, "H B 2"] | None,
-    dropout: float,
-    cap: float | None,
-    by_distance: ByDistance = (),
-) -> Float[Array, "H d_mid B l_x"]:
-    """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
-
-    Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
-    """
-    return _forward(Q, K, V, mask, seeds, dropout, cap, by_distance)[0]
-
-
-dense_attention = hand_derived(_dense_attention, _forward, _backward, static=(5, 6))
+dense_attention = kernel(_forward, _backward)

@@ -37,7 +37,7 @@ def rotated(x: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def loss(theta: Any, x: jax.Array, *, H: int, kernel: str, remat: bool) -> jax.Array:
+def loss(theta: Any, x: jax.Array, *, H: int, kernel: str, remat: bool, unroll: bool = False) -> jax.Array:
     """Nats of the next tokens of x: [B, l], divided by the size of x; bfloat16, logits in float32."""
     theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
 
@@ -52,6 +52,6 @@ def loss(theta: Any, x: jax.Array, *, H: int, kernel: str, remat: bool) -> jax.A
         y = norm(h, w["norm2"])
         return h + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], None
 
-    layer = jax.checkpoint(layer, prevent_cse=False) if remat else layer
-    h, _ = jax.lax.scan(layer, theta["W_e"][x], theta["layers"])
+    layer = jax.checkpoint(layer, prevent_cse=unroll) if remat else layer
+    h, _ = jax.lax.scan(layer, theta["W_e"][x], theta["layers"], unroll=unroll)
     return cross_entropy(norm(h, theta["norm"]), theta["W_u"], x) / x.size

@@ -47,12 +47,14 @@ class Case(NamedTuple):
         B: sequences.
         remat: whether a training step computes the layers' activations again.
         model: which model.
+        unroll: whether each layer is compiled for itself.
     """
 
     device: str
     B: int
     remat: bool = False
     model: Model = GPT2_124M
+    unroll: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -71,6 +73,11 @@ TRAINING = (
     Case("v5p:2x2x1", 64, remat=True),
     Case("h100", 8),
     Case("h100", 32),
+    Case("v5e:2x4", 8, unroll=True),
+    Case("v5e:2x4", 16, unroll=True),
+    Case("v5p:2x2x1", 64, unroll=True),
+    Case("h100", 8, unroll=True),
+    Case("h100", 32, unroll=True),
     Case("v5p:2x2x1", 8, remat=True, model=LLAMA_1G),
     Case("h100", 8, remat=True, model=LLAMA_1G),
 )
@@ -86,24 +93,25 @@ def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None
     """A training step with AdamW in bfloat16, of the library or of the reference, read from the compiled program."""
     jax.clear_caches()  # a cached trace keeps the source lines of whoever made it
     optimizer, model = optax.adamw(1e-3), case.model
+    loop = {"remat": case.remat, "unroll": case.unroll}
     sizes = sizes or model.sizes
     if which == "library":
         config = DTransformerConfig(**sizes, variant=model.variant)
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-        loss: Callable[..., Any] = functools.partial(_loss, variant=model.variant, remat=case.remat)
+        loss: Callable[..., Any] = functools.partial(_loss, variant=model.variant, **loop)
     else:
         theta = model.peer.parameters(dict(sizes))
         kernel = "cudnn" if case.is_gpu else "splash"
-        loss = functools.partial(model.peer.loss, H=sizes["H"], kernel=kernel, remat=case.remat)
+        loss = functools.partial(model.peer.loss, H=sizes["H"], kernel=kernel, **loop)
     x = jax.ShapeDtypeStruct((case.B, sizes["l_max"]), jnp.int32)
     arguments = theta, jax.eval_shape(optimizer.init, theta), x
     update = reference.training_step(loss, optimizer)
     return programs.of(compilers.compile_for(update, arguments, case.mesh(), donate_argnums=(0, 1)))
 
 
-def _loss(theta: Any, x: jax.Array, *, variant: Variant, remat: bool) -> jax.Array:
+def _loss(theta: Any, x: jax.Array, *, variant: Variant, remat: bool, unroll: bool) -> jax.Array:
     theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-    X = d_hidden_state(x, theta, variant=variant, remat=remat)
+    X = d_hidden_state(x, theta, variant=variant, remat=remat, unroll=unroll)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
     return log_loss(X, variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
 
@@ -153,7 +161,8 @@ def tables(details: bool) -> Iterator[str]:
             continue
         reports = {which: training_step(case, which) for which in ("library", "reference")}
         pairs = zip(*(columns(report) for report in reports.values()), strict=True)
-        what = f"{case.model.name}, {case.device}, batch {case.B}{', remat' if case.remat else ''}"
+        loop = f"{', remat' if case.remat else ''}{', unrolled' if case.unroll else ''}"
+        what = f"{case.model.name}, {case.device}, batch {case.B}{loop}"
         rows.append([what, *(_compared(a, b) for a, b in pairs)])
         if details:
             yield from (f"{what}, {which}:\n{_details(report)}" for which, report in reports.items())

@@ -310,19 +310,13 @@ STORE = distinct_store()
         (lambda: NextTokens(STORE, l_max=5, batch_size=0), "batch_size: expected at least 1, got 0"),
         (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=-1), "seed: expected 0 to 2³² − 1, got -1"),
         (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=1 << 32), "seed: expected 0 to 2³² − 1, got 4294967296"),
-        (
-            lambda: NextTokens(STORE, l_max=5, batch_size=1, mode="x"),
-            "there is no mode 'x'; choose chunks, windows",
-        ),
+        (lambda: NextTokens(STORE, l_max=5, batch_size=1, mode="x"), "there is no mode 'x'; choose chunks, windows"),
         (
             lambda: NextTokens(STORE, l_max=89, batch_size=1),
             "the training data have 88 tokens, fewer than one sequence of l_max = 89",
         ),
         (lambda: MaskedTokens(STORE, l_max=89, batch_size=1), "the training data have 88 tokens"),
-        (
-            lambda: MaskedTokens(STORE, l_max=5, batch_size=1, rule="x"),
-            "there is no masking rule 'x'; choose paper",
-        ),
+        (lambda: MaskedTokens(STORE, l_max=5, batch_size=1, rule="x"), "there is no masking rule 'x'; choose paper"),
         (
             lambda: MaskedTokens(STORE, l_max=5, batch_size=1, p_mask=1.0),
             "p_mask: expected a probability between 0 and 1, got 1.0",
@@ -339,10 +333,7 @@ STORE = distinct_store()
             lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
             "l_max: expected at least 2, for bos and eos, got 1",
         ),
-        (
-            lambda: TokenStore.from_sequences([[1, 10]], 10),
-            r"token IDs: expected \[0, 10\), got 1 to 10",
-        ),
+        (lambda: TokenStore.from_sequences([[1, 10]], 10), r"token IDs: expected \[0, 10\), got 1 to 10"),
     ],
 )
 def test_what_cannot_be_is_said(make, message):

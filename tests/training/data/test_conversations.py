@@ -27,7 +27,7 @@ WORDS = ["café", "naïve", "日本", "one", "two", "three", "the", "is", "was",
 
 
 def tokenizer_of(template):
-    """Bytes, with merges, and special tokens behind them."""
+    """Bytes, with merges, and special tokens after them."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -187,13 +187,13 @@ USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content"
 SYSTEM, TOOL = {"role": "system", "content": "s"}, {"role": "tool", "content": "t"}
 BAD = [
     ({"messages": [ANSWER, USER]}, "message 1: role: expected user at first, got assistant"),
-    ({"messages": [USER, USER, ANSWER]}, "message 2: role: expected assistant behind user, got user"),
-    ({"messages": [USER, ANSWER, ANSWER]}, "message 3: role: expected user or tool behind assistant, got assistant"),
-    ({"messages": [SYSTEM, ANSWER]}, "message 2: role: expected user behind system, got assistant"),
+    ({"messages": [USER, USER, ANSWER]}, "message 2: role: expected assistant after user, got user"),
+    ({"messages": [USER, ANSWER, ANSWER]}, "message 3: role: expected user or tool after assistant, got assistant"),
+    ({"messages": [SYSTEM, ANSWER]}, "message 2: role: expected user after system, got assistant"),
     ({"messages": [USER, ANSWER, USER]}, "message 3: role: expected the assistant to speak last, got user"),
     ({"messages": [USER]}, "message 1: role: expected the assistant to speak last, got user"),
-    ({"messages": [USER, TOOL, ANSWER]}, "message 2: role: expected assistant behind user, got tool"),
-    ({"messages": [USER, SYSTEM, ANSWER]}, "message 2: role: expected system to come first, got it behind other"),
+    ({"messages": [USER, TOOL, ANSWER]}, "message 2: role: expected assistant after user, got tool"),
+    ({"messages": [USER, SYSTEM, ANSWER]}, "message 2: role: expected system to come first, got it after other"),
     ({"messages": []}, "messages: expected a list of at least one message"),
     ({"messages": [USER, {"role": "assistant", "content": "  "}]}, "message 2: content: expected an answer, got an em"),
     ({"messages": [USER, {"role": "assistant"}]}, "message 2: content: expected a text, got nothing"),
@@ -242,7 +242,7 @@ def test_what_conversations_cannot_be_used_for_is_said(chats, tmp_path):
             load_run_data(settings, tokenizer=tokenizer, cache_dir=tmp_path / "cache")
         return str(error.value)
 
-    no_template = "--data: expected text, as the model has no chat template, got conversations; go on --from a model"
+    no_template = "--data: expected text, as the model has no chat template, got conversations; continue --from a model"
     assert no_template in refused()
     assert no_template in refused(tokenizer=tokenizer_of(None))
     assert "--data: expected text for e, got conversations; train d on them" in refused(task="e")

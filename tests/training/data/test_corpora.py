@@ -118,11 +118,7 @@ def test_held_out_paragraphs_leave_the_training_texts():
     validation = [Document("b b\n\nf\n\ng")]
     test = [Document("g\n\nc\nc\n\nh")]
     found = without_shared_paragraphs(train, validation, test)
-    assert [[d.text for d in side] for side in found] == [
-        ["a\n\nc", "d\n \n\ne\n"],
-        ["b b\n\nf"],
-        ["g\n\nc\nc\n\nh"],
-    ]
+    assert [[d.text for d in side] for side in found] == [["a\n\nc", "d\n \n\ne\n"], ["b b\n\nf"], ["g\n\nc\nc\n\nh"]]
     assert found[0].dropped == 4
 
 

@@ -59,6 +59,10 @@ def test_control_is_observations_a_separator_and_the_action_which_alone_is_predi
     np.testing.assert_array_equal(asked.x, expected[:-1])
     first = VOCABULARY.sequence([Control(observations[:1], np.zeros((0, 1)))], ends=False)
     np.testing.assert_array_equal(first.x, expected[:5])
+    np.testing.assert_array_equal(columns.read, expected)
+    disturbed = VOCABULARY.sequence([Control(observations, actions, -actions)], ends=True)
+    np.testing.assert_array_equal(disturbed.x, expected)
+    np.testing.assert_array_equal(disturbed.read, [*expected[:5], FIRST + 1023, *expected[6:10], FIRST])
 
 
 def test_tokens_of_control_give_the_values_back():
@@ -111,19 +115,24 @@ def test_a_batch_has_text_digits_and_control_and_the_loss_is_on_text_and_actions
     assert np.all(batch["at"][:3] == -1)
     assert np.all(batch["x"][:3] < FIRST)
     target = np.roll(batch["x"], -1, axis=1)
-    mask, at = batch["loss_mask"][3], batch["at"][3]
-    assert np.all(np.roll(at, -1)[mask] == -1)
-    assert np.all(target[3][mask] != SEPARATOR)
-    assert np.all(np.diff(at[at >= 0]) == 1)
-    drawn = target[3][mask & (target[3] >= FIRST)]
-    assert len(drawn) == 64
-    assert np.all(drawn < FIRST + 17)
-    for row in (4, 5, 6, 7):  # three parts of five steps, 26 columns each
+    np.testing.assert_array_equal(batch["x_read"][:5], batch["x"][:5])
+    for row in (3, 4):
+        mask, at = batch["loss_mask"][row], batch["at"][row]
+        assert np.all(np.roll(at, -1)[mask] == -1)
+        assert np.all(target[row][mask] != SEPARATOR)
+        assert np.all(np.diff(at[at >= 0]) == 1)
+        drawn = target[row][mask & (target[row] >= FIRST)]
+        assert len(drawn) == 64
+        assert np.all(drawn < FIRST + 17)
+    for row in (5, 6, 7):  # three parts of five steps, 26 columns each
         mask = batch["loss_mask"][row]
         assert mask.sum() == 15
         assert np.all(batch["x"][row][mask] == SEPARATOR)
         assert np.all(batch["x"][row][[0, 26, 52]] == BOS)
         np.testing.assert_array_equal(batch["positions"][row][:78], np.tile(np.arange(26), 3))
+        different = batch["x_read"][row] != batch["x"][row]
+        assert not np.any(different & ~np.roll(mask, 1))  # in actions alone
+        assert 3 <= different.sum() <= 14
 
 
 def test_a_drawing_is_that_of_its_name(data):
@@ -171,6 +180,28 @@ def test_the_pendulum_moves_as_a_rod_does():
         theta += 0.05 / 500 * omega
     np.testing.assert_allclose(pendulum.moved(state, torque), [[theta, omega]], atol=0.03)
     np.testing.assert_array_equal(pendulum.moved(state, np.array([9.0])), pendulum.moved(state, np.array([2.0])))
+
+
+def test_the_model_reads_the_torque_that_acted_in_whole_numbers_and_predicts_the_experts():
+    """What acted moves the pendulum, so that it and what is observed agree; it tells little of what is asked next."""
+    episodes = pendulum.expert_episodes(100, seed=6)
+    flat = episodes.observations.reshape(-1, 3)
+    np.testing.assert_array_equal(episodes.torques.ravel(), pendulum.expert(flat))
+    assert set(np.unique(episodes.acted)) == {-2, -1, 0, 1, 2}
+    angle = np.arctan2(episodes.observations[..., 1], episodes.observations[..., 0])
+    state = np.stack([angle, episodes.observations[..., 2]], axis=-1)[:, :-1].reshape(-1, 2)
+    moved = pendulum.moved(state, episodes.acted[:, :-1].ravel())
+    np.testing.assert_allclose(pendulum.observed(moved), episodes.observations[:, 1:].reshape(-1, 3), atol=1e-12)
+    next_ones = episodes.torques[:, 1:]
+    assert np.mean(next_ones == episodes.acted[:, :-1]) < 0.45 < 0.6 < np.mean(next_ones == episodes.torques[:, :-1])
+
+
+def test_a_model_reads_observations_in_hundreds(data):
+    """So the bins around upright are a fiftieth wide: those of sin θ itself would be a hundred times as fine."""
+    cos, sin, _ = 100 * VOCABULARY.observation_of(data.batch(0)["x"][5:, 1:4]).T
+    np.testing.assert_allclose(cos**2 + sin**2, 1, atol=0.05)
+    bins = VOCABULARY.observed(np.array([-0.05, -0.01, 0.01, 0.05]) / 100)
+    np.testing.assert_array_equal(np.diff(bins), [2, 1, 2])
 
 
 def test_the_expert_swings_every_pendulum_up_and_holds_it():

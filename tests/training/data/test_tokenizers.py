@@ -199,10 +199,7 @@ def test_a_tokenizer_json_loses_its_frame_truncation_and_padding(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("letters", ["a"], 300),
-            "there is no tokenizer 'letters'; choose one of bytes, characters, words, bpe",
-        ),
+        (("letters", ["a"], 300), "there is no tokenizer 'letters'; choose one of bytes, characters, words, bpe"),
         (("bpe", ["a"], 259), "N_V: expected at least 260 for a tokenizer of bpe, got 259"),
         (("words", ["a"], 4), "N_V: expected at least 5 for a tokenizer of words, got 4"),
         (("characters", [""], 300), "the data has no text to build a tokenizer of characters from"),

@@ -11,11 +11,10 @@ from training.data.modalities.sequences import EXTRA_TOKENS, Control, Image
 from training.data.records import DataError
 from training.data.tokenizers import CharacterTokenizer
 from training.evaluation.modalities import by_expert, by_nobody, cloned, swing
-from training.generation.modalities import Gato
+from training.generation.modalities import Gato, of_text
 from training.generation.text import Options, answerer_for
 from training.runs.directory import Run
 from training.tasks import TASKS
-from training.tasks.gato import of_text
 from training.tasks.objectives import next_tokens
 
 TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
@@ -31,7 +30,7 @@ def next_column(columns, first, end):
     """The likeliest of some tokens behind a sequence, which is computed alone and without padding."""
     patches = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1) if len(columns.places) else jnp.zeros((4, 4, 1, 1))
     places = columns.places.T if len(columns.places) else np.zeros((2, 1), int)
-    X = gato_embedding(jnp.asarray(columns.x), patches, jnp.asarray(columns.at), *map(jnp.asarray, places), *PARAMS)
+    X = gato_embedding(jnp.asarray(columns.read), patches, jnp.asarray(columns.at), *map(jnp.asarray, places), *PARAMS)
     theta = PARAMS.transformer
     P = unembedding(d_layers(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
     return first + int(jnp.argmax(P[first:end, -1]))
@@ -39,7 +38,10 @@ def next_column(columns, first, end):
 
 def extended(columns, token):
     return columns._replace(
-        x=np.append(columns.x, token), at=np.append(columns.at, -1), predicted=np.append(columns.predicted, True)
+        x=np.append(columns.x, token),
+        read=np.append(columns.read, token),
+        at=np.append(columns.at, -1),
+        predicted=np.append(columns.predicted, True),
     )
 
 
@@ -85,9 +87,9 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_text_is_continued_by_the_decoder_of_the_text_tokens_alone():
-    theta, config = of_text(PARAMS, CONFIG, TOKENIZER.N_V)
+    decoder = of_text(RUN)
     x = jnp.asarray([TOKENIZER.bos_token, 3, 5])
-    P, whole = d_transformer(x, theta, variant=config.variant), d_transformer(x, PARAMS.transformer)[: TOKENIZER.N_V]
+    P, whole = d_transformer(x, decoder.theta), d_transformer(x, PARAMS.transformer)[: TOKENIZER.N_V]
     np.testing.assert_allclose(P, np.asarray(whole) / np.asarray(whole).sum(axis=0), rtol=2e-5)
     ((answer,),) = answerer_for(RUN, Options(tau=0.0, l_gen=6)).answers(["ab"])
     assert set(answer["text"]) <= set("abcdefghijklmnopqrstuvwxyz")
@@ -99,8 +101,10 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     x = rng.integers(29, 1000, (2, 24)).astype(np.int32)
     at = np.full((2, 24), -1)
     at[1, 1:5] = np.arange(4)
+    read = rng.integers(29, 1000, (2, 24)).astype(np.int32)
     batch = {
         "x": x,
+        "x_read": read,
         "at": at,
         "patches": np.stack([columns.patches] * 2),
         "places": np.stack([columns.places] * 2),
@@ -112,7 +116,7 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     patches, places = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1), map(jnp.asarray, columns.places.T)
     places, expected = list(places), 0.0
     for b in range(2):
-        X = gato_embedding(jnp.asarray(x[b]), patches, jnp.asarray(at[b]), *places, *PARAMS)
+        X = gato_embedding(jnp.asarray(read[b]), patches, jnp.asarray(at[b]), *places, *PARAMS)
         theta = PARAMS.transformer
         P = unembedding(d_layers(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
         nats = -np.log(np.asarray(P, np.float64)[np.asarray(next_tokens(jnp.asarray(x)))[b], np.arange(24)])
@@ -129,13 +133,13 @@ def test_the_clone_reads_the_last_five_steps():
 
         def actions(self, observations, actions):
             asked.append((observations[0].copy(), actions[0].copy()))
-            return np.stack([pendulum.expert(o[-1:]) for o in observations]) / pendulum.TORQUE
+            return np.stack([pendulum.expert(100 * o[-1:]) for o in observations]) / 2
 
     steered, expert = swing(cloned(Recording()), n=3), swing(by_expert, n=3)
     np.testing.assert_allclose(steered.cos, expert.cos)
     assert [len(o) for o, _ in asked[:7]] == [1, 2, 3, 4, 5, 5, 5]
     assert [len(a) for _, a in asked[:7]] == [0, 1, 2, 3, 4, 4, 4]
-    np.testing.assert_allclose(asked[9][0][:, 0], expert.cos[0, 5:10])
+    np.testing.assert_allclose(100 * asked[9][0][:, 0], expert.cos[0, 5:10])
     np.testing.assert_allclose(asked[9][1][:, 0] * 2, expert.torques[0, 5:9])
     assert expert.figures()["upright"] == 1.0
     assert swing(by_nobody, n=3).figures()["upright"] < 0.5

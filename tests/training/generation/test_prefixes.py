@@ -13,11 +13,11 @@ from training.generation.prefixes import Prefixes
 
 N_V, L_MAX = 17, 83
 LINES = [Attention(positions=Rotary(base=100.0), biases="qkv", window=w, cap=3.0, scale=0.3) for w in (None, 5)]
-VARIANT = PAPER.but(embedding=Embedding(positions=None), attention=tuple(LINES), norm=RMSNorm())
+VARIANT = PAPER.but(embedding=Embedding(positions=None), attention=tuple(LINES), norm=RMSNorm(), shared_layers=2)
 CONFIGS = {
     "paper": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7),
     "windows": DTransformerConfig(
-        N_V=N_V, l_max=L_MAX, L=3, H=4, H_kv=2, d_e=11, d_mlp=13, d_attn=6, d_mid=7, variant=VARIANT
+        N_V=N_V, l_max=L_MAX, L=4, H=4, H_kv=2, d_e=11, d_mlp=13, d_attn=6, d_mid=7, variant=VARIANT
     ),
     "distances": DTransformerConfig(
         N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=12, d_mlp=13, d_attn=5, d_mid=7, variant=GOPHER

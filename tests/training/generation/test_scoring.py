@@ -9,14 +9,7 @@ import pytest
 
 from algorithms import GPT2, d_transformer, e_transformer, ed_transformer, mask_token
 from tests.cases import ED, N_V, D, E, random_theta
-from training.generation.scoring import (
-    bits_per_byte,
-    classify,
-    fill_masks,
-    log_probabilities,
-    log_probability,
-    perplexity,
-)
+from training.generation.scoring import bits_per_byte, classify, fill_masks, log_probabilities, perplexity
 from training.tasks.classify import ClassifierParams, class_probabilities
 
 X = np.random.default_rng(0).integers(N_V, size=(3, 11))
@@ -43,10 +36,10 @@ def test_log_probabilities_of_a_decoder(tied):
         assert (log_p[r, length - 1 :] == 0).all()
 
 
-def test_log_probability_of_an_encoder_decoder():
-    scores = log_probability(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z, z_lengths=Z_LENGTHS)
+def test_log_probabilities_of_an_encoder_decoder():
+    log_p = log_probabilities(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z, z_lengths=Z_LENGTHS)
     P = np.asarray(ed_transformer(Z, X, THETA[ED], z_length=Z_LENGTHS))
-    np.testing.assert_allclose(scores, [log_p_of(P, r).sum() for r in range(3)], rtol=1e-10)
+    np.testing.assert_allclose(log_p.sum(axis=1), [log_p_of(P, r).sum() for r in range(3)], rtol=1e-10)
 
 
 def test_perplexity_of_a_uniform_model_is_the_size_of_its_vocabulary():
@@ -104,13 +97,17 @@ def test_classes_are_those_of_each_text_alone():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: log_probability(THETA[E], X, lengths=LENGTHS, config=D), TypeError, "expected DTransformerParams"),
-        (lambda: log_probability(THETA[D], X + 9, lengths=LENGTHS, config=D), ValueError, "is unknown"),
-        (lambda: log_probability(THETA[D], X, lengths=LENGTHS - 1, config=D), ValueError, "request 1 is empty"),
-        (lambda: log_probability(THETA[D], X, lengths=LENGTHS, config=D, z=Z), ValueError, "a decoder has no context"),
-        (lambda: log_probability(THETA[ED], X, lengths=LENGTHS, config=ED), ValueError, "needs contexts"),
+        (lambda: log_probabilities(THETA[E], X, lengths=LENGTHS, config=D), TypeError, "expected DTransformerParams"),
+        (lambda: log_probabilities(THETA[D], X + 9, lengths=LENGTHS, config=D), ValueError, "is unknown"),
+        (lambda: log_probabilities(THETA[D], X, lengths=LENGTHS - 1, config=D), ValueError, "request 1 is empty"),
         (
-            lambda: log_probability(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z[:2], z_lengths=Z_LENGTHS[:2]),
+            lambda: log_probabilities(THETA[D], X, lengths=LENGTHS, config=D, z=Z),
+            ValueError,
+            "a decoder has no context",
+        ),
+        (lambda: log_probabilities(THETA[ED], X, lengths=LENGTHS, config=ED), ValueError, "needs contexts"),
+        (
+            lambda: log_probabilities(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z[:2], z_lengths=Z_LENGTHS[:2]),
             ValueError,
             "a context for each of the 3 sequences of x, got 2",
         ),

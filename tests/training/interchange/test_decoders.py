@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen and Gemma of transformers, at random: logits, gradients by name, and both directions."""
+"""Llama, Mistral, Qwen, OLMo 2 and Gemma of transformers, at random: logits, gradients by name, and both directions."""
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,7 @@ MODELS = {
     "mistral": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
+    "olmo2": ("olmo2", {"hidden_size": 60}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),

@@ -1,11 +1,11 @@
-"""RoBERTa and DistilBERT of transformers, at random: outputs, gradients by name, and both directions."""
+"""RoBERTa, DistilBERT and ALBERT of transformers, at random: outputs, gradients by name, and both directions."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
+from algorithms import ALBERT, BERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
 from algorithms.lines import MLP
 from tests import interchange_cases as cases
 from tests.cases import random_theta
@@ -33,11 +33,23 @@ DISTILBERT_SIZES = {
     "hidden_dim": 7,
     "activation": "relu",
 }
+ALBERT_SIZES = {
+    "vocab_size": 29,
+    "max_position_embeddings": 13,
+    "embedding_size": 7,
+    "hidden_size": 15,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 5,
+    "intermediate_size": 11,
+    "layer_norm_eps": 0.1,
+}
 MODELS = {
     "RobertaForMaskedLM": ROBERTA_SIZES,
     "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},
     "DistilBertForMaskedLM": DISTILBERT_SIZES,
     "DistilBertModel": DISTILBERT_SIZES,
+    "AlbertForMaskedLM": {**ALBERT_SIZES, "num_hidden_groups": 2},
+    "AlbertModel": {**ALBERT_SIZES, "hidden_act": "relu"},
 }
 LENGTHS = np.array([11, 6])
 
@@ -88,8 +100,7 @@ def test_outputs_and_gradients_are_those_of_transformers(tmp_path, name):
 def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     path = cases.saved(make(name), tmp_path / "theirs", dtype)
     theta, config, _ = load_pretrained(path)
-    to = "roberta" if name.startswith("Roberta") else "distilbert"
-    save_pretrained(tmp_path / "ours", theta, config, to=to)
+    save_pretrained(tmp_path / "ours", theta, config, to=name.partition("For")[0].removesuffix("Model").lower())
     cases.assert_bits(cases.tensors_of(tmp_path / "ours"), cases.tensors_of(path))
     assert load_pretrained(tmp_path / "ours")[1] == config
     opened, expected = (getattr(transformers, name).from_pretrained(p).double() for p in (tmp_path / "ours", path))
@@ -97,9 +108,16 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     cases.assert_same_model(torch, opened, expected, lambda m: theirs(m, x))
 
 
-@pytest.mark.parametrize(("kind", "variant"), [("roberta", ROBERTA), ("distilbert", BERT)])
-def test_our_own_models_open_in_transformers(tmp_path, kind, variant):
-    config = ETransformerConfig(N_V=17, l_max=12, L=2, H=3, d_e=12, d_mlp=7, variant=variant)
+@pytest.mark.parametrize(
+    ("kind", "variant", "sizes"),
+    [
+        ("roberta", ROBERTA, {}),
+        ("distilbert", BERT, {}),
+        ("albert", ALBERT.but(shared_layers=2), {"d_in": 5}),
+    ],
+)
+def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
+    config = ETransformerConfig(N_V=17, l_max=12, L=2, H=3, d_e=12, d_mlp=7, variant=variant, **sizes)
     theta = random_theta(config)
     save_pretrained(tmp_path / "out", theta, config, to=kind)
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
@@ -117,6 +135,9 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant):
         ("RobertaForMaskedLM", {"max_position_embeddings": 2}, "max_position_embeddings: expected an integer of at"),
         ("DistilBertModel", {"sinusoidal_pos_embds": True}, "positions of another kind"),
         ("DistilBertModel", {"n_layers": 4}, r"number of layers \(L\): expected 3"),
+        ("AlbertForMaskedLM", {"num_hidden_groups": 3}, r"groups of different sizes \(4 layers in 3\)"),
+        ("AlbertForMaskedLM", {"num_hidden_groups": 1}, r"number of layers \(L\): expected 2"),
+        ("AlbertModel", {"inner_group_num": 2}, "several layers in a group"),
     ],
 )
 def test_what_is_lacking_or_contradicts_is_said(name, fields, message, tmp_path):
@@ -133,6 +154,7 @@ def test_what_a_kind_cannot_say_is_refused(tmp_path):
     for to, message in (
         ("distilbert", "no token types"),
         ("roberta", "no head with the activation"),
+        ("albert", "no embedding.factored = False"),
     ):
         with pytest.raises(InterchangeError, match=message):
             save_pretrained(tmp_path / "out", random_theta(config), config, to=to)

@@ -111,8 +111,7 @@ CONFIGS = [
 def their_adapter(path, bases, kind, options):
     """Save an adapter of PEFT's with random numbers; return the model with it."""
     model = peft.get_peft_model(
-        their_model(bases, kind),
-        peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=kind == "gpt2", **options),
+        their_model(bases, kind), peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=kind == "gpt2", **options)
     )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """What the page carries, read back from its text, against NumPy."""
 
+import base64
 import html
 import html.parser
 import io
@@ -17,7 +18,8 @@ from tests.oracle.transformers import layer_norm_each
 from tests.run_cases import LETTERS, make_run
 from training.commands import look_inside_main
 from training.data.tokenizers import ByteTokenizer
-from training.interpretability.page import PageError, content, look, patches, pictures
+from training.interpretability.attribution import Attribution
+from training.interpretability.page import PageError, content, look, patches, pictures, show
 from training.interpretability.page.packed import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run, load_run
@@ -344,3 +346,42 @@ def test_tokens_are_readable():
     assert readable(" a\n\tb\x07\u00a0\u202e") == "·a⏎⇥b⟨U+0007⟩⟨U+00A0⟩⟨U+202E⟩"
     tokenizer = ByteTokenizer()
     assert [token_text(tokenizer, v) for v in (65, 0xC3, tokenizer.mask_token)] == ["A", "⟨C3⟩", "[MASK]"]
+
+
+def test_what_was_recorded_shows_itself():
+    rng = np.random.default_rng(0)
+    A = np.tril(rng.uniform(0.1, 1, size=(2, 3, 5, 5)))
+    A /= A.sum(-1, keepdims=True)
+    cross = rng.dirichlet(np.ones(7), (2, 3, 5))
+    recorded = {"A": np.swapaxes(A, 2, 3), "X@8": np.ones((2, 4, 5)), "A/16": np.swapaxes(cross, 2, 3)}
+    found = show(recorded, ["a b", 3, 1, 4, "\n"])
+    data, arrays = read(found.html())
+    np.testing.assert_allclose(arrays["A0"], A, atol=1 / 255)
+    np.testing.assert_allclose(arrays["A1"], cross, atol=1 / 255)
+    assert data["texts"] == {"sequence of 5": ["a·b", "3", "1", "4", "⏎"], "sequence of 7": [f"·{t}" for t in range(7)]}
+    assert [a["title"] for a in data["attention"]] == ["A", "A/16"]
+    assert data["prediction"] is data["written"] is data["circuits"] is None
+    assert found._repr_html_().startswith("<iframe srcdoc=")
+    assert set(pictures(found)) == {"attention", "attention-1"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        ({"X@8": np.ones((2, 3, 4))}, "seen: expected some A, got X@8; record A"),
+        ({}, "seen: expected some A, got nothing"),
+        ({"A": np.ones((2, 3, 4, 2, 4))}, r"one sequence, \[layers, H, l_z, l_x\], got \[2, 3, 4, 2, 4\]"),
+    ],
+)
+def test_what_cannot_be_shown(seen, says):
+    with pytest.raises(PageError, match=says):
+        show(seen)
+
+
+def test_parts_of_a_logit_show_themselves():
+    rng = np.random.default_rng(1)
+    parts = Attribution(*(rng.normal(size=shape) for shape in ((6,), (2, 3, 6), (2, 6), (2, 6), ())))
+    text = parts._repr_html_()
+    png = Image.open(io.BytesIO(base64.b64decode(text.partition("base64,")[2].partition('"')[0])))
+    assert min(png.size) > 100
+    assert parts._replace(embedding=rng.normal(size=(2, 6)))._repr_html_() is None

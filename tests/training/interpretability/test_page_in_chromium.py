@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser import browser
 from tests.run_cases import make_run
-from training.interpretability.page import look
+from training.interpretability.page import look, show
 from training.interpretability.page.look import Attended, Circuits, Look, Patched, Prediction, Written
 from training.runs.directory import load_run
 
@@ -218,6 +218,26 @@ def test_thirty_by_nine_heads_over_two_hundred_tokens(chromium, tmp_path):
     pdf = chromium.printed()
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 15
+    assert chromium.complaints() == []
+
+
+def test_a_notebook_shows_what_was_recorded(chromium, found, tmp_path):
+    """The page in a frame of another one, with attention alone."""
+    seen = {"A": found.attention[0].A.swapaxes(2, 3)}
+    path = tmp_path / "notebook.html"
+    done = "<script>document.querySelector('iframe').onload = () => { document.documentElement.dataset.ready = 'true' }"
+    path.write_text(f"<!doctype html>{show(seen, found.texts['prompt'])._repr_html_()}{done}</script>", "utf-8")
+    chromium.emulate(1280, 1000)
+    chromium.open(path)
+    inside = "return document.querySelector('iframe').contentDocument."
+    chromium.wait(inside + "documentElement.dataset.ready === 'true'")
+    assert chromium.run(inside + "querySelectorAll('#heads canvas').length") == 3 * 2
+    shown = "const d = document.querySelector('iframe').contentDocument; "
+    shown += "return [...d.querySelectorAll('section')].filter((s) => s.offsetHeight).map((s) => s.id)"
+    assert chromium.run(shown) == ["attention"]
+    chromium.run(inside + "querySelector(\".strip [data-i='3']\").click()")
+    said = chromium.run(inside + "getElementById('readout').textContent")
+    assert close(said, expected_readout(found, 0, 0, 3))
     assert chromium.complaints() == []
 
 

@@ -84,7 +84,9 @@ def test_the_gradient_is_that_of_theta_by_the_chain_rule(parts):
         np.testing.assert_allclose(found[path].A, 1.5 * B.swapaxes(1, 2) @ dW, atol=2e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon", "lion", "adafactor"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "muon", *(pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "lion", "adafactor"))]
+)
 def test_an_update_changes_the_adapter_alone(optimizer):
     settings, config, theta, adapter = model(optimizer=optimizer, learning_rate=0.01)
     schedule, update = optimizer_from(settings)
@@ -201,7 +203,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
         np.testing.assert_array_equal(array, wanted[name])
 
 
-@pytest.mark.parametrize("mesh", ["replica=2,data=2,model=2", "data=4,model=2"])
+@pytest.mark.parametrize("mesh", ["replica=2,data=2,model=2", pytest.param("data=4,model=2", marks=pytest.mark.slow)])
 def test_a_mesh_has_the_same_numbers(base, tmp_path, mesh):
     sizes = {"vocabulary_multiple": 2, "learning_rate": 0.01}
     alone, result = trained(tmp_path / "one", base, **sizes)

@@ -104,6 +104,22 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
     assert_same_run(tmp_path / "run", expected)
 
 
+def test_an_interrupted_run_of_several_modalities_goes_on_exactly(tmp_path):
+    """Rows of text, digits and control are drawn by step; the patches have parameters of their own."""
+    settings = settings_for("gato", steps=3, eval_every=2, checkpoint_every=1, dropout=0.2, ema_decay=0.9)
+    for name, stop in (("whole", {}), ("run", {"stop_at_evaluation": 2})):
+        trainer, witness = make_trainer(tmp_path / name, settings, **stop)
+        if stop:
+            with pytest.raises(Interrupted) as interrupted:
+                trainer.train()
+            assert (interrupted.value.status, checkpoint_steps(tmp_path / name)[-1]) == (143, 2)
+            trainer, witness = make_trainer(tmp_path / name, settings)
+        trainer.train()
+        assert max(witness.losses) == 3
+    assert min(witness.losses) == 3
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_repeats_what_it_held(undisturbed, tmp_path):
     expected, settings, _, _ = undisturbed

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.training_cases import make_trainer, settings_for
+from tests.training_cases import OF_GATO, make_trainer, settings_for
 from training.mesh.placement import Placement
 from training.mesh.shape import AXES, written
 from training.runs.checkpoints import read_checkpoint
@@ -53,7 +53,11 @@ SLOW = [
     *(("d", mesh, {"accumulation_steps": 4, "remat": "all"}) for mesh in MESHES),
     *(("d", mesh, {"optimizer": optimizer}) for mesh in MESHES for optimizer in ("muon", "adafactor", "lion")),
     *(("d", mesh, {"rows": "chunks", "ema_decay": 0.9, "label_smoothing": 0.1}) for mesh in MESHES),
+    ("d", MESHES[1], {"unroll": True}),
     ("d", "data=8", {"patience": 1}),
+    ("d", MESHES[1], {"L": 4, "shared_layers": 2}),
+    ("e", MESHES[1], {"variant": "ALBERT", "L": 2, "d_in": 8}),
+    *(("gato", mesh, OF_GATO | {"batch_size": 16, "steps": 6}) for mesh in (*MESHES, "data=8", "model=8")),
 ]
 
 

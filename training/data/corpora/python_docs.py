@@ -15,16 +15,7 @@ from pydoc_data.topics import topics
 from training.data.records import Document, hash64, normalized, paragraphs
 
 # Not documentation of the library: installed packages, tests, and programs.
-LEFT_OUT = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "turtledemo",
-    "__pycache__",
-}
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -1,4 +1,4 @@
-"""Batches of text, digits and control: three eighths of the rows, one eighth, and a half.
+"""Batches of text, digits and control: three eighths of the rows, two, and three.
 
 A row of text is one of `NextTokens`, packed; one of digits has a drawing, and as many images with their names as there
 is room for; one of control has parts of episodes of the expert's.
@@ -19,16 +19,17 @@ PER_STEP = 5
 """Columns of a step of control: three of observation, the separator, and the action."""
 IN_VIEW = 5
 """Steps of control in a part of an episode, and those that the model has in view when it steers."""
-EPISODES = {"train": (400, 0), "validation": (32, 1)}
+EPISODES = {"train": (1000, 0), "validation": (32, 1)}
 """By part: how many episodes, and their seed."""
 
 
 class Modalities(Dataset):
     """Rows of text, of digits and of control.
 
-    {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"at", "patches", "places"}: ``at``
-    says which of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places``
-    [B, n, 2] where in its image it is.
+    {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"x_read", "at", "patches", "places"}:
+    ``x_read`` has what is read, which differs from x in actions in place of which others were done; ``at`` says which
+    of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places`` [B, n, 2]
+    where in its image it is.
 
     Raises:
         DataError: as `NextTokens`; or l_max has no room for a drawing.
@@ -71,9 +72,9 @@ class Modalities(Dataset):
 
     def _joined(self, text: Batch, rng: np.random.Generator, rows: slice) -> Batch:
         n = self.batch_size // 8
-        others = [self._digits(rng) for _ in range(n)] + [self._steps(rng) for _ in range(4 * n)]
+        others = [self._digits(rng) for _ in range(2 * n)] + [self._steps(rng) for _ in range(3 * n)]
         packed = [self._row(sequences) for sequences in others]
-        none = {"at": np.full_like(text["x"], -1)} | self._patches(len(text["x"]))
+        none = {"x_read": text["x"], "at": np.full_like(text["x"], -1)} | self._patches(len(text["x"]))
         batch = {**text, **none}
         return {name: np.concatenate([batch[name], *(row[name] for row in packed)])[rows] for name in batch}
 
@@ -95,11 +96,11 @@ class Modalities(Dataset):
         ]
 
     def _part(self, episode: Columns, n: int, rng: np.random.Generator) -> Columns:
-        """Return n columns of an episode, behind bos."""
+        """Return n columns of an episode, after bos."""
         first = 1 + PER_STEP * rng.integers((len(episode.x) - 1 - n) // PER_STEP + 1)
         chosen = np.concatenate([[0], np.arange(first, first + n)])
-        x, at, predicted = (array[chosen] for array in episode[:3])
-        return episode._replace(x=x, at=at, predicted=predicted)
+        x, read, at, predicted = (array[chosen] for array in episode[:4])
+        return episode._replace(x=x, read=read, at=at, predicted=predicted)
 
     def _row(self, sequences: list[Columns]) -> Batch:
         lengths = [len(sequence.x) for sequence in sequences]
@@ -107,12 +108,14 @@ class Modalities(Dataset):
         segments = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         row = {
             "x": np.full((1, self.l_max), self._filler, np.int32),
+            "x_read": np.full((1, self.l_max), self._filler, np.int32),
             "at": np.full((1, self.l_max), -1, np.int32),
             "segment_ids": np.zeros((1, self.l_max), np.int32),
             "positions": np.zeros((1, self.l_max), np.int32),
             "loss_mask": np.zeros((1, self.l_max), bool),
         } | self._patches(1)
-        row["x"][0, :used], row["at"][0, :used], row["segment_ids"][0, :used] = whole.x, whole.at, segments
+        for name, array in (("x", whole.x), ("x_read", whole.read), ("at", whole.at), ("segment_ids", segments)):
+            row[name][0, :used] = array
         row["positions"][0, :used] = np.concatenate([np.arange(n) for n in lengths])
         row["loss_mask"][0, : used - 1] = whole.predicted[1:] & (segments[1:] == segments[:-1])
         row["patches"][0, : len(whole.places)] = whole.patches.reshape(-1, *self._no_patches.shape[1:])
@@ -124,7 +127,9 @@ class Modalities(Dataset):
         return {"patches": np.zeros((n, *self._no_patches.shape), np.float32), "places": places}
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        raise DataError("--data: expected text without weights, since its share of a batch is half; leave =WEIGHT out")
+        raise DataError(
+            "--data: expected text without weights, since its share of a batch is three eighths; leave =WEIGHT out"
+        )
 
 
 def _of_digits(vocabulary: Vocabulary, part: str) -> tuple[list[Columns], list[Columns]]:
@@ -141,6 +146,6 @@ def _of_digits(vocabulary: Vocabulary, part: str) -> tuple[list[Columns], list[C
 def _of_control(vocabulary: Vocabulary, part: str) -> list[Columns]:
     n, seed = EPISODES[part]
     episodes = pendulum.expert_episodes(n, seed=seed)
-    actions = episodes.torques / pendulum.TORQUE
-    pairs = zip(episodes.observations, actions, strict=True)
-    return [vocabulary.sequence([Control(*pair)], ends=True) for pair in pairs]
+    torques, acted = episodes.torques / pendulum.TORQUE, episodes.acted / pendulum.TORQUE
+    steps = zip(episodes.observations / pendulum.UNIT, torques, acted, strict=True)
+    return [vocabulary.sequence([Control(*of_episode)], ends=True) for of_episode in steps]

@@ -28,11 +28,7 @@ class Digits(NamedTuple):
 
 
 def load(part: str) -> Digits:
-    """Return the digits to train on, or those that are held out.
-
-    Args:
-        part: "train", or any other for the held-out ones.
-    """
+    """Return the digits to train on ("train"), or those that are held out."""
     from sklearn.datasets import load_digits  # takes a second to import, and few runs need it
 
     data: Any = load_digits()

@@ -10,6 +10,9 @@ import numpy as np
 
 TORQUE, SPEED = 2.0, 8.0
 """The largest torque, and the largest angular velocity."""
+UNIT = 100.0
+"""What observations are given to a model in, so that the μ-law makes bins of them that are as wide as 0.02 or more, and
+each is seen often. Bins of sin θ itself would be 0.0002 wide around upright."""
 GRAVITY, DT = 10.0, 0.05
 STEPS = 200
 """Of a swing that is shown: 10 seconds."""
@@ -21,11 +24,13 @@ class Episodes(NamedTuple):
     Attributes:
         observations: cos θ, sin θ and ω, [episodes, steps, 3].
         torques: what the controller asked for, [episodes, steps, 1].
+        acted: what acted, [episodes, steps, 1].
         rewards: of each step, [episodes, steps].
     """
 
     observations: np.ndarray
     torques: np.ndarray
+    acted: np.ndarray
     rewards: np.ndarray
 
 
@@ -66,31 +71,28 @@ def expert(observation: np.ndarray) -> np.ndarray:
     return np.round(np.clip(np.where((cos > 0.9) & (abs(omega) < 3), holding, pumping), -TORQUE, TORQUE))
 
 
-def starts(n: int, rng: np.random.Generator, *, speed: float = 1.0) -> np.ndarray:
-    """Return n states to begin with, at any angle and at most this fast."""
-    return np.stack([rng.uniform(-np.pi, np.pi, n), rng.uniform(-speed, speed, n)], axis=1)
+def starts(n: int, rng: np.random.Generator, *, angle: float = 1.0, speed: float = 1.0) -> np.ndarray:
+    """Return n states to begin with: at most this far from hanging down, and at most this fast."""
+    return np.stack([np.pi + rng.uniform(-angle, angle, n), rng.uniform(-speed, speed, n)], axis=1)
 
 
 def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, disturbance: float = 1.0) -> Episodes:
     """Return n episodes of the expert.
 
-    The torque that acts is not the one that was asked for, so that what to do away from the expert's own path is seen,
-    too: a clone of undisturbed episodes would only learn to do again what it did before.
-
-    Args:
-        n: episodes.
-        seed: decides how they begin, and the disturbances.
-        steps: of each.
-        speed: the largest angular velocity that they begin with.
-        disturbance: standard deviation of what is added to the torque.
+    The torque that acts is not the one that was asked for: it is disturbed, and rounded to a whole number again. So
+    what to do away from the expert's own path is seen, too, and the torques that acted before do not tell the next one:
+    a clone of undisturbed episodes would learn to do again what it did before. They begin at up to this speed;
+    `disturbance` is the standard deviation of what is added to the torque.
     """
     rng = np.random.default_rng(seed)
-    state, seen, asked, rewards = starts(n, rng, speed=speed), [], [], []
+    state, seen, asked, acted, rewards = starts(n, rng, angle=np.pi, speed=speed), [], [], [], []
     for _ in range(steps):
         observation = observed(state)
         torque = expert(observation)
         seen.append(observation)
-        asked.append(torque[:, None])
         rewards.append(reward(state, torque))
-        state = moved(state, torque + disturbance * rng.standard_normal(n))
-    return Episodes(np.stack(seen, axis=1), np.stack(asked, axis=1), np.stack(rewards, axis=1))
+        disturbed = np.clip(np.round(torque + disturbance * rng.standard_normal(n)), -TORQUE, TORQUE)
+        asked.append(torque[:, None])
+        acted.append(disturbed[:, None])
+        state = moved(state, disturbed)
+    return Episodes(*(np.stack(steps, axis=1) for steps in (seen, asked, acted, rewards)))

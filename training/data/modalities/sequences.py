@@ -51,10 +51,17 @@ class Discrete(NamedTuple):
 
 
 class Control(NamedTuple):
-    """Steps of control: what is observed, [steps, d], and what is done then, within ±1, [steps or steps − 1, d]."""
+    """Steps of control.
+
+    Attributes:
+        observations: what is observed, [steps, d].
+        actions: what is to be done then, within ±1, [steps or steps − 1, d].
+        done: what was done where it was something else, which the next steps read; None: the actions.
+    """
 
     observations: np.ndarray
     actions: np.ndarray
+    done: np.ndarray | None = None
 
 
 ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete), (Control,))
@@ -68,6 +75,7 @@ class Columns(NamedTuple):
 
     Attributes:
         x: token IDs, [l]; 0 where a patch stands.
+        read: the token IDs that the model reads: x, but for actions in place of which others were done, [l].
         at: which patch stands there, −1 for none, [l].
         predicted: whether the column is to be predicted, [l].
         patches: [n, side, side, channels].
@@ -75,6 +83,7 @@ class Columns(NamedTuple):
     """
 
     x: np.ndarray
+    read: np.ndarray
     at: np.ndarray
     predicted: np.ndarray
     patches: np.ndarray
@@ -135,11 +144,8 @@ class Vocabulary(NamedTuple):
         return self.first + values.ravel().astype(np.int32)
 
     def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
-        """Return elements as the columns that a model reads.
-
-        Args:
-            elements: in one of `ORDERS`, or the beginning of one.
-            ends: whether the sequence is whole; else the model is to go on with what answers.
+        """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless it
+        `ends` there, the model is to continue with what answers.
 
         Raises:
             DataError: the model knows no such order, or a value cannot be.
@@ -162,7 +168,7 @@ class Vocabulary(NamedTuple):
         return joined(parts)
 
     def to_draw(self, text: str) -> Columns:
-        """Return a text and the separator behind it: what a drawing answers."""
+        """Return a text and the separator after it, which a drawing answers."""
         asked = self.sequence([Text(text)], ends=False)
         return joined([asked, _tokens([self.separator], predicted=False)])
 
@@ -182,7 +188,8 @@ class Vocabulary(NamedTuple):
         patches = np.moveaxis(np.asarray(raster_patches(jnp.asarray(pixels), side=side)), -1, 0)
         places = raster_places(*pixels.shape[:2], side=side, n_places=self.config.n_places)
         n = len(patches)
-        return Columns(np.zeros(n, np.int32), np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
+        x = np.zeros(n, np.int32)
+        return Columns(x, x, np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
 
     def _control(self, element: Control) -> Columns:
         observations, actions = np.asarray(element.observations), np.asarray(element.actions)
@@ -193,12 +200,17 @@ class Vocabulary(NamedTuple):
                 f"{len(actions)}"
             )
         seen = self.observed(observations).reshape(steps, -1)
-        done = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # there may be none
-        separators = np.full((steps, 1), self.separator)
-        rows = [np.concatenate([seen[i], separators[i], *done[i : i + 1]]) for i in range(steps)]
-        flags = [np.arange(len(row)) > seen.shape[1] for row in rows]
-        x = np.concatenate(rows).astype(np.int32)
-        return Columns(x, np.full(len(x), -1), np.concatenate(flags), *_no_patches())
+        asked = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # there may be none
+        done = asked if element.done is None else self.actions(np.asarray(element.done)).reshape(asked.shape)
+        x, read = (self._steps(seen, of_steps) for of_steps in (asked, done))
+        width = seen.shape[1] + 1 + asked.shape[1]
+        return _tokens(x, predicted=np.arange(len(x)) % width > seen.shape[1])._replace(read=read)
+
+    def _steps(self, seen: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Return the tokens of steps, the last of which may have no action yet, one after another."""
+        separators = np.full((len(seen), 1), self.separator)
+        whole = np.concatenate([seen[: len(done)], separators[: len(done)], done], axis=1)
+        return np.concatenate([whole.ravel(), *seen[len(done) :], *separators[len(done) :]]).astype(np.int32)
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
@@ -208,6 +220,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
     patches = [part.patches for part in parts if len(part.patches)]
     return Columns(
         np.concatenate([part.x for part in parts]),
+        np.concatenate([part.read for part in parts]),
         np.concatenate(at),
         np.concatenate([part.predicted for part in parts]),
         np.concatenate(patches) if patches else _no_patches()[0],
@@ -215,9 +228,9 @@ def joined(parts: Sequence[Columns]) -> Columns:
     )
 
 
-def _tokens(ids: Any, *, predicted: bool) -> Columns:
+def _tokens(ids: Any, *, predicted: Any) -> Columns:
     x = np.asarray(ids, np.int32)
-    return Columns(x, np.full(len(x), -1), np.full(len(x), predicted), *_no_patches())
+    return Columns(x, x, np.full(len(x), -1), np.full(len(x), predicted), *_no_patches())
 
 
 def _no_patches() -> tuple[np.ndarray, np.ndarray]:

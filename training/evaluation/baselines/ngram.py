@@ -48,14 +48,8 @@ class _WittenBellToUniform(WittenBell):
 
 
 def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
-    """Count the n-grams of token sequences.
-
-    Args:
-        train: the training sequences, each with bos and eos.
-        order: n, at least 1.
-
-    Returns:
-        a model whose `unmasked_score(token, context)` is the probability of a token after a tuple of tokens.
+    """Count the n-grams of framed sequences: `unmasked_score(token, context)` is a token's probability after a
+    tuple of them.
 
     Raises:
         ValueError: the order is less than 1.
@@ -71,15 +65,7 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
 
 
 def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> NgramScore:
-    """Train an n-gram model and score held-out text, every token but bos once.
-
-    Args:
-        train: the training sequences.
-        held_out: the sequences to predict, of the same tokenizer.
-        order: n.
-
-    Returns:
-        perplexity and bits per byte.
+    """Train an n-gram model and score held-out text, every token but bos once, by perplexity and bits per byte.
 
     Raises:
         ValueError: the order is less than 1, or the stores' vocabularies differ.

@@ -10,11 +10,8 @@ from training.data.records import DataError
 
 
 def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
-    """Train scikit-learn's classifier with its defaults on words, and return the labels of texts.
-
-    Args:
-        train: texts and their labels.
-        texts: what to classify.
+    """Train scikit-learn's classifier with its defaults on the words of (text, label) pairs, and return the labels
+    of texts.
 
     Raises:
         DataError: the training texts have no words.

@@ -5,13 +5,15 @@
     found                                # in a notebook, the page
     found.html()                         # its text
     pictures(found)                      # the same as PNGs, by name
+    show(seen, tokens)                   # what was recorded: its attention alone
 
 `look` computes, in `content`; `page.html`, `page.css` and the scripts show it; `packed` carries the numbers between
 them.
 """
 
 from training.interpretability.page.content import look
-from training.interpretability.page.look import Look, PageError
-from training.interpretability.page.pictures import pictures
+from training.interpretability.page.look import Look, PageError, Written
+from training.interpretability.page.pictures import pictures, written
+from training.interpretability.page.recorded import show
 
-__all__ = ["Look", "PageError", "look", "pictures"]
+__all__ = ["Look", "PageError", "Written", "look", "pictures", "show", "written"]

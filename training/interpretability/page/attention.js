@@ -50,7 +50,7 @@ const attention = (() => {
   }
 
   function describeHead(l, h) {
-    if (!data.circuits.scores || state.block) return `Layer ${l}, head ${h}`;
+    if (!data.circuits?.scores || state.block) return `Layer ${l}, head ${h}`;
     const best = data.circuits.scores
       .map((name) => [at(`scores.${name}`, l, h), name])
       .filter(([score]) => score >= 0.4)

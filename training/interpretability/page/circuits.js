@@ -72,6 +72,7 @@ const circuits = (() => {
   }
 
   function repaint(changes) {
+    if (data.circuits === null) return;
     if (typeof data.circuits === "string") {
       if (!changes) host.append(element("p", { class: "note", text: data.circuits }));
       return;

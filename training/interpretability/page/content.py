@@ -11,9 +11,10 @@ from algorithms.inside import record
 from training.data.chat import ChatTemplate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Translator
+from training.generation.modalities import of_text
 from training.generation.text import MASK
 from training.interpretability import attribution, lens
-from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written
+from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written, attending
 from training.interpretability.page.of_heads import circuits_of
 from training.interpretability.page.patches import patched
 from training.interpretability.page.words import readable, readable_tokens, token_text
@@ -48,6 +49,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     Raises:
         PageError: the prompt is empty or too long, or the two are not of the same length.
     """
+    run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
     x = _tokens(run, "prompt", prompt, chat=chat)
     other = None if against is None else _tokens(run, "against", against, chat=chat)
@@ -141,11 +143,6 @@ def _facts(run: Run) -> list[str]:
     ]
 
 
-def _attending(A: jax.Array) -> np.ndarray:
-    """Weights by the token that attends, ``[L, H, l_x, l_z]``."""
-    return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
-
-
 def _decoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.config.variant.without_dropout()
 
@@ -161,7 +158,7 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
         written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers, variant)
     except ValueError as error:
         written = f"The parts of this model do not add up to its logits ({error})."
-    return _Pass({"prompt": x}, [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))], prediction, written)
+    return _Pass({"prompt": x}, [Attended("Attention", "prompt", "prompt", attending(seen["A"]))], prediction, written)
 
 
 def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
@@ -208,7 +205,7 @@ def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant
 
 
 NORM_LAST = (
-    "Not for this model: it normalizes behind each sum, through which no head has a part of its own in the logits."
+    "Not for this model: it normalizes after each sum, through which no head has a part of its own in the logits."
 )
 
 
@@ -216,7 +213,7 @@ def _encoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.config.variant.without_dropout()
     f = e_transformer if variant.head else e_encoding
     P, seen = record(lambda x, theta: f(x, theta, variant=variant), "A")(x, theta)
-    attention = [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))]
+    attention = [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
     if not variant.head:
         return _Pass({"prompt": x}, attention, "This encoder has no head that predicts tokens.", NORM_LAST)
     note = (
@@ -241,7 +238,7 @@ def _classifier(run: Run, x: np.ndarray) -> _Pass:
         return class_probabilities(x, theta, variant=variant)
 
     p, seen = record(f, "A")(x, run.theta)
-    attention = [Attended("Attention", "prompt", "prompt", _attending(seen["A"]))]
+    attention = [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
     P = np.repeat(np.asarray(p, np.float32)[:, None], len(x), axis=1)
     note = (
         "A classifier predicts one class for the whole text, from the first token's encoding: the same at each token."
@@ -254,7 +251,7 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     variant = config.variant.without_dropout()
     translator = Translator(theta, config, bos=tokenizer.bos_token, eos=tokenizer.eos_token)
     tokens, counts, _ = translator.translate(z[None], lengths=np.array([len(z)]), l_max=config.l_max)
-    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, behind which nothing is predicted
+    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, after which nothing is predicted
     H, n, m = config.H, len(z), len(x)
     _check_count(config.L_enc * H * n * n + config.L_dec * H * (m * m // 2 + m * n), n)
 
@@ -263,9 +260,9 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
 
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
-        Attended("Encoder (line 5)", "prompt", "prompt", _attending(seen["A/5"])),
-        Attended("Decoder (line 14)", "answer", "answer", _attending(seen["A/14"])),
-        Attended("Decoder to encoder (line 16)", "answer", "prompt", _attending(seen["A/16"])),
+        Attended("Encoder (line 5)", "prompt", "prompt", attending(seen["A/5"])),
+        Attended("Decoder (line 14)", "answer", "answer", attending(seen["A/14"])),
+        Attended("Decoder to encoder (line 16)", "answer", "prompt", attending(seen["A/16"])),
     ]
     rows = [f"layer {l}" for l in range(config.L_dec)]
     prediction = _by_layer(seen["X@19"], theta, variant, x, "answer", rows)

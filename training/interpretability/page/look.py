@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float, Int
 
 from training.interpretability.page.packed import packed
@@ -45,7 +47,7 @@ class Prediction(NamedTuple):
         tokens: the likeliest tokens, the likeliest first.
         p: their probabilities.
         final: the probability in each row of what the last row predicts.
-        follows: the last row's probability of the token that the text goes on with; NaN for the last one.
+        follows: the last row's probability of the token that comes next in the text; NaN for the last one.
         note: what the reader should know.
     """
 
@@ -109,7 +111,9 @@ class Circuits(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look inside a model that reads a text; a section that cannot be is the sentence that says why.
+    """A look inside a model that reads a text.
+
+    A section that cannot be is the sentence that says why; one that was not asked for is None.
 
     Attributes:
         name: of the run.
@@ -119,7 +123,7 @@ class Look(NamedTuple):
         attention: at least one.
         prediction: by layers.
         written: the parts of the answer.
-        patched: None where there is no other prompt.
+        patched: what brings the answer of the prompt back.
         circuits: of the model.
     """
 
@@ -128,10 +132,10 @@ class Look(NamedTuple):
     texts: dict[str, list[str]]
     words: dict[int, str]
     attention: list[Attended]
-    prediction: Prediction | str
-    written: Written | str
+    prediction: Prediction | str | None
+    written: Written | str | None
     patched: Patched | str | None
-    circuits: Circuits | str
+    circuits: Circuits | str | None
 
     def html(self) -> str:
         """The page: one text, which needs nothing else.
@@ -186,6 +190,11 @@ class Look(NamedTuple):
             scores, composition = list(self.circuits.scores), list(self.circuits.composition)
             described["circuits"] = {"scores": scores, "composition": composition, "note": self.circuits.note}
         return described
+
+
+def attending(A: Array) -> np.ndarray:
+    """Weights by the token that attends, ``[L, H, l_x, l_z]``."""
+    return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
 
 
 def _file(name: str) -> str:

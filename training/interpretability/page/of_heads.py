@@ -35,7 +35,7 @@ def circuits_of(run: Run) -> Circuits | str:
     }
     if run.task == "d":
         found["copying"] = circuits.copying_scores(theta, variant)
-    composition, note = _composition(theta.layers.attention)
+    composition, note = _composition(variant.of_every_layer(theta.layers.attention))
     return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
 
 

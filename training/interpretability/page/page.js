@@ -42,7 +42,7 @@ function listenToBar() {
 // Begin with the head of the largest score, and the token that is masked, or the last one.
 function beginning() {
   for (const [text, tokens] of Object.entries(data.texts)) state.token[text] = tokens.includes("[MASK]") ? tokens.indexOf("[MASK]") : tokens.length - 1;
-  if (!data.circuits.scores) return;
+  if (!data.circuits?.scores) return;
   const name = "induction";
   const [layers, heads] = arrays[`scores.${name}`].shape;
   let best = -1;
@@ -65,6 +65,7 @@ async function begin() {
   fillSelect("block", data.attention.map((a) => a.title), "block");
   document.getElementById("kinds").hidden = data.attention.length === 1;
   updateBar();
+  for (const name of ["prediction", "written", "circuits"]) document.getElementById(name).hidden = data[name] === null;
   for (const section of sections) section.repaint();
   listenToBar();
   attention.listen();

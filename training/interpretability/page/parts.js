@@ -32,6 +32,7 @@ const written = (() => {
   const fill = (td, value) => drawNumber(td, value, largestNow, number);
 
   function repaint(changes) {
+    if (data.written === null) return;
     if (typeof data.written === "string") {
       if (!changes) host.append(element("p", { class: "note", text: data.written }));
       return;

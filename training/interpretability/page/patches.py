@@ -43,7 +43,7 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
     if abs(ends[0] - ends[1]) < 1e-6:
         return "The model answers both prompts alike, with the same probability: there is nothing to bring back."
     config = run.config
-    n = sum(leaf.size for leaf in jax.tree.leaves(run.theta.layers))
+    n = config.shared_layers * sum(leaf.size for leaf in jax.tree.leaves(run.theta.layers))
     is_estimate = 2.0 * n * len(x) * (config.L * len(x) + config.L * config.H) > MOST_OPERATIONS
     compute = _estimated if is_estimate else _exact
     of_tokens, of_heads = (

@@ -34,6 +34,7 @@ const prediction = (() => {
   }
 
   function repaint(changes) {
+    if (data.prediction === null) return;
     if (typeof data.prediction === "string") {
       if (!changes) host.append(element("p", { class: "note", text: data.prediction }));
       return;

@@ -8,7 +8,7 @@ SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token: a special one's name, and of a byte that is no character alone, its digits.
+    """The text of one token: a special one's name, and of a byte that is not a character by itself, its digits.
 
     Example:
         >>> tokenizer = ByteTokenizer()

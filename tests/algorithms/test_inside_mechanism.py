@@ -1,0 +1,174 @@
+"""Looking inside is nothing that threads, debuggers, coverage, ``python -O`` or a zipped package can trip over."""
+
+import bdb
+import inspect
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+import algorithms
+from algorithms import alg03_attention, d_transformer
+from algorithms.inside import at, intervene, record
+from algorithms.machinery import naming
+from tests.algorithms.test_inside import D, X
+
+ROOT = pathlib.Path(algorithms.__file__).parent
+ATTENTION = alg03_attention.__file__
+
+
+def plainly():
+    jax.clear_caches()  # what is traced already does not run again
+    return jax.make_jaxpr(lambda x: d_transformer(x, D, implementation="paper"))(X)
+
+
+def looked_at():
+    jax.clear_caches()
+    return jax.make_jaxpr(record(lambda x: d_transformer(x, D, implementation="paper"), "A", "X@8"))(X)
+
+
+def test_threads_that_record_intervene_and_do_neither():
+    """All at once, from the first look on: each traces what it asked for."""
+    without = {at("Y@2", layer=1, head=0): 0.0}
+    P, (_, seen) = d_transformer(X, D), record(d_transformer, "A")(X, D)
+    changed = intervene(d_transformer, without)(X, D)
+    naming._with_names.cache_clear()
+    jax.clear_caches()
+    start, failures = threading.Barrier(6), []
+
+    def plain():
+        assert "named" not in str(jax.make_jaxpr(lambda x: d_transformer(x, D))(X))
+        np.testing.assert_array_equal(d_transformer(X, D), P)
+
+    def recording():
+        np.testing.assert_allclose(record(d_transformer, "A")(X, D)[1]["A"], seen["A"], rtol=1e-12)
+
+    def intervening():
+        np.testing.assert_allclose(intervene(d_transformer, without)(X, D), changed, rtol=1e-12)
+
+    def run(f):
+        start.wait()
+        try:
+            f()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(f,)) for f in (plain, recording, intervening) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def lines_run(f):
+    """The lines of Algorithms 3 to 5's file that run, as a debugger or coverage sees them, each with its function."""
+    seen = set()
+
+    def of_frame(frame, event, _):
+        if frame.f_code.co_filename != ATTENTION:
+            return None
+        if event == "line":
+            seen.add((frame.f_code.co_qualname, frame.f_lineno))
+        return of_frame
+
+    before = sys.gettrace()
+    sys.settrace(of_frame)
+    try:
+        f()
+    finally:
+        sys.settrace(before)
+    return seen
+
+
+def test_a_tracer_sees_the_same_lines():
+    """Coverage is a tracer: what it reports of a test that records is what it reports of one that does not."""
+    plain, named = lines_run(plainly), lines_run(looked_at)
+    assert len(plain) > 15
+    assert named == plain
+
+
+class Debugger(bdb.Bdb):
+    """What a person sees who stops at a line."""
+
+    def __init__(self, line):
+        super().__init__()
+        self.stops = []
+        self.set_break(ATTENTION, line)
+
+    def user_line(self, frame):
+        if frame.f_code.co_filename == self.canonic(ATTENTION):
+            self.stops.append((frame.f_code.co_qualname, frame.f_lineno, frame.f_locals["S"].shape))
+        self.set_continue()
+
+
+def test_a_debugger_stops_at_a_line_and_shows_its_variables():
+    text = inspect.getsource(alg03_attention).splitlines()
+    line = 1 + next(i for i, of in enumerate(text) if of.endswith("# line 5"))
+    stops = []
+    for f in (plainly, looked_at):
+        debugger = Debugger(line)
+        debugger.runcall(f)
+        stops.append(debugger.stops)
+    assert stops[0] == stops[1]
+    assert set(stops[0]) == {("_of_one_head", line, (6, 6))}
+
+
+PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp
+import algorithms
+from algorithms import DTransformerConfig, d_transformer, init_d_transformer
+from algorithms.inside import at, gradients, intervene, record
+theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=2, d_e=4, d_mlp=4))
+x = jnp.array([3, 0, 1])
+P, seen = record(d_transformer, "A", "X@6")(x, theta)
+without = intervene(d_transformer, {at("Y@2", layer=1, head=0): 0.0})(x, theta)
+value, _, g = gradients(lambda x, theta: jnp.log(d_transformer(x, theta)[2, -1]), "X@6")(x, theta)
+found = {"P": P, "plain": d_transformer(x, theta), "A": seen["A"], "without": without, "g": g["X@6"], "value": value}
+print(json.dumps({name: jnp.asarray(array).tolist() for name, array in found.items()}))
+print(__debug__, algorithms.__file__)
+"""
+
+
+def zipped(folder, suffix):
+    """The package in a file."""
+    path = folder / "algorithms.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in ROOT.rglob(f"*{suffix}"):
+            archive.write(file, file.relative_to(ROOT.parent))
+    return path
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("how", ["-O", "zip"])
+def test_optimized_and_zipped(how, tmp_path):
+    """``python -O`` drops assertions; of a zipped package, its loader has the source."""
+    flags, path = ("-O", ROOT.parent) if how == "-O" else ("-B", zipped(tmp_path, ".py"))
+    program = f"import sys; sys.path.insert(0, {str(path)!r})\n{PROGRAM}"
+    command = [sys.executable, flags, "-c", program]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    numbers, where = done.stdout.splitlines()
+    assert where == f"{how != '-O'} {path / 'algorithms' / '__init__.py'}"
+    namespace = {"print": lambda *_: None}
+    exec(PROGRAM, namespace)  # noqa: S102 (its own text)
+    found = json.loads(numbers)
+    for name, expected in namespace["found"].items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(found["P"], found["plain"], rtol=1e-6)
+    np.testing.assert_allclose(np.sum(found["A"], axis=2), 1, rtol=1e-6)
+
+
+def test_a_function_without_its_source_says_so(monkeypatch):
+    """As of a package of compiled files alone."""
+    named = naming._with_names
+    monkeypatch.setattr(naming, "_with_names", lambda function, _: named(function, None))
+    with pytest.raises(ValueError, match="expected its source, which names what it computes, got compiled code alone"):
+        record(lambda x: d_transformer(x, D), "A")(X)

@@ -1,0 +1,105 @@
+"""The task gato from the command line: trained, shown, measured, and what the other scripts make of its run."""
+
+import json
+
+import pytest
+
+from tests.run_cases import BYTES, LETTERS, make_run
+from training import commands
+from training.runs.directory import load_run
+from training.serving.served import Limits, served_of
+
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
+SIZES = {"--l_max": 80, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--d_r": 4, "--n-groups": 2, "--batch-size": 8}
+TINY = SIZES | {"--tokenizer": "bytes", "--steps": 2, "--eval-batches": 1, "--peak": 1e9, "--optimizer": "adamw"}
+OF_RUN = {"l_max": 80, "d_r": 4, "n_groups": 2, "n_places": 2, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, **OF_RUN)
+
+
+def called(name, *arguments, capsys):
+    """Run a script; return its status, what it printed, and the last line of what it complained of."""
+    status = getattr(commands, f"{name}_main")([*map(str, arguments)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def train(path, *flags):
+    (path / "text.txt").write_text(TEXT)
+    own = ["--run", path / "run", "--data", path / "text.txt", "--cache", path / "cache", "--quiet"]
+    return ["gato", *own, *(word for pair in TINY.items() for word in pair), *flags]
+
+
+@pytest.mark.slow
+def test_one_command_trains_another_measures_and_a_third_shows(tmp_path, capsys):
+    assert called("train", *train(tmp_path), capsys=capsys)[0] == 0
+    status, out, _ = called("evaluate", tmp_path / "run", "--cache", tmp_path / "cache", capsys=capsys)
+    assert status == 0
+    rows = json.loads((tmp_path / "run" / "evaluation-validation.json").read_text())["rows"]
+    assert rows.keys() == {"this model", "logistic regression", "the expert", "no torque"}
+    assert rows["this model"].keys() == {"bits_per_byte", "accuracy", "recognized", "return", "upright"}
+    assert rows["the expert"]["upright"] == 1
+    assert rows["no torque"]["upright"] == 0
+    assert rows["logistic regression"]["accuracy"] > 0.9
+    status, out, _ = called("gato", tmp_path / "run", "--prompt", "The ", capsys=capsys)
+    assert status == 0
+    assert [line.partition(":")[0] for line in out.splitlines()][-2:] == ["digits", "pendulum"]
+    for name in ("digits", "pendulum"):
+        assert (tmp_path / "run" / f"{name}.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, capsys):
+    status, out, _ = called("generate", run, "--prompt", "a", "--tau", 0, "--l_gen", 3, "--json", capsys=capsys)
+    assert status == 0
+    assert json.loads(out)["answers"][0]["text"]
+    status, out, _ = called("look_inside", run, "--prompt", "abc", "--out", tmp_path, capsys=capsys)
+    assert status == 0
+    assert (tmp_path / "page.html").is_file()
+    served = served_of(load_run(run), "gato", Limits())
+    assert (served.config.N_V, served.tokenizer.N_V) == (BYTES.N_V, BYTES.N_V)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("convert", ["out"], "a model of the task gato cannot be written: no other library here reads it"),
+        ("compress", ["report", "text.txt"], "is a run of the task gato; compression needs a decoder, task d"),
+        ("induction", [], "RUN: expected a decoder's, got one of the task 'gato'"),
+    ],
+)
+def test_other_scripts_say_why_they_cannot(run, name, arguments, sentence, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("abc")
+    given = [tmp_path / word if word in ("out", "text.txt") else word for word in arguments]
+    order = [given[0], run, *given[1:]] if name == "compress" else [run, *given]
+    status, _, err = called(name, *order, capsys=capsys)
+    assert status == 2
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_of_another_task_is_refused(tmp_path, capsys):
+    other = make_run(tmp_path / "d", "d", LETTERS)
+    status, _, err = called("gato", other, capsys=capsys)
+    assert (status, err) == (2, "gato.py: expected a run of the task gato, got one of the task d\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--patch", 3], "image: expected height and width that patches of side 3 tile, got 8 x 8; crop or pad it"),
+        (["--n-places", 1], "image: expected at most 1 rows and columns of patches, as many as there are positions"),
+        (["--l_max", 60], "--l_max: expected at least 71, for a drawing of a digit, got 60"),
+        (["--batch-size", 12], "--batch-size: expected a multiple of 8, three eighths of it text, got 12"),
+        (["--pairs", "x.tsv"], "--pairs: expected a flag of gato, got one of d; leave it out"),
+        (["--token-noise", 0.1], "--token-noise: expected a flag of gato, got one of d, ed, classify; leave it out"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(flags, sentence, tmp_path, capsys):
+    status, _, err = called("train", *train(tmp_path, *flags), capsys=capsys)
+    assert status == 2
+    assert err.startswith(f"train.py: {sentence}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,100 @@
+"""Where every layer has a window, the cache has no more tokens than the widest: a ring, however long the text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import LLAMA, DTransformerConfig, d_inference
+from algorithms.lines import ALiBi, Attention, Rotary
+from tests.cases import random_theta
+from training.generation import Generator, decoding
+from training.generation.prefixes import Prefixes
+
+L_MAX = 300
+WINDOWED = Attention(positions=Rotary(base=20.0), biases=False, window=5)
+VARIANTS = {
+    "one window": LLAMA.but(attention=WINDOWED),
+    "two windows": LLAMA.but(attention=(WINDOWED, WINDOWED.but(window=11))),
+    "distances": LLAMA.but(attention=Attention(positions=ALiBi(), biases=False, window=70)),
+    "not all": LLAMA.but(attention=(WINDOWED, WINDOWED.but(window=None))),
+}
+WIDEST = {"one window": 5, "two windows": 11, "distances": 70, "not all": None}
+LENGTHS = np.array([23, 3, 9])
+X = np.random.default_rng(0).integers(17, size=(4, 41)).astype(np.int32)
+KEY = jax.random.key(7)
+
+
+def model(name):
+    sizes = {"N_V": 17, "l_max": L_MAX, "L": 2, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 6, "d_mid": 5}
+    config = DTransformerConfig(**sizes, variant=VARIANTS[name])
+    return config, random_theta(config)
+
+
+def alone(theta, config, x, *, l_gen, r):
+    """Algorithm 14's tokens of request r."""
+    key = jax.random.fold_in(KEY, r)
+    return d_inference(jnp.asarray(x), theta, l_gen=l_gen, tau=0.8, key=key, variant=config.variant).tolist()
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "one window" else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+)
+def test_tokens_far_behind_the_window_are_algorithm_14s(name):
+    """Prompts longer and shorter than the window, and so many tokens that the slots grow."""
+    config, theta = model(name)
+    generator = Generator(theta, config)
+    begun = generator.begin(X[:3, :23], lengths=LENGTHS, l_gen=60, key=KEY, tau=0.8)
+    begun.extend(60)
+    for r, length in enumerate(LENGTHS.tolist()):
+        assert begun.tokens[r].tolist() == alone(theta, config, X[r, :length], l_gen=60, r=r)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_cache_is_no_longer_than_the_widest_window(name):
+    """In bytes, from the prompt on and after the slots have grown; a token takes H_kv (d_attn + d_mid) numbers."""
+    config, theta = model(name)
+    most = decoding.widest_window(config.variant)
+    assert most == WIDEST[name]
+    shapes = jax.eval_shape(
+        lambda x, lengths: decoding.prefill(theta, x, lengths, variant=config.variant, C=64, most=most),
+        X[:3],
+        LENGTHS.astype(np.int32),
+    )
+    grown = jax.eval_shape(lambda state: decoding.grow(state, C=512, most=most), shapes)
+    for state, C in ((shapes, 64), (grown, 512)):
+        numbers = sum(leaf.size for cache in state.caches for leaf in cache)
+        assert numbers == config.L * 3 * min(C, most or C) * config.H_kv * (config.d_attn + config.d_mid)
+        assert state.tokens.shape == (3, C)
+
+
+def test_requests_join_in_a_ring():
+    """One whose prompt is longer than the window, and later one that is shorter, beside those on their way."""
+    config, theta = model("one window")
+    generator = Generator(theta, config)
+    begun = generator.begin(X[:1, :9], lengths=np.array([9]), l_gen=40, key=KEY, tau=0.8)
+    begun.extend(12)
+    sampling = generator.sampling_arrays([{"tau": 0.8}])
+    for r, length, n in ((1, 17, 20), (2, 2, 40)):
+        key, given = jax.random.fold_in(KEY, r)[None], np.array([length])
+        begun.join(X[r : r + 1, :length], lengths=given, keys=key, rows=range(r + 1), l_gen=40, sampling=sampling)
+        begun.extend(n)
+    for r, length in enumerate((9, 17, 2)):
+        found = begun.tokens[r, begun.starts[r] :].tolist()
+        assert found == alone(theta, config, X[r, :length], l_gen=len(found), r=r)
+
+
+def test_what_reads_all_tokens_keeps_all_of_them():
+    """Texts may part before the window, and what is recorded has a row for every token."""
+    config, theta = model("one window")
+    generator = Generator(theta, config, prefixes=Prefixes.for_texts(2, theta, config))
+    long = generator.begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY, tau=0.0)
+    long.extend(3)
+    long.keep(0)
+    other = np.concatenate([X[:1, :20], X[1:2, 20:41]], axis=1)
+    found = generator.generate(other, lengths=np.array([41]), l_gen=9, key=KEY, tau=0.8)
+    assert generator.prefixes.found == 20
+    assert found[0].tolist() == alone(theta, config, other[0], l_gen=9, r=0)
+    recorded = Generator(theta, config, names=("A",)).begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY, tau=0.0)
+    recorded.extend(3)
+    assert recorded.seen()[0]["A"].shape[-2:] == (43, 43)
