@@ -45,8 +45,9 @@ gc.set_threshold(200_000, 20, 20)  # tracing makes many objects, and few cycles
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what the markers exclude
 def pytest_collection_modifyitems(items):
     """Mark what compares with PyTorch as end_to_end, so that the quick tests are as quick where it is installed."""
+    libraries = {"torch", "transformers", "theirs"}
     for item in items:
-        if hasattr(item.module, "torch") or "torch" in getattr(item, "fixturenames", ()):
+        if hasattr(item.module, "torch") or libraries.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.end_to_end)
 
 

@@ -1,6 +1,7 @@
 """The cross-check of published models: every line equal, and exactly the changed lines marked."""
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -16,7 +17,7 @@ from tests.crosscheck.report import as_json, summary
 from tests.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.commands.arguments import UsageError
 
-QUICK = ("GPT2", "LLAMA", "OPT", "ALBERT", "BART", "T5")
+QUICK, END_TO_END = ("LLAMA", "ALBERT", "T5"), ("GPT2", "OPT", "BART")
 NOT_LINES = {
     "dropout": "needs a key",
     "head": "a bare encoder is another function",
@@ -24,6 +25,7 @@ NOT_LINES = {
 }
 
 
+@functools.cache
 def crosscheck(name, implementation="paper", **sizes):
     scenarios = VariantScenarios(algorithms, name, seed=0, sizes=sizes, implementation=implementation)
     return compare_variant(scenarios, ROOT)
@@ -34,7 +36,11 @@ def llama():
     return crosscheck("LLAMA")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
+def marks_of(name):
+    return () if name in QUICK else pytest.mark.end_to_end if name in END_TO_END else pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in NAMES])
 def test_every_line_of_a_variant_agrees(name):
     results = crosscheck(name)
     assert results.ok, summary(results)

@@ -8,7 +8,7 @@ from tests.run_cases import LABELS, LETTERS, make_run
 from tests.training_cases import OF_TOKENS, data_for, settings_for
 from training.compression import compress, decompress
 from training.generation import Generator, generate, translate
-from training.generation.scoring import log_probability
+from training.generation.scoring import log_probabilities
 from training.generation.text import Options, answerer_for
 from training.runs.directory import load_run
 from training.tasks import TASKS
@@ -51,7 +51,7 @@ def test_tokens_and_scores_are_the_same(runs):
     key = jax.random.key(0)
     drawn = [generate(run.theta, X, lengths=LENGTHS, config=run.config, l_gen=9, key=key) for run in runs["d"]]
     np.testing.assert_array_equal(*drawn)
-    scores = [log_probability(run.theta, X, lengths=LENGTHS, config=run.config) for run in runs["d"]]
+    scores = [log_probabilities(run.theta, X, lengths=LENGTHS, config=run.config) for run in runs["d"]]
     np.testing.assert_array_equal(*scores)
     for beam_size in (1, 2):
         options = {"lengths": LENGTHS, "l_max": 9, "beam_size": beam_size}

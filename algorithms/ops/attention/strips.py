@@ -17,10 +17,10 @@ from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Shaped, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype, in_rows
-from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.kernel import kernel
 from algorithms.ops.attention.tiles import (
     SMALL,
     ByDistance,
@@ -90,24 +90,7 @@ def _rows_of_strips(l_x: int) -> int:
     return min(max(LEAST, -(-l_x // RANGES)), LARGEST)
 
 
-def _strips_attention(
-    Q: Float[Array, "H d_attn B l_x"],
-    K: Float[Array, "H_kv d_attn B l_z"],
-    V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Mask,
-    seeds: UInt32[Array, "H B 2"] | None,
-    dropout: float,
-    cap: float | None,
-    by_distance: ByDistance = (),
-) -> Float[Array, "H d_mid B l_x"]:
-    """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False.
-
-    Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
-    """
-    return _forward(Q, K, V, mask, seeds, dropout, cap, by_distance)[0]
-
-
-strips_attention = hand_derived(_strips_attention, _forward, _backward, static=(5, 6))
+strips_attention = kernel(_forward, _backward)
 
 
 class _Strip:

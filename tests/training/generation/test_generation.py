@@ -212,6 +212,7 @@ def test_restricted_is_the_definition(tau, top_k, top_p):
         np.testing.assert_allclose(Q[:, r], brute_force_restricted(P[:, r], tau, top_k, top_p), atol=1e-12)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("top_k", "top_p"), [(4, None), (None, 0.6), (6, 0.5)])
 def test_restricted_agrees_with_transformers(top_k, top_p):
     torch = pytest.importorskip("torch")

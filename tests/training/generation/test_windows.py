@@ -94,6 +94,7 @@ def processors(torch, penalty, ngram):
     return lambda ids, scores: module.LogitsProcessorList(found)(torch.as_tensor(ids), torch.as_tensor(scores)).numpy()
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("penalty", "ngram"), [(1.3, 0), (0.7, 0), (None, 1), (None, 2), (None, 3), (2.0, 4)])
 def test_repetition_is_that_of_transformers(penalty, ngram):
     torch = pytest.importorskip("torch")

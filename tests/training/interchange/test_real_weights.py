@@ -18,7 +18,7 @@ from tests.training.interchange.test_encoder_decoder import Seq2Seq
 from training import commands
 from training.data.chat import ChatTemplate, converser
 from training.generation import generate
-from training.generation.scoring import log_probability, sentence_embeddings
+from training.generation.scoring import log_probabilities, sentence_embeddings
 from training.generation.text import Options, answerer_for
 from training.interchange import convert, load_model
 from training.interchange.gguf_models import open_gguf
@@ -240,12 +240,8 @@ def test_the_small_gpt_in_float64(tmp_path, name):
     assert name == "pebble" or abs(nats - 0.324) < 5e-4
     options = {"lengths": np.array([3]), "config": run.config, "l_gen": l - 3, "tau": 0.0, "key": jax.random.key(0)}
     continued = np.asarray(generate(run.theta, x[:1, :3], **options))[0]
-    assert (
-        log_probability(
-            run.theta, np.concatenate([x[:1, :3], continued[None]], axis=1), lengths=np.array([l]), config=run.config
-        )
-        < 0
-    )
+    whole = np.concatenate([x[:1, :3], continued[None]], axis=1)
+    assert log_probabilities(run.theta, whole, lengths=np.array([l]), config=run.config).sum() < 0
     expected = x[0, :3].tolist()
     for _ in range(l - 3):
         with torch.no_grad():

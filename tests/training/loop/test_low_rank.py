@@ -204,6 +204,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
 
 
 @pytest.mark.parametrize("mesh", ["replica=2,data=2,model=2", pytest.param("data=4,model=2", marks=pytest.mark.slow)])
+@pytest.mark.end_to_end
 def test_a_mesh_has_the_same_numbers(base, tmp_path, mesh):
     sizes = {"vocabulary_multiple": 2, "learning_rate": 0.01}
     alone, result = trained(tmp_path / "one", base, **sizes)

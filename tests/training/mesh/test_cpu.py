@@ -52,6 +52,7 @@ def test_a_cpu_is_as_many_devices_as_asked(asked, environment, n):
     assert printed(COUNT, str(asked), **environment) == n
 
 
+@pytest.mark.end_to_end
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
 def test_freed_memory_is_kept():
     """An array of 32 MiB is 16 to 8192 pages, by their size, which the system clears once, and not every time."""
