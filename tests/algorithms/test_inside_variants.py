@@ -95,7 +95,7 @@ def test_the_program_is_the_same_before_and_after_somebody_looked(name):
 
     def text():
         jax.clear_caches()
-        return jax.jit(lambda *args: f(*args)).lower(*c.args).as_text()
+        return jax.jit(f).lower(*c.args).as_text()
 
     before = text()
     jax.eval_shape(record(f, *(f"A/{a.line}" for a in c.lines)), *c.args)
@@ -109,7 +109,7 @@ def test_the_output_is_the_same_bit_for_bit(name):
     f = c.using("auto")
     names = [f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "S@4")]
     P, _ = record(f, c.stream, *names)(*c.args)
-    np.testing.assert_array_equal(P, jax.jit(lambda *args: f(*args))(*c.args))
+    np.testing.assert_array_equal(P, jax.jit(f)(*c.args))
 
 
 def permitted(a, variant, layer):
@@ -145,7 +145,7 @@ def test_every_implementation_shows_the_same(name):
 
 
 @variants
-def test_without_a_head_is_with_its_columns_of_W_o_at_0(name):
+def test_without_a_head_is_with_its_columns_at_0(name):
     c = case(name)
     f = c.using("auto")
     for a in c.lines:
@@ -287,5 +287,5 @@ def test_on_every_mesh(name, sizes):
     with jax.set_mesh(mesh):
         x = jax.device_put(x, NamedSharding(mesh, P(rows)))
         theta = jax.device_put(c.theta, NamedSharding(mesh, P()))
-        found = jax.jit(lambda *args: looked_at(*args))(*x, theta)
+        found = jax.jit(looked_at)(*x, theta)
     cases.assert_trees_close(jax.device_get(found), jax.device_get(expected), 1e-11)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
@@ -121,7 +122,7 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Varia
 
 def _part(stacked: Any, l: int) -> Any:
     """An array of layer l: on a CPU the same memory, elsewhere a copy."""
-    is_here = isinstance(stacked, jax.Array) and not isinstance(stacked, jax.core.Tracer)
+    is_here = isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer)
     if not is_here or {device.platform for device in stacked.devices()} != {"cpu"} or len(stacked.devices()) > 1:
         return stacked[l]
     place = stacked.sharding if stacked.committed else None
