@@ -41,7 +41,8 @@ class Attribution(NamedTuple):
         """In a notebook: a picture of the last token's parts; of several sequences, none."""
         if self.embedding.ndim != 1:
             return None
-        from training.interpretability.page import Written, written
+        from training.interpretability.page.look import Written
+        from training.interpretability.page.pictures import written
 
         rest = self.b_o.sum(0) + self.constant
         section = Written(*(np.asarray(part, np.float32) for part in (self.heads, self.mlp, self.embedding, rest)))
