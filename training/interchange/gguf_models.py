@@ -272,13 +272,9 @@ def _gemma3(m: _Metadata) -> dict[str, Any]:
 
 
 def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
-    """The fields on windows and on the scale of the scores.
-
-    Args:
-        m: the metadata.
-        found: the fields so far.
-        pattern: the last of this many layers attends to everything, unless the file says otherwise.
-        largest: how many layers the one model has whose scores are divided by √(d_e/H); as llama.cpp tells it.
+    """The fields on windows and on the scale of the scores. The last of ``pattern`` layers attends to everything,
+    unless the file says otherwise; the one model of ``largest`` layers divides its scores by √(d_e/H), as llama.cpp
+    tells it.
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     stored = m.raw("attention.sliding_window_pattern", pattern)  # a number, or of each layer whether it has a window
