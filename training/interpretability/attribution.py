@@ -40,7 +40,6 @@ class Attribution(NamedTuple):
         """In a notebook: a table of the last token's parts; of several sequences, none."""
         if self.embedding.ndim != 1:
             return None
-<<<<<<< HEAD
         parts = np.concatenate([self.heads, self.mlp[:, None]], axis=1)[..., -1]
         largest = float(np.abs(parts).max()) or 1.0
         names = [f"head {h}" for h in range(parts.shape[1] - 1)] + ["MLP"]
@@ -50,10 +49,6 @@ class Attribution(NamedTuple):
         said = f"{float(self.total()[-1]):+.2f} at the last token: embedding {float(self.embedding[-1]):+.2f}, "
         said += f"biases {rest:+.2f}, and"
         return f"<table><caption>{said}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-=======
-        from training.interpretability.page.look import Written
-        from training.interpretability.page.pictures import written
->>>>>>> less
 
 
 def _cell(value: float, share: float) -> str:
