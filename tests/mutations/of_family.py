@@ -116,16 +116,6 @@ OF_FAMILY: dict[str, Mutation] = {
         None,
         CACHE + GOPHER_CACHE + RING,
     ),
-    "tokens before the beginning attended": Mutation(
-        DECODING,
-        "_scores",
-        "permitted",
-        "t[:, None] + distances >= 0",
-        "t[:, None] + distances >= -1",
-        14,
-        None,
-        GOPHER_CACHE,
-    ),
     "a ring of one row too few": Mutation(
         DECODING, "widest_window", "return", "max(windows)", "max(windows) - 1", 14, None, RING
     ),
