@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from algorithms import log_loss
 from algorithms.machinery import platform
 from algorithms.ops import linear as module
 from algorithms.ops.linear import linear, product
@@ -106,3 +107,18 @@ def test_whether_the_processor_multiplies_bfloat16_is_never_an_error(monkeypatch
         file.write_text(text)
         assert asked(file) is expected
     assert asked(tmp_path / "nowhere") is False
+
+
+def test_a_transposed_factor_of_bfloat16_in_a_loop_of_one_turn_is_multiplied(monkeypatch):
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    X, W_e = cases.normal(32, 2, 24, dtype=jnp.bfloat16), cases.normal(32, 40, seed=1, dtype=jnp.bfloat16)
+    targets = jnp.arange(48).reshape(2, 24) % 40
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradients(implementation, X, W_e):
+        losses = functools.partial(log_loss, targets=targets, implementation=implementation)
+        return jax.grad(lambda X, W_e: losses(X, W_e.T), (0, 1))(X, W_e)
+
+    exact = gradients("paper", X.astype(jnp.float64), W_e.astype(jnp.float64))
+    for ours, theirs in zip(gradients("auto", X, W_e), exact, strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=0.02 * np.abs(theirs).max())
