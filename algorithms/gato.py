@@ -100,12 +100,6 @@ def init_gato(
 ) -> GatoParams:
     """θ of Gato: Algorithm 10's by the scheme, and a residual block whose kernels keep the size of what they read.
 
-    Args:
-        key: randomness, consumed.
-        config: the sizes.
-        scheme: how the matrices of the transformer are drawn.
-        dtype: of all arrays.
-
     Raises:
         TypeError: if config is another model's, or the key is untyped.
         ValueError: if there is no such scheme.

@@ -199,14 +199,8 @@ def lines_of(
     orders: tuple[str, ...],
     **options: Any,
 ) -> Lines:
-    """The lines of a variant for an algorithm.
-
-    Args:
-        variant: the lines.
-        implementation: how attention and the backward passes are computed.
-        activation: the algorithm's own.
-        orders: of layers, that the algorithm has; first its own.
-        options: other attributes of `Lines`.
+    """The lines of a variant for an algorithm with an activation of its own, and orders of layers; first its own.
+    `options` are other attributes of `Lines`.
 
     Raises:
         ValueError: if the variant has another order.

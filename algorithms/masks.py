@@ -170,9 +170,6 @@ UNIDIRECTIONAL = StructuralMask(unidirectional=True)
 def banded(width: int) -> StructuralMask:
     """A sliding window: a token may attend to itself and the ``width - 1`` before it, t_x - width < t_z <= t_x.
 
-    Args:
-        width: tokens in the window, at least 1.
-
     Raises:
         ValueError: if width is not a positive integer.
 
@@ -186,10 +183,7 @@ def banded(width: int) -> StructuralMask:
 
 
 def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
-    """Only the first ``length`` context tokens may be attended to, t_z < length.
-
-    Args:
-        length: tokens that are not padding; an integer, or an array of one for each sequence, which may be traced.
+    """Only the first ``length`` context tokens may be attended to, t_z < length, of all sequences or of each.
 
     Raises:
         TypeError: if length is not an integer.
@@ -206,10 +200,7 @@ def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
 
 
 def documents(numbers: Integer[Array, "*batch l"]) -> StructuralMask:
-    """Packed sequences: a token may attend to the tokens of its own document only.
-
-    Args:
-        numbers: for each token, the number of the document that it belongs to.
+    """Packed sequences: a token may attend to the tokens of its own document only; `numbers` says which that is.
 
     Example:
         >>> documents(jnp.array([1, 1, 2])).dense(3, 3).astype(int).tolist()

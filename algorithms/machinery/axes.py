@@ -28,10 +28,8 @@ HINTS = {
 
 
 class Axes:
-    """The sizes of the named axes met so far, and where each was first seen; ``*batch`` is a tuple of sizes.
-
-    Args:
-        stack: the axes that stand for ``*stack``.
+    """The sizes of the named axes met so far, and where each was first seen; ``*batch`` is a tuple of sizes, and
+    ``*stack`` stands for the axes of ``stack``.
     """
 
     def __init__(self, stack: tuple[str, ...] = ()) -> None:

@@ -32,12 +32,6 @@ def init_ed_transformer(
     ``"gpt2"``: matrices are normal with deviation 0.02 (W_p: 0.01), and those that write to the residual stream, W_o
     and W_mlp2, are divided by the square root of how many do.
 
-    Args:
-        key: randomness, consumed.
-        config: the sizes.
-        scheme: how the matrices are drawn.
-        dtype: of all arrays.
-
     Raises:
         TypeError: if config is another architecture's, or the key is untyped.
         ValueError: for an unknown scheme.

@@ -57,14 +57,9 @@ def annotated_axes(annotation: Any) -> tuple[str, ...] | None:
 
 
 def _made(kind: Any, *lines: Line, stack: tuple[str, ...] = (), axes: Mapping[str, str] = {}, **nested: Any) -> Any:
-    """The parameters of a class.
-
-    Args:
-        kind: the class.
-        lines: those that its fields belong to; the first one that has an opinion decides.
-        stack: the axes in front: that of the heads.
-        axes: other names of some axes.
-        nested: fields that are not arrays, or are known already.
+    """The parameters of a class: the first of the lines that its fields belong to that has an opinion decides.
+    `stack` are the axes in front, `axes` other names of some, and `nested` fields that are not arrays, or are known
+    already.
     """
     fields = {}
     for name, annotation in kind.__annotations__.items():
@@ -142,13 +137,8 @@ def _rows_of_embeddings(variant: Any) -> str:
 
 
 def shapes_of(kind: Any, variant: Any, config: Any = None) -> Any:
-    """θ of Algorithm 8, 9 or 10 as `Parameter`s.
-
-    Args:
-        kind: the class of θ.
-        variant: whose lines these are.
-        config: decides what the lines leave open: a W_u of its own, token types and other sizes of the context; None
-            leaves it open.
+    """θ of Algorithm 8, 9 or 10, a class, as `Parameter`s. The config decides what the lines of the variant leave
+    open: a W_u of its own, token types and other sizes of the context; None leaves it open.
     """
     if variant.embedding.factored and "W_in" not in kind._fields:
         raise ValueError(

@@ -55,12 +55,6 @@ def keep_mask(
 
     An entry's word is a hash of its row's and its column's, which costs a thirtieth of ``jax.random.bernoulli``'s on a
     CPU, and no memory where it is used at once.
-
-    Args:
-        seed: of ``seed_of``.
-        rate: probability to drop.
-        rows: indices i.
-        columns: indices j.
     """
     word_of_row, word_of_column = (
         _mixed(word + indices.astype(jnp.uint32)) for word, indices in zip(seed, (rows, columns), strict=True)

@@ -29,13 +29,8 @@ def linear(
     b: Float[Array, "*rows"] | None,
     implementation: str,
 ) -> Float[Array, "..."]:
-    """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column.
-
-    Args:
-        W: the weights; several stacked ones (the heads of an attention) act as one matrix of more rows.
-        X: the columns.
-        b: the bias, or None.
-        implementation: ``"paper"`` leaves the derivative to JAX.
+    """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column. Several stacked matrices W
+    (the heads of an attention) act as one of more rows; ``"paper"`` leaves the derivative to JAX.
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """

@@ -11,7 +11,7 @@ import pytest
 from algorithms import log_loss
 from algorithms.machinery import platform
 from algorithms.ops import linear as module
-from algorithms.ops.linear import linear, product
+from algorithms.ops.linear import linear, product, tied_logits
 from tests import cases
 
 
@@ -122,3 +122,15 @@ def test_a_transposed_factor_of_bfloat16_in_a_loop_of_one_turn_is_multiplied(mon
     exact = gradients("paper", X.astype(jnp.float64), W_e.astype(jnp.float64))
     for ours, theirs in zip(gradients("auto", X, W_e), exact, strict=True):
         np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=0.02 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("columns", [(), (1,), (3, 2)])
+def test_logits_of_a_tied_unembedding_are_those_of_the_transposed_embedding(columns):
+    X, W_e, b_u = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(5, *columns), (5, 7), (7,)]))
+    expected = np.einsum("dn,d...->n...", W_e, X)
+    np.testing.assert_allclose(tied_logits(jnp.asarray(X), jnp.asarray(W_e)), expected, rtol=1e-12)
+    found = tied_logits(jnp.asarray(X), jnp.asarray(W_e), jnp.asarray(b_u))
+    np.testing.assert_allclose(found, expected + b_u.reshape(-1, *(1,) * len(columns)), rtol=1e-12)
+    narrow = tied_logits(jnp.asarray(X, jnp.bfloat16), jnp.asarray(W_e, jnp.bfloat16))
+    assert narrow.dtype == jnp.float32
+    np.testing.assert_allclose(narrow, expected, rtol=0.05, atol=0.05)

@@ -222,12 +222,12 @@ OF_ATTENTION: dict[str, Mutation] = {
         None,
         BACKWARD,
     ),
-    "last tile left out": Mutation(
+    "last group of tiles left out": Mutation(
         "algorithms/ops/attention/tiles.py",
-        "_one_after_another",
-        "return",
-        "return put(whole * n, out, H * B % n)",
-        "return out",
+        "in_groups",
+        "whole",
+        "count // at_once",
+        "(count - 1) // at_once",
         4,
         None,
         TILES,

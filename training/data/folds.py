@@ -8,9 +8,11 @@ from training.data.records import Corpus, DataError, fingerprint, hash64, record
 
 
 def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
-    """Return a corpus whose training and validation data are divided anew, with the I-th of K parts held out (fold
-    I/K, from 1); its test data stay.  Which part a record is in depends on its text alone, so equal texts are on
-    one side, and the parts are only about equally large.
+    """Return a corpus whose training and validation data are divided anew, with the I-th of K parts held out (fold I/K,
+    from 1); its test data stay.
+
+    Which part a record is in depends on its text alone, so equal texts are on one side, and the parts are only about
+    equally large.
 
     Raises:
         DataError: there is no such part, or nothing is in it.

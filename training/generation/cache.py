@@ -141,15 +141,8 @@ def keys_and_values(
     implementation: str,
     positions: Float[Array, "d_e _ l"] | None = None,
 ) -> KeyValues:
-    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens.
-
-    Args:
-        Z: the sequences.
-        W: the attention's parameters.
-        line: the attention's line, which gives the keys their positions.
-        t: the positions of the tokens.
-        implementation: how the products are computed.
-        positions: what the keys read beside Z, or None.
+    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens; t
+    are these tokens' positions, and ``positions`` what the keys read beside Z, or None.
     """
 
     def arranged(columns):
@@ -172,12 +165,8 @@ def attend_cached(
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
-    Args:
-        Q: the queries.
-        cache: keys and values to attend to; if it has fewer heads, each of them serves several consecutive ones.
-        permitted: the rows that the query of a sequence may attend to; a query with none of them outputs 0.
-        cap: of the scores, or None.
-        of_distances: what the distance of each row's token adds to the scores, or None.
+    If the cache has fewer heads, each of them serves several consecutive ones. A query that is permitted no slot
+    outputs 0. ``of_distances`` is what the distance of each slot's token adds to the scores, or None.
     """
     _, d_attn, B = Q.shape
     H_kv = cache.K.shape[0] // B
@@ -283,21 +272,12 @@ def mh_attention_cached(
     distances: Int[Array, "B R"] | None = None,
     positions: Float[Array, "d_e B"] | None = None,
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
-    """Algorithm 5 for one more token of each sequence, by an attention line.
+    """Algorithm 5 for one more token of each sequence, the columns of X, by an attention line; return its output,
+    and the cache.
 
-    Args:
-        line: the line.
-        X: the new tokens, one column for each sequence.
-        W: the heads and the output projection.
-        cache: keys and values of the context.
-        permitted: the rows that may be attended to.
-        t: the positions of the new tokens.
-        slot: where the new tokens' own keys and values go; None for a context that they do not belong to.
-        distances: from the new tokens to those of the rows; None for a context.
-        positions: what queries and keys read beside X, or None.
-
-    Returns:
-        the output of the attention, and the cache.
+    Their own keys and values go to ``slot`` (None for a context that they do not belong to). ``distances`` are from
+    them to the tokens of the slots (None for a context), t their positions, and ``positions`` what queries and keys
+    read beside X, or None.
     """
     Y, cache = attention_cached(line, X, W, cache, permitted, t, slot, distances, positions)  # lines 1-2
     Y = Y.reshape(-1, Y.shape[2])  # line 3

@@ -105,15 +105,10 @@ class State(NamedTuple):
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one.
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied; with
+    ``int8``, the matrices that are read for every token are rounded.
 
-    A slice of stacked layers would be copied for every token. On a CPU the layers share the memory of θ, but for what
-    the heads read in one product, which is there twice.
-
-    Args:
-        theta: the parameters.
-        variant: the lines of the model.
-        int8: whether the matrices that are read for every token are rounded, which is a copy.
+    A slice of stacked layers, and a transposed matrix, would be copied for every token.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
@@ -170,15 +165,8 @@ def prefill(
     C: int,
     most: int | None = None,
 ) -> State:
-    """Read prompts with Algorithm 10, all columns at once.
-
-    Args:
-        theta: the parameters.
-        x: the prompts, padded on the right.
-        lengths: tokens of each that are not padding.
-        variant: the lines of the model.
-        C: slots, more than P.
-        most: tokens whose keys and values are kept, the last ones; None: all.
+    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C slots, more than
+    P.
     """
     B, P = x.shape
     x = zero_padding(x, lengths)
@@ -253,12 +241,8 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
 
 @jax.jit
 def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
-    """Return some sequences of two states, where those of the second go on from the slot of the first.
-
-    Args:
-        state: B sequences.
-        other: b others, just read, with at most so many tokens before their last as `state` has slots before its own.
-        rows: which to take, of the B and the b behind them.
+    """Return some sequences, by ``rows``, of B in one state and b others just read after them, which continue from
+    the slot of the first; they have at most so many tokens before their last as that has slots before its own.
     """
     (B, C), (b, C_o) = state.tokens.shape, other.tokens.shape
 
@@ -320,10 +304,8 @@ def grow(state: State, *, C: int, most: int | None = None) -> State:
 def step(
     weights: Weights, context: Context | None, state: State, *, variant: Variant
 ) -> tuple[Float[Array, "N_V B"], tuple[KeyValues, ...]]:
-    """Read the token in the last slot of every sequence.
-
-    Returns:
-        the distribution of each next token, and the caches with the token that was read.
+    """Read the token in the last slot of every sequence; return the distribution of each next token, and the caches
+    with it.
     """
     weights = _with_distances(weights, variant, rows_of(state))
     scores, caches = _scores(weights, context, state, variant)
@@ -469,17 +451,8 @@ def decoded(
     decode: Callable[..., State] = decode,
     most: int | None = None,
 ) -> State:
-    """Generate up to slot `stop` as `decode` does, one compiled loop for each bucket of the cache.
-
-    Args:
-        weights: as of `decode`, as the next ones.
-        context: what an encoder-decoder translates.
-        state: the sequences.
-        keys: one for each.
-        stop: the last slot that gets a token.
-        options: the other arguments of `decode`.
-        decode: what generates.
-        most: as of `prefill`.
+    """Generate up to slot `stop` as `decode` does, with these `options` of its, one compiled loop for each bucket
+    of the cache.
     """
     while True:
         C = state.tokens.shape[1]

@@ -26,12 +26,8 @@ class Inside:
     """`decoding.prefill` and `decoding.decode` with changes, which hand out what is recorded."""
 
     def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str], L: int) -> None:
-        """Look inside.
-
-        Args:
-            changes: as `algorithms.inside.intervene` takes them, of all tokens.
-            names: what to record, of all tokens.
-            L: layers of the model.
+        """Look inside a model of L layers at these names, changed as `algorithms.inside.intervene` takes it, of all
+        tokens.
 
         Raises:
             ValueError: if one of them is a part of the tokens, or K or V are changed.

@@ -90,12 +90,7 @@ class SamplingArrays(NamedTuple):
 
     @staticmethod
     def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":
-        """Return the settings of sequences as arrays.
-
-        Args:
-            samplings: of each; what one leaves out is that of `DRAWN_FAITHFULLY`.
-            N_V: size of the vocabulary.
-        """
+        """Return the settings of sequences as arrays; what one leaves out is that of `DRAWN_FAITHFULLY`."""
         rows: list[dict[str, Any]] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
 
         def floats(name: str, default: float = 0.0) -> Array:
@@ -173,17 +168,11 @@ def draw(
     top_k: Int[Array, "B"],
     top_p: Float[Array, "B"],
 ) -> Int[Array, "B"]:
-    """Draw a token for each sequence, from the distribution in its column.
+    """Draw a token for each sequence from the distribution in its column, whose logarithm may be off by a constant,
+    with the key ``fold_in(key, i)`` for token i.
 
-    The draw is from ``q ∝ p^{1/τ}`` of the permitted tokens, in float32 at least, as by Algorithm 14's `sample`.
-
-    Args:
-        log_P: the logarithms of the distributions, or scores that differ from these by a constant in each column.
-        keys: one for each sequence.
-        i: the number of the token of each sequence, which is drawn with ``fold_in(key, i)``.
-        tau: temperature τ of each, 0 for the likeliest token.
-        top_k: draw from the k likeliest tokens only; 0 for all.
-        top_p: draw from the nucleus of q only; 1 for all.
+    The draw is from ``q ∝ p^{1/τ}`` of the permitted tokens, in float32 at least, as by Algorithm 14's `sample`:
+    the likeliest for τ = 0, of the k likeliest only (0: all), and of the nucleus of q only (1: all).
     """
     tau = jnp.asarray(tau, accumulation_dtype(log_P.dtype))
 

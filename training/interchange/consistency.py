@@ -31,12 +31,7 @@ def likely_type(names: Iterable[str]) -> str | None:
 
 
 def check(fields: Fields, model: Model, tensors: Tensors) -> None:
-    """Check the number of layers with tensors of their own, and that of the classes.
-
-    Args:
-        fields: of config.json.
-        model: the model that they describe.
-        tensors: of the checkpoint.
+    """Check the number of layers, and that of the classes, which the fields describe.
 
     Raises:
         InterchangeError: the tensors are of another number.

@@ -62,7 +62,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize(
+    "changes", [pytest.param(c, marks=pytest.mark.end_to_end if c in ("a head", "attention") else ()) for c in CHANGES]
+)
 def test_steered_from_the_cache_is_steered_algorithm_14(name, changes):
     theta, config = model(name)
     plain, found = (
