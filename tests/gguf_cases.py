@@ -62,7 +62,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
             continue
         array = tensor.float().numpy()
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        if architecture in ("llama", "smollm3") and ("q_proj" in name or "k_proj" in name):
             array = permuted(array, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
         if architecture.startswith("gemma") and target.endswith("norm.weight"):
             array = array + 1

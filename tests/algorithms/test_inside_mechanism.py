@@ -158,7 +158,7 @@ def test_optimized_and_zipped(how, tmp_path):
     numbers, where = done.stdout.splitlines()
     assert where == f"{how != '-O'} {path / 'algorithms' / '__init__.py'}"
     namespace = {"print": lambda *_: None}
-    exec(PROGRAM, namespace) (its own text)
+    exec(PROGRAM, namespace)  # its own text
     found = json.loads(numbers)
     for name, expected in namespace["found"].items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)

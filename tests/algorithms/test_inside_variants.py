@@ -34,6 +34,7 @@ QUICK = ("BERT", "GEMMA2", "T5")
 variants = pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
+slow_variants = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS])
 
 
 class Attends(NamedTuple):
@@ -88,7 +89,7 @@ def changed(X):
     return X * (1 + jnp.arange(len(X)).reshape(-1, *(1,) * (X.ndim - 1)) / 7)
 
 
-@variants
+@slow_variants
 def test_the_program_is_the_same_before_and_after_somebody_looked(name):
     c = case(name)
     f = c.using("auto")
@@ -103,7 +104,7 @@ def test_the_program_is_the_same_before_and_after_somebody_looked(name):
     assert text() == before
 
 
-@variants
+@slow_variants
 def test_the_output_is_the_same_bit_for_bit(name):
     c = case(name)
     f = c.using("auto")
@@ -134,8 +135,7 @@ def test_weights_sum_to_1_and_are_0_where_masked(name):
             assert ((A_l > 0) == allowed).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
+@slow_variants
 def test_every_implementation_shows_the_same(name):
     c = case(name)
     names = [c.stream, *(f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "Y@2"))]
@@ -145,15 +145,16 @@ def test_every_implementation_shows_the_same(name):
 
 
 @variants
-def test_without_a_head_is_with_its_columns_at_0(name):
+def test_without_a_head_is_with_its_output_weights_at_0(name):
     c = case(name)
     f = c.using("auto")
     for a in c.lines:
         layers = getattr(c.theta, a.field[0])
         W = getattr(layers, a.field[1])
-        W = W._replace(W_o=W.W_o.at[1, :, 2 * D_MID : 3 * D_MID].set(0))
+        shared = c.variant.shared_layers > 1  # the columns are those of all layers
+        W = W._replace(W_o=W.W_o.at[slice(None) if shared else 1, :, 2 * D_MID : 3 * D_MID].set(0))
         cut = c.theta._replace(**{a.field[0]: layers._replace(**{a.field[1]: W})})
-        without = intervene(f, {at(f"Y@2/{a.line}", layer=1, head=2): 0.0})(*c.args)
+        without = intervene(f, {at(f"Y@2/{a.line}", layer=None if shared else 1, head=2): 0.0})(*c.args)
         cases.assert_close(without, f(*c.x, cut), name=a.line)
         assert np.abs(without - f(*c.args)).max() > 1e-6
 
@@ -214,7 +215,7 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(name):
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
-@variants
+@slow_variants
 def test_under_vmap_and_around_it(name):
     c = case(name)
     f, names = c.using("auto"), [c.stream, *(f"A/{a.line}" for a in c.lines), f"Y@2/{c.lines[-1].line}"]
@@ -228,7 +229,7 @@ def test_under_vmap_and_around_it(name):
         cases.assert_close(inside[key], value, name=key)
 
 
-@variants
+@slow_variants
 def test_of_one_layer_one_layer_is_kept(name):
     c = case(name)
     for where, size in (
@@ -239,7 +240,7 @@ def test_of_one_layer_one_layer_is_kept(name):
         assert size * 8 <= kept.memory_analysis().output_size_in_bytes <= size * 8 + 64, where
 
 
-@variants
+@slow_variants
 def test_steered_decoding_is_steered_argmax(name):
     """Of Algorithms 14 and 15, against the transformer itself, token by token."""
     c = case(name)
@@ -260,17 +261,16 @@ def test_steered_decoding_is_steered_argmax(name):
         text = jnp.append(text, token)
 
 
-MESHES = ({"data": 2, "model": 2}, {"data": 2, "context": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8})
+MESHES = ({"data": 2, "context": 2, "model": 2}, {"data": 2, "model": 2}, {"replica": 2, "context": 4}, {"model": 8})
 MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_on_every_mesh(name, sizes):
-    """Each mesh that tests have, for three variants; of the others, one with all of its axes."""
-    if sizes is not MESHES[1] and name not in QUICK:
-        pytest.skip("this mesh is tried with three variants")
+@pytest.mark.parametrize(
+    ("name", "sizes"), [(name, sizes) for name in VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
+)
+def test_on_a_mesh(name, sizes):
+    """Each mesh that tests have, for three variants; of the others, that with all three axes."""
     c = case(name)
     n = int(np.prod(list(sizes.values())))
     x, f = tuple(jnp.tile(x, (4, 1)) for x in c.x), c.using("auto")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms.ops.linear import linear, product
+from algorithms.ops.linear import linear, product, tied_logits
 from tests import cases
 
 
@@ -56,3 +56,15 @@ def test_the_gradients_of_a_single_column_without_an_axis_are_those_of_the_print
 
     for actual, expected in zip(gradients("auto"), gradients("paper"), strict=True):
         cases.assert_close(actual, expected, 1e-13)
+
+
+@pytest.mark.parametrize("columns", [(), (1,), (3, 2)])
+def test_logits_of_a_tied_unembedding_are_those_of_the_transposed_embedding(columns):
+    X, W_e, b_u = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(5, *columns), (5, 7), (7,)]))
+    expected = np.einsum("dn,d...->n...", W_e, X)
+    np.testing.assert_allclose(tied_logits(jnp.asarray(X), jnp.asarray(W_e)), expected, rtol=1e-12)
+    found = tied_logits(jnp.asarray(X), jnp.asarray(W_e), jnp.asarray(b_u))
+    np.testing.assert_allclose(found, expected + b_u.reshape(-1, *(1,) * len(columns)), rtol=1e-12)
+    narrow = tied_logits(jnp.asarray(X, jnp.bfloat16), jnp.asarray(W_e, jnp.bfloat16))
+    assert narrow.dtype == jnp.float32
+    np.testing.assert_allclose(narrow, expected, rtol=0.05, atol=0.05)

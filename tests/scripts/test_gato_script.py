@@ -5,9 +5,10 @@ import json
 import pytest
 
 from tests.run_cases import BYTES, LETTERS, make_run
+from tests.serving_cases import LIMITS
 from training import commands
 from training.runs.directory import load_run
-from training.serving.served import Limits, served_of
+from training.serving.served import served_of
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"--l_max": 80, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--d_r": 4, "--n-groups": 2, "--batch-size": 8}
@@ -17,7 +18,7 @@ OF_RUN = {"l_max": 80, "d_r": 4, "n_groups": 2, "n_places": 2, "batch_size": 8}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, **OF_RUN)
+    return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, (), **OF_RUN)
 
 
 def called(name, *arguments, capsys):
@@ -58,7 +59,11 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, capsys):
     status, out, _ = called("look_inside", run, "--prompt", "abc", "--out", tmp_path, capsys=capsys)
     assert status == 0
     assert (tmp_path / "page.html").is_file()
-    served = served_of(load_run(run), "gato", Limits())
+    (tmp_path / "text.txt").write_text("abc")
+    status, out, _ = called("compress", run, "report", tmp_path / "text.txt", capsys=capsys)
+    assert status == 0
+    assert out.startswith("3 bytes of text")
+    served = served_of(load_run(run), "gato", LIMITS)
     assert (served.config.N_V, served.tokenizer.N_V) == (BYTES.N_V, BYTES.N_V)
 
 
@@ -66,15 +71,12 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, capsys):
     ("name", "arguments", "sentence"),
     [
         ("convert", ["out"], "a model of the task gato cannot be written: no other library here reads it"),
-        ("compress", ["report", "text.txt"], "is a run of the task gato; compression needs a decoder, task d"),
         ("induction", [], "RUN: expected a decoder's, got one of the task 'gato'"),
     ],
 )
 def test_other_scripts_say_why_they_cannot(run, name, arguments, sentence, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("abc")
-    given = [tmp_path / word if word in ("out", "text.txt") else word for word in arguments]
-    order = [given[0], run, *given[1:]] if name == "compress" else [run, *given]
-    status, _, err = called(name, *order, capsys=capsys)
+    given = [tmp_path / word for word in arguments]
+    status, _, err = called(name, run, *given, capsys=capsys)
     assert status == 2
     assert sentence in err
     assert err.count("\n") == 1

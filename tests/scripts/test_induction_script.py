@@ -18,7 +18,8 @@ def test_models_are_trained_and_drawn(tmp_path, capsys):
     assert re.search(r"^2 layers, seed 0: loss on repeats \d\.\d\d \(guessing: 3\.87\)$", printed, re.M)
     assert len(re.findall(r"^  \([01], [0-3]\) ( +\d\.\d\d){3}$", printed, re.M)) == 8
     assert re.search(r"^1 layer, seed 0: ", printed, re.M)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("a.png", "a-circuits.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_without_induction_heads(tmp_path, capsys):

@@ -6,9 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from training.mesh.cpu import as_devices
+from training.mesh.placement import Placement
+from training.mesh.shape import n_places
 from training.settings import flag
 
-__all__ = ["Parser", "UsageError", "add_dtype", "at_least", "flag", "spelled"]
+__all__ = ["Parser", "UsageError", "add_dtype", "add_mesh", "at_least", "flag", "placement_of", "spelled"]
 
 KINDS = {"int": "an integer", "float": "a number"}
 CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
@@ -119,6 +122,23 @@ DTYPES = ("float32", "bfloat16", "float16")
 def add_dtype(add: Callable[..., Any]) -> None:
     """Add the flag that says in which precision a model is kept."""
     add("--dtype", choices=DTYPES, help="what the parameters become (default: what they are)")
+
+
+def add_mesh(add: Callable[..., Any]) -> None:
+    """Add the flag that says which devices share a model."""
+    add("--mesh", default="", metavar="AXES", help="devices that share the model, as model=4 (default: one has it all)")
+
+
+def placement_of(mesh: str) -> Placement | None:
+    """Return where the parts of a model lie; None: on one device.
+
+    Raises:
+        MeshError: the mesh is not one, or has another number of devices.
+    """
+    if not mesh:
+        return None
+    as_devices(n_places(mesh))
+    return Placement(mesh)
 
 
 def at_least(least: int) -> Callable[[str], int]:

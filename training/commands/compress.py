@@ -20,6 +20,7 @@ from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
+from training.generation.modalities import of_text
 from training.runs.directory import load_run
 
 
@@ -57,6 +58,7 @@ def transform(arguments: argparse.Namespace) -> None:
         ValueError: the run or the file cannot be used.
     """
     model: Any = load_run(arguments.run)
+    model = of_text(model) if model.task == "gato" else model
     if not isinstance(model.config, DTransformerConfig):
         raise CompressionError(
             f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"

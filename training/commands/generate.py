@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype, spelled
+from training.commands.arguments import Parser, add_dtype, add_mesh, placement_of, spelled
 from training.commands.talking import RESET, talk
 from training.commands.terminal import say, show
 from training.generation.prompting import Voted, few_shot, read_shots
@@ -96,6 +96,7 @@ def parser() -> Parser:
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after its last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_dtype(add)
+    add_mesh(add)
     add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")
     compilation_cache.add_flags(main)
     return main
@@ -319,7 +320,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
         raise AnswerError(f"{prompted}: expected prompts that are continued each by itself, got {other}; leave it out")
-    run = load_run(arguments.run, dtype=arguments.dtype)
+    run = load_run(arguments.run, dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     if not arguments.chat:
         answerer = answerer_for(run, options)
         if prompted and not answerer.converses:

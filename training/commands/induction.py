@@ -1,6 +1,7 @@
 """Induction heads: watch them form in layers of attention alone, or find those of a trained decoder.
 
-    scripts/induction.py                          # trains models of two layers and of one; draws induction.png
+    scripts/induction.py                          # trains models of two layers and of one; draws induction.png and
+                                                  # induction-circuits.png
     scripts/induction.py runs/smollm2             # names the induction heads of a run, or of a converted model
     scripts/induction.py --seeds 1 --steps 500 --out /tmp/a.png
 
@@ -23,11 +24,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from algorithms import DTransformerParams
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, at_least
 from training.commands.terminal import say
 from training.interpretability import attention_only as experiment
 from training.interpretability import induction
+from training.interpretability.circuit_picture import draw_circuits
 from training.interpretability.circuits import composition_scores
 from training.interpretability.induction import Measured
 from training.runs.directory import Run, load_run
@@ -68,6 +71,7 @@ class Trained(NamedTuple):
         K: the K-composition of each head of the first layer with each of the last, likewise; of one layer, none.
         without: the loss on repeats at the end without each head.
         without_previous: the same without all heads that attend to the previous token.
+        theta: the parameters at the end.
     """
 
     steps: list[int]
@@ -75,6 +79,7 @@ class Trained(NamedTuple):
     K: list[np.ndarray]
     without: np.ndarray
     without_previous: float
+    theta: DTransformerParams
 
 
 class _Progress:
@@ -107,7 +112,8 @@ def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
     """Train a model of L layers, and measure it on the way and at the end."""
     tokens = experiment.repeating(jax.random.key(2**31))  # those of no training
     options = {"variant": experiment.ATTENTION_ONLY}
-    found, numbers, K, before, theta = [], [], [], 0, None
+    found, numbers, K, before = [], [], [], 0
+    theta: Any = None
     for step, theta in experiment.trained(jax.random.key(seed), L, steps, EVERY):
         found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens, **options)))
         numbers.append(step)
@@ -122,7 +128,7 @@ def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
     together = (
         found[-1].again if not previous else induction.loss_without(theta, tokens, jnp.array(previous), **options)
     )
-    return Trained(numbers, found, K, np.reshape(each, (L, -1)), float(together))
+    return Trained(numbers, found, K, np.reshape(each, (L, -1)), float(together), theta)
 
 
 def report(L: int, seed: int, trained: Trained) -> None:
@@ -204,7 +210,9 @@ def form(arguments: Any) -> None:
                 report(L, seed, several[-1])
     progress.close()
     draw(models, arguments.out)
-    print(f"{arguments.out} has the picture.")
+    of_circuits = arguments.out.with_stem(f"{arguments.out.stem}-circuits")
+    draw_circuits(models[2][0].theta, experiment.ATTENTION_ONLY, of_circuits)
+    print(f"{arguments.out} has the picture, {of_circuits} the circuits of seed 0.")
 
 
 def find(run: Run, path: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype, at_least
+from training.commands.arguments import Parser, add_dtype, add_mesh, at_least, placement_of
 from training.commands.terminal import say
 from training.generation.text import AnswerError
 from training.runs.directory import load_run
@@ -59,6 +59,7 @@ def parser() -> Parser:
     add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
     add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
     add_dtype(add)
+    add_mesh(add)
     add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")
     compilation_cache.add_flags(main)
     return main
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to ask for none")
     compilation_cache.begin(arguments)
-    run = load_run(arguments.run, dtype=arguments.dtype)
+    run = load_run(arguments.run, dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     name = arguments.model or Path(arguments.run).absolute().name
     limits = Limits(
         body=arguments.max_bytes,

@@ -1,8 +1,10 @@
 """Prompts on their way: what was generated of each, and the state from which all of them go on."""
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -172,6 +174,32 @@ class Continuation:
         self.likeliest = (both(self.likeliest[0]), both(self.likeliest[1]))
         self._place(new, chosen)
         self._remember(l_gen)
+
+    def copy(self) -> "Continuation":
+        """Return the same continuations once more, which go on without these."""
+        other = copy.copy(self)
+        other._state = jax.tree.map(jnp.copy, self._state)  # decoding uses the memory of the state again
+        prefixes = self._model.prefixes
+        other._model = self._model._replace(prefixes=None if prefixes is None else prefixes.copy())
+        return other
+
+    def shapes_to_join(
+        self,
+        prompts: Int[np.ndarray, "b l"],
+        *,
+        lengths: Int[np.ndarray, "b"],
+        rows: Sequence[int],
+        sampling: SamplingArrays,
+        begins: Bool[np.ndarray, "b N_V"] | None = None,
+        **_: Any,
+    ) -> tuple[Any, ...]:
+        """Return what decides whether `join`, with these arguments, needs programs that were not compiled yet."""
+        slots, l = self._state.tokens.shape[1], int(np.max(lengths))
+        fits = self._room > 0 and l <= int(self._state.slot) + 1
+        longest = 0 if fits else bucket(max(l, *(len(text) for text in self._texts())))
+        both = self._sampling.beside(sampling, np.asarray(rows))
+        drawn = (both.eos.shape[1], both.logit_bias is None, both.uses_history)
+        return (prompts.shape[0], bucket(l), len(self.starts), len(rows), slots, longest, begins is None, *drawn)
 
     def _place(self, new: list[np.ndarray], rows: np.ndarray) -> None:
         """Let new prompts go on from the slot of the others, or all of them from a new one."""

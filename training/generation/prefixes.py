@@ -63,6 +63,12 @@ class Prefixes:
         of_token = config.L * config.H_kv * (config.d_attn + config.d_mid) * theta.W_e.dtype.itemsize
         return Prefixes(n * bucket(config.l_max) * of_token)
 
+    def copy(self) -> "Prefixes":
+        """Return the same texts, for a reader of its own."""
+        other = Prefixes(self.most)
+        other._texts = list(self._texts)
+        return other
+
     @property
     def nbytes(self) -> int:
         """How many bytes are kept."""

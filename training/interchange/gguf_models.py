@@ -1,8 +1,8 @@
 """A model in a file of GGUF as `transformers` has it: its config.json, and its tensors by their names there.
 
 So one mapping serves both. Where GGUF differs, it is undone: the order of the rows of q and k, where rotary positions
-turn neighbors (`llama`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D` transposes
-(`gpt2`). Defaults are llama.cpp's, and a key that is not understood is refused by its name.
+turn neighbors (`llama`, `smollm3`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D`
+transposes (`gpt2`). Defaults are llama.cpp's, and a key that is not understood is refused by its name.
 """
 
 import functools
@@ -221,6 +221,12 @@ def _llama(m: _Metadata) -> dict[str, Any]:
     }
 
 
+def _smollm3(m: _Metadata) -> dict[str, Any]:
+    """Every fourth layer is without positions, as llama.cpp has it: the file does not say it."""
+    found = {**_llama(m), "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+    return {**found, "no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
 def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
     sizes = _sizes(m)
     return {
@@ -300,6 +306,7 @@ def _gpt2(m: _Metadata) -> dict[str, Any]:
 
 KINDS: dict[str, Kind] = {
     "llama": Kind(_llama, permuted=True),
+    "smollm3": Kind(_smollm3, permuted=True),
     "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
     "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
     "gemma": Kind(_gemma, shifted=True),

@@ -1,6 +1,5 @@
 """What every head and every MLP adds to a logit, directly: the terms of the sum that the residual stream is."""
 
-import base64
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -38,18 +37,24 @@ class Attribution(NamedTuple):
         return self.embedding + self.heads.sum((0, 1)) + self.b_o.sum(0) + self.mlp.sum(0) + self.constant
 
     def _repr_html_(self) -> str | None:
-        """In a notebook: a picture of the last token's parts; of several sequences, none."""
+        """In a notebook: a table of the last token's parts; of several sequences, none."""
         if self.embedding.ndim != 1:
             return None
-        from training.interpretability.page.look import Written
-        from training.interpretability.page.pictures import written
+        parts = np.concatenate([self.heads, self.mlp[:, None]], axis=1)[..., -1]
+        largest = float(np.abs(parts).max()) or 1.0
+        names = [f"head {h}" for h in range(parts.shape[1] - 1)] + ["MLP"]
+        rows = ["<th></th>" + "".join(f"<th>{name}</th>" for name in names)]
+        rows += [f"<th>layer {l}</th>" + "".join(_cell(v, v / largest) for v in row) for l, row in enumerate(parts)]
+        rest = float(self.b_o[:, -1].sum() + self.constant)
+        said = f"{float(self.total()[-1]):+.2f} at the last token: embedding {float(self.embedding[-1]):+.2f}, "
+        said += f"biases {rest:+.2f}, and"
+        return f"<table><caption>{said}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
-        rest = self.b_o.sum(0) + self.constant
-        section = Written(*(np.asarray(part, np.float32) for part in (self.heads, self.mlp, self.embedding, rest)))
-        said = f"Parts of {float(self.total()[-1]):+.3g} at the last token: embedding {section.embedding[-1]:+.3g}, "
-        said += f"biases {section.rest[-1]:+.3g}, and"
-        png = base64.b64encode(written(section, said)).decode()
-        return f'<img src="data:image/png;base64,{png}" alt="What each head and each MLP adds at the last token">'
+
+def _cell(value: float, share: float) -> str:
+    """A cell colored by its share of the largest part: blue, or orange below 0, on any ground."""
+    color = "42,112,176" if share >= 0 else "214,120,20"
+    return f'<td style="background:rgba({color},{0.6 * abs(share):.2f})">{value:+.2f}</td>'
 
 
 def attribution(

@@ -1,8 +1,10 @@
 """Continuations for many at once: they are generated side by side, each drawn in its own way, in a thread of its own.
 
-What comes while others are on their way joins them before their next token, if there are rows left.
+What comes while others are on their way joins them before their next token, if there are rows left. Where that takes
+programs that were not compiled yet, the others go on while these are compiled aside, by a rehearsal.
 """
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -124,6 +126,8 @@ class Engine:
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closing, self._running = False, 0
+        self._rehearsed: set[tuple[Any, ...]] = set()
+        self._aside: tuple[threading.Thread, list[Job]] | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -183,6 +187,10 @@ class Engine:
             self._running = 0
             for one in running.values():
                 one.job.emit(Failed(message))
+            if self._aside is not None:
+                with self._changed:
+                    self._waiting = self._aside[1] + self._waiting
+                self._aside = None
         for job in self._waiting:
             job.emit(Failed("the server is stopping"))
 
@@ -199,11 +207,32 @@ class Engine:
                 found = bool(self._waiting)
             return self._first(self._rows)
 
-    def _joining(self, n: int) -> list[Job]:
-        """Return at most n jobs that wait."""
+    def _joining(self, begun: Continuation, running: dict[int, _Running]) -> list[Job]:
+        """Return jobs that wait, for which there is room, as soon as everything is compiled that lets them join."""
+        if self._aside is not None:
+            thread, jobs = self._aside
+            if thread.is_alive():
+                return []
+            self._aside = None
+            return [job for job in jobs if not job.abandoned.is_set()]
         with self._changed:
             self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
-            return self._first(n)
+            jobs = self._first(self._rows - len(running))
+        if not jobs:
+            return []
+        x, options = self._to_join(begun, running, jobs)
+        shapes = begun.shapes_to_join(x, **options)
+        if self._is_known(shapes):
+            return jobs
+        self._aside = (threading.Thread(target=_rehearse, args=(begun.copy(), x, options), daemon=True), jobs)
+        self._aside[0].start()
+        return []
+
+    def _is_known(self, shapes: tuple[Any, ...]) -> bool:
+        """Whether programs for these shapes were compiled; they will have been, from now on."""
+        known = shapes in self._rehearsed
+        self._rehearsed.add(shapes)
+        return known
 
     def _first(self, n: int) -> list[Job]:
         jobs, self._waiting = self._waiting[:n], self._waiting[n:]
@@ -225,7 +254,7 @@ class Engine:
                     begun.keep(r)
                     del running[r]
                 one.job.emit(step)
-            joining = self._joining(self._rows - len(running)) if running else []
+            joining = self._joining(begun, running) if running else []
             if joining:
                 self._join(begun, running, joining)
 
@@ -240,15 +269,22 @@ class Engine:
 
     def _join(self, begun: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
         """Let jobs join those on their way; the rows of these change."""
-        before, new = list(running), [_Running.of(job, self._tokenizer) for job in joining]
-        ones = [*running.values(), *new]
+        x, options = self._to_join(begun, running, joining)
+        ones = [*running.values(), *(_Running.of(job, self._tokenizer) for job in joining)]
         running.clear()
         running.update(enumerate(ones))
-        rows = [*before, *range(len(begun.starts), len(begun.starts) + len(new))]
+        begun.join(x, **options)
+
+    def _to_join(
+        self, begun: Continuation, running: dict[int, _Running], joining: list[Job]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the prompts of jobs, and the other arguments with which these join those on their way."""
         x, options = self._of_prompts(joining)
         options["sampling"] = self._generator.sampling_arrays(options.pop("samplings"))
-        options["l_gen"] = max(one.job.l_gen for one in ones)
-        begun.join(x, rows=rows + rows[:1] * (_served(len(rows)) - len(rows)), **options)
+        options["l_gen"] = max([options["l_gen"], *(one.job.l_gen for one in running.values())])
+        first = len(begun.starts)
+        rows = [*running, *range(first, first + len(joining))]
+        return x, {**options, "rows": rows + rows[:1] * (_served(len(rows)) - len(rows))}
 
     def _of_prompts(self, jobs: list[Job]) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the prompts, and what else is known of each; the first stands in for those that are not there."""
@@ -257,6 +293,13 @@ class Engine:
         keys = jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in jobs])
         options = {"lengths": lengths, "begins": begins, "keys": keys, "samplings": [job.sampling for job in jobs]}
         return x, {**options, "l_gen": max(job.l_gen for job in jobs)}
+
+
+def _rehearse(begun: Continuation, x: np.ndarray, options: dict[str, Any]) -> None:
+    """Let prompts join a copy of what is on its way, so that all programs that this takes are compiled."""
+    with contextlib.suppress(Exception):  # what is wrong is found once more, by those who join
+        begun.join(x, **options)
+        begun.extend(begun.tokens.shape[1] + 1)
 
 
 def _served(n: int) -> int:

@@ -31,6 +31,7 @@ SIZES = {
 }
 MODELS = {
     "llama": {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "attention_bias": True},
+    "smollm3": {"num_hidden_layers": 5, "tie_word_embeddings": True},
     "qwen2": {"head_dim": 4, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 8, "tie_word_embeddings": True},
     "gemma": {"head_dim": 8},
@@ -76,6 +77,7 @@ def test_a_model_is_what_transformers_has(kind, tmp_path):
         "hidden_act",
         "hidden_activation",
         "layer_types",
+        "no_rope_layers",
     ):
         assert getattr(config, name, None) == getattr(model.config, name, None) or name == "pad_token_id", name
     for name in ("rope_parameters", "attn_logit_softcapping", "final_logit_softcapping", "n_inner"):

@@ -1,10 +1,10 @@
 """What the page carries, read back from its text, against NumPy."""
 
-import base64
 import html
 import html.parser
 import io
 import json
+import re
 
 import jax
 import numpy as np
@@ -382,6 +382,13 @@ def test_parts_of_a_logit_show_themselves():
     rng = np.random.default_rng(1)
     parts = Attribution(*(rng.normal(size=shape) for shape in ((6,), (2, 3, 6), (2, 6), (2, 6), ())))
     text = parts._repr_html_()
-    png = Image.open(io.BytesIO(base64.b64decode(text.partition("base64,")[2].partition('"')[0])))
-    assert min(png.size) > 100
+    cells = [float(value) for value in re.findall(r"<td[^>]*>([-+.0-9]+)</td>", text)]
+    expected = np.concatenate([parts.heads[..., -1], parts.mlp[:, None, -1]], axis=1)
+    np.testing.assert_allclose(np.reshape(cells, (2, 4)), expected, atol=0.005)
+    said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</caption>")[0])]
+    np.testing.assert_allclose(said[0], sum(cells) + said[1] + said[2], atol=0.06)
+    np.testing.assert_allclose(said[0], parts.total()[-1], atol=0.005)
+    assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [
+        "42,112,176" if expected.flat[np.abs(expected).argmax()] > 0 else "214,120,20"
+    ]
     assert parts._replace(embedding=rng.normal(size=(2, 6)))._repr_html_() is None

@@ -63,6 +63,17 @@ def test_each_of_eight_devices_reads_its_part(run):
     assert {shard.data.shape for shard in theta["layers.mlp.W_mlp1"].addressable_shards} == {(2, 12, 16)}
 
 
+def test_a_divided_model_says_the_same(run, capsys):
+    texts = set()
+    for mesh in ([], ["--mesh", "data=2,model=4"], ["--mesh", "model=8", "--weights", "int8"]):
+        flags = [str(run), "--prompt", "abc", "--prompt", "b", "--tau", "0", "--l_gen", "8", *mesh]
+        assert commands.generate_main(flags) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+    assert commands.generate_main([str(run), "--prompt", "abc", "--mesh", "model=3"]) == 2
+    assert "the mesh model=3 is for 3 devices, but there are 8" in capsys.readouterr().err
+
+
 def test_a_checkpoint_without_final_parameters_is_divided_too(run, tmp_path, monkeypatch):
     """The parameters of an unfinished run come whole, from its checkpoint."""
     module = sys.modules[load_run.__module__]

@@ -1,14 +1,17 @@
 """The engine: who arrives when gets what it gets alone, drawn in its own way."""
 
 import queue
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from tests.run_cases import LETTERS
-from training.generation import Generator
+from training.generation import Generator, decoding
 from training.generation.continuation import Model
 from training.generation.text import Continuer, Options
+from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
 
 PROMPTS = ["abc", "j", "fade .", "a b", "cc"]
@@ -136,8 +139,72 @@ def events_of(model, names):
     return events, begun
 
 
-def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model):
-    """Whatever way it is drawn in."""
+def test_who_runs_goes_on_while_what_the_late_need_is_compiled(model, monkeypatch):
+    """The late one joins when the rehearsal is done, which waits here for five more steps; then it gets its tokens."""
+    steps, go = [], threading.Event()
+    rehearse = engine._rehearse
+    monkeypatch.setattr(engine, "_rehearse", lambda *of_join: go.wait(60) and rehearse(*of_join))
+    of_model, done, late = engine_of(model), queue.SimpleQueue(), []
+    greedy = {"tau": 0.0}
+
+    def first(step):
+        steps.append(step)
+        if len(steps) == 3:
+            of_model.submit([job_of(model, "fade .", lambda step: late.append(len(steps)) or done.put(step))])
+        if len(steps) == 9:
+            go.set()
+        time.sleep(0.02 if go.is_set() else 0)  # the rehearsal takes a while
+        done.put(step)
+
+    of_model.submit([job_of(model, "abc", first, l_gen=2000, sampling=greedy, ends=frozenset())])
+    of_model.start()
+    found = []
+    while len(found) < 5:
+        step = done.get(timeout=60)
+        found += [step] if step not in steps else []
+    of_model.close()
+    assert late[0] >= 9
+    assert tokens_of(found) == tokens_of(steps_of(model, one={"prompt": "fade ."})["one"])
+
+
+def test_who_waits_for_a_rehearsal_that_nobody_runs_beside_is_next(model, monkeypatch):
+    """The only one on its way ends before the rehearsal does."""
+    go, done = threading.Event(), queue.SimpleQueue()
+    monkeypatch.setattr(engine, "_rehearse", lambda *_: go.wait(60))
+    of_model = engine_of(model)
+
+    def first(step):
+        if step.finish is None:
+            of_model.submit([job_of(model, "j", done.put)])
+
+    of_model.submit([job_of(model, "abc", first, l_gen=2)])
+    of_model.start()
+    tokens = [done.get(timeout=60).token for _ in range(5)]
+    go.set()
+    of_model.close()
+    assert tokens == tokens_of(steps_of(model, one={"prompt": "j"})["one"])
+
+
+def test_another_way_of_drawing_compiles_nothing(model):
+    """Once requests of these sizes were drawn with penalties and without."""
+
+    def asked(tau, **more):
+        how = {"prompt": "abc", "sampling": {"tau": tau, "eos": EOS, **more}}
+        return steps_of(model, one=how, two={**how, "number": 1})
+
+    asked(0.0)
+    asked(0.9, top_p=0.9, repetition_penalty=1.1)
+    programs = decoding.decode, decoding.prefill, decoding.chosen
+    before = [program._cache_size() for program in programs]
+    for how in ({"tau": 0.3}, {"tau": 1.5, "top_k": 3}, {"tau": 0.7, "top_p": 0.5}):
+        asked(**how)
+    asked(1.1, top_k=5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, no_repeat_ngram_size=3)
+    assert [program._cache_size() for program in programs] == before
+
+
+def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model, monkeypatch):
+    """Whatever way it is drawn in, where everything is compiled."""
+    monkeypatch.setattr(Engine, "_is_known", lambda *_: True)
     events, begun = events_of(model, [*ASKED])
     for name in ASKED:
         of_name = [step for of, step in events if of == name]

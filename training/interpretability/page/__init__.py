@@ -12,8 +12,8 @@ them.
 """
 
 from training.interpretability.page.content import look
-from training.interpretability.page.look import Look, PageError, Written
-from training.interpretability.page.pictures import pictures, written
+from training.interpretability.page.look import Look, PageError
+from training.interpretability.page.pictures import pictures
 from training.interpretability.page.recorded import show
 
-__all__ = ["Look", "PageError", "Written", "look", "pictures", "show", "written"]
+__all__ = ["Look", "PageError", "look", "pictures", "show"]

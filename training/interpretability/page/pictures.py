@@ -26,7 +26,7 @@ def pictures(found: Look) -> dict[str, bytes]:
     if isinstance(found.prediction, Prediction):
         drawn["prediction"] = _prediction(found, found.prediction)
     if isinstance(found.written, Written):
-        drawn["attribution"] = _parts(found.written, f"Parts of the answer's logit after {found.texts['prompt'][-1]}")
+        drawn["attribution"] = _written(found.written, found.texts["prompt"][-1])
     if isinstance(found.patched, Patched):
         drawn["patching"] = _patched(found.patched, found.texts["prompt"])
     if isinstance(found.circuits, Circuits):
@@ -126,12 +126,7 @@ def _signed(ax: Any, values: np.ndarray, most: float, *, numbers: bool) -> Any:
     return image
 
 
-def written(section: Written, title: str) -> bytes:
-    """A PNG of what each head and each MLP adds at the last token."""
-    return _png(_parts(section, title))
-
-
-def _parts(section: Written, title: str) -> Any:
+def _written(section: Written, token: str) -> Any:
     L, H = section.heads.shape[:2]
     values = np.concatenate([section.heads[:, :, -1], section.mlp[:, -1:]], axis=1)
     figure = _figure(0.42 * H + 2.2, 0.27 * L + 1.4)
@@ -140,7 +135,7 @@ def _parts(section: Written, title: str) -> Any:
     ax.set_xticks(range(H + 1), [*map(str, range(H)), "MLP"])
     ax.set(ylabel="layer", xlabel="head")
     figure.colorbar(image, ax=ax, pad=0.02)
-    ax.set_title(_plain(title), fontsize=10)
+    ax.set_title(_plain(f"Parts of the answer's logit after {token}"), fontsize=10)
     return figure
 
 
