@@ -6,6 +6,9 @@ from pathlib import Path
 import jax
 from jax import Array
 
+CPU_INFO = Path("/proc/cpuinfo")
+"""Where Linux says what the processor can do."""
+
 
 def platform_of(X: Array) -> str:
     """The platform that is compiled for: that of the mesh X lies on, of the mesh in use, or the default device's."""
@@ -20,7 +23,7 @@ def platform_of(X: Array) -> str:
 def multiplies_bfloat16() -> bool:
     """Whether this machine's processor multiplies bfloat16 itself, by AVX-512 or AMX, where one can ask it."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = CPU_INFO.read_text()
     except OSError:
         return False
     flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])

@@ -1,10 +1,16 @@
 """The linear map of many columns, and of a single one, whose rows are taken in groups on a CPU."""
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from algorithms import log_loss
+from algorithms.machinery import platform
+from algorithms.ops import linear as module
 from algorithms.ops.linear import linear, product, tied_logits
 from tests import cases
 
@@ -56,6 +62,66 @@ def test_the_gradients_of_a_single_column_without_an_axis_are_those_of_the_print
 
     for actual, expected in zip(gradients("auto"), gradients("paper"), strict=True):
         cases.assert_close(actual, expected, 1e-13)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(("rows", "d_in", "columns"), [((2, 17), 23, (3, 19)), ((16,), 16, (16,)), ((64,), 64, (2,))])
+def test_products_of_bfloat16_are_sums_in_float32(rows, d_in, columns, native, monkeypatch):
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: native)
+    shapes = (d_in, math.prod(rows)), (d_in, *columns), (*rows, *columns)
+    W_t, X, E = (cases.normal(*shape, seed=i, dtype=jnp.bfloat16) for i, shape in enumerate(shapes))
+
+    @jax.jit
+    def value_and_gradients(W_t, X):  # XLA would make the transposition a part of the product
+        def of(W_t, X):
+            Y = linear(W_t.T.reshape(*rows, d_in), X, None, "auto")
+            return (Y * E).astype(jnp.float32).sum(), Y
+
+        (_, Y), gradients = jax.value_and_grad(of, (0, 1), has_aux=True)(W_t, X)
+        return Y, *gradients
+
+    exact = [np.asarray(a, np.float64) for a in (W_t, X.reshape(d_in, -1), E.reshape(W_t.shape[1], -1))]
+    expected = exact[0].T @ exact[1], exact[1] @ exact[2].T, exact[0] @ exact[2]
+    for ours, theirs in zip(value_and_gradients(W_t, X), expected, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        error = np.abs(np.asarray(ours, np.float64).reshape(theirs.shape) - theirs)
+        assert (error <= 2**-8 * np.abs(theirs) + 1e-5 * np.abs(theirs).max()).all()
+
+
+@pytest.mark.parametrize(("columns", "factors"), [(16, "bf16"), (15, "f32")])
+def test_only_products_wide_enough_are_left_to_the_processor(columns, factors, monkeypatch):
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    W, X = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), jax.ShapeDtypeStruct((64, columns), jnp.bfloat16)
+    of_float32 = functools.partial(product, dtype=jnp.dtype("float32"))
+    text = jax.jit(of_float32).trace(W, X).lower(lowering_platforms=("cpu",)).as_text()
+    assert f"(tensor<32x64x{factors}>, tensor<64x{columns}x{factors}>) -> tensor<32x{columns}xf32>" in text
+
+
+def test_whether_the_processor_multiplies_bfloat16_is_never_an_error(monkeypatch, tmp_path):
+    def asked(path):
+        monkeypatch.setattr(platform, "CPU_INFO", path)
+        return platform.multiplies_bfloat16.__wrapped__()
+
+    file = tmp_path / "cpuinfo"
+    for text, expected in (("flags : fpu avx512_bf16 sse\n", True), ("flags : fpu avx512f\n", False), ("", False)):
+        file.write_text(text)
+        assert asked(file) is expected
+    assert asked(tmp_path / "nowhere") is False
+
+
+def test_a_transposed_factor_of_bfloat16_in_a_loop_of_one_turn_is_multiplied(monkeypatch):
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    X, W_e = cases.normal(32, 2, 24, dtype=jnp.bfloat16), cases.normal(32, 40, seed=1, dtype=jnp.bfloat16)
+    targets = jnp.arange(48).reshape(2, 24) % 40
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradients(implementation, X, W_e):
+        losses = functools.partial(log_loss, targets=targets, implementation=implementation)
+        return jax.grad(lambda X, W_e: losses(X, W_e.T), (0, 1))(X, W_e)
+
+    exact = gradients("paper", X.astype(jnp.float64), W_e.astype(jnp.float64))
+    for ours, theirs in zip(gradients("auto", X, W_e), exact, strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=0.02 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("columns", [(), (1,), (3, 2)])

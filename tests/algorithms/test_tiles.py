@@ -69,3 +69,22 @@ def test_tiles_in_turn_are_those_side_by_side_and_of_one_head(implementation, ma
     found = value_and_gradients(implementation, MASKS[mask], KEY if dropped else None, small, monkeypatch)
     for ours, theirs in zip(found, printed(mask, dropped), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("H", [1, 3])
+def test_strips_of_bfloat16_are_those_of_float32_up_to_rounding(H, monkeypatch):
+    monkeypatch.setattr(strips, "LEAST", 32)
+    exact = [a.astype(jnp.bfloat16) for a in (cases.normal(H, 16, 1, 80, seed=i) for i in range(4))]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradients(implementation, Q, K, V, E):
+        def objective(Q, K, V):
+            options = {"implementation": implementation, "dropout": 0.0, "key": None}
+            V_tilde = attend(_of_one_head, Q, K, V, UNIDIRECTIONAL, heads=True, **options)
+            return (V_tilde * E).astype(jnp.float32).sum()
+
+        return jax.grad(objective, (0, 1, 2))(Q, K, V)
+
+    wide = gradients("paper", *(a.astype(jnp.float64) for a in exact))
+    for ours, theirs in zip(gradients("strips", *exact), wide, strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=0.02 * np.abs(theirs).max())
