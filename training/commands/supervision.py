@@ -30,7 +30,7 @@ def is_supervised() -> bool:
 
 
 def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> int:
-    """Run train.py in a child, and return the exit status; `advice` says what to do if another process ended it."""
+    """Train in a child, and return the exit status; `advice` says what to do if another process ended that one."""
     with tempfile.NamedTemporaryFile("w+", prefix="jax-", suffix=".log", errors="replace", delete=False) as log:
         streams = os.dup(1), os.dup(2)
         environment = os.environ | {STREAMS: f"{streams[0]} {streams[1]}", "PYTHONPATH": os.pathsep.join(sys.path)}
