@@ -35,8 +35,9 @@ def of_text(run: Run) -> Run:
     theta, config, N_V = run.theta.transformer, run.config, run.tokenizer.N_V
     W_u, b_u = (None if array is None else array[:N_V] for array in (theta.W_u, theta.b_u))
     sizes: dict[str, Any] = {f.name: getattr(config, f.name) for f in dataclasses.fields(DTransformerConfig)}
+    sizes["N_V"] = N_V
     theta = theta._replace(W_e=theta.W_e[:, :N_V], W_u=W_u, b_u=b_u)
-    return run._replace(theta=theta, config=DTransformerConfig(**sizes | {"N_V": N_V}), task="d")
+    return run._replace(theta=theta, config=DTransformerConfig(**sizes), task="d")
 
 
 class Gato:
