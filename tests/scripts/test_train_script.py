@@ -202,7 +202,7 @@ def test_help_has_every_setting_with_its_default(capsys, task):
         (["clasify"], "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
         (["d"], "expected --run, got none; see --help"),
         (["d", "--run"], "--run: expected a value, got none"),
-        (["d", "--run", "x", "--layers", "3"], "--layers: expected a known flag, got '--layers'; see --help"),
+        (["d", "--run", "x", "--lines", "3"], "--lines: expected a known flag, got '--lines'; see --help"),
         (
             ["d", "--run", "x", "--batchsize=3"],
             "--batchsize: expected a known flag, got '--batchsize'; did you mean --batch-size?",

@@ -109,7 +109,7 @@ def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None
     return programs.of(compilers.compile_for(update, arguments, case.mesh(), donate_argnums=(0, 1)))
 
 
-def _loss(theta: Any, x: jax.Array, *, variant: Variant, remat: bool, unroll: bool) -> jax.Array:
+def _loss(theta: Any, x: jax.Array, *, variant: Variant, remat: bool, unroll: bool = False) -> jax.Array:
     theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
     X = d_hidden_state(x, theta, variant=variant, remat=remat, unroll=unroll)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
