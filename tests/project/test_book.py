@@ -178,7 +178,7 @@ def test_long_lines_of_code_are_wrapped(book, browser, tmp_path, name, width):
 def test_a_model_has_its_changed_lines_beside_the_papers(book, browser, tmp_path):
     page = open_all(book, browser, tmp_path, ())["model-llama.html"]
     text = " ".join(" ".join(page.words).split())
-    assert "26 lines, 14 changed, all equal" in text
+    assert "33 lines, 14 changed, all equal" in text
     changed = [attributes["id"] for tag, attributes in page.tags if "changed" in attributes.get("class", "").split()]
     assert len(changed) == 14
     assert {"a10-paper-5", "a4-paper-4", "a6-paper-return"} <= set(changed)
