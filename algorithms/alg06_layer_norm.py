@@ -64,7 +64,7 @@ def rms_norm(
     Source: Phuong and Hutter 2022, the prose above Algorithm 6.
     """
     if implementation != "paper":
-        return normalization.rms_norm(epsilon, e, gamma)
+        return normalization.rms_norm(epsilon, e, gamma)  # line 2, return: its backward pass by hand
     dtype, e = e.dtype, e.astype(accumulation_dtype(e.dtype))
     v = jnp.square(e).mean(axis=0, keepdims=True)  # line 2, with m = 0
     e_hat = e / jnp.sqrt(v + epsilon) * as_columns(gamma, e)  # return, with β = 0
