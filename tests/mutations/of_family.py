@@ -34,7 +34,7 @@ ALONE = (f"{DOCUMENTS}::test_a_model_of_attention_alone_has_no_mlp[dense]",)
 ALONE_CACHE = (f"{DOCUMENTS}::test_queries_and_keys_read_positions_from_the_cache_too",)
 POST_NORM = (f"{DOCUMENTS}::test_the_blocks_are_the_documents[003-dense]",)
 RING = ("tests/training/generation/test_rings.py::test_tokens_far_behind_the_window_are_algorithm_14s[one window]",)
-CACHE_IN_TURN = (f"{T}::test_a_cache_generates_the_tokens_of_algorithm_14[GEMMA2]",)
+RING_IN_TURN = ("tests/training/generation/test_rings.py::test_tokens_far_behind_the_window_are_algorithm_14s[two windows]",)
 
 POSITIONS = "algorithms/model/positions.py"
 ROTATION = "algorithms/ops/rotation.py"
@@ -244,7 +244,7 @@ OF_FAMILY: dict[str, Mutation] = {
         "-line.window <= distances",
         14,
         None,
-        CACHE_IN_TURN,
+        RING_IN_TURN,
     ),
     "RMSnorm's ε misplaced": Mutation(
         "algorithms/alg06_layer_norm.py",
