@@ -34,7 +34,7 @@ ALONE = (f"{DOCUMENTS}::test_a_model_of_attention_alone_has_no_mlp[dense]",)
 ALONE_CACHE = (f"{DOCUMENTS}::test_queries_and_keys_read_positions_from_the_cache_too",)
 POST_NORM = (f"{DOCUMENTS}::test_the_blocks_are_the_documents[003-dense]",)
 RING = ("tests/training/generation/test_rings.py::test_tokens_far_behind_the_window_are_algorithm_14s[one window]",)
-RING_IN_TURN = ("tests/training/generation/test_rings.py::test_tokens_far_behind_the_window_are_algorithm_14s[two windows]",)
+RING_IN_TURN = ("tests/training/generation/test_rings.py::test_what_reads_all_tokens_keeps_all_of_them",)
 
 POSITIONS = "algorithms/model/positions.py"
 ROTATION = "algorithms/ops/rotation.py"
