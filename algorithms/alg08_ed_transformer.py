@@ -89,8 +89,8 @@ def ed_hidden_state(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
-    options.update(remat=remat, unroll=unroll)
+    lines = {"variant": variant, "implementation": implementation}
+    options = {**lines, "z_length": z_length, "remat": remat, "unroll": unroll}
     Z = ed_encoding(z, theta, key=fold_in(key, 0), z_mask=z_mask, **options)  # lines 1-9
     X = ed_decoding(Z, x, theta, key=fold_in(key, 1), mask=mask, cross_mask=cross_mask, **options)  # lines 10-20
     return X

@@ -48,8 +48,9 @@ def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
 
 
 def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
-    """The log-sum-exp of some of n rows of logits, N_V of which are of tokens, and the logits of the targets, a few
-    tokens of every sequence at a time. W_u and b_u have these rows alone, from ``first_row`` on.
+    """The log-sum-exp of some rows of logits, and the logits of the targets, a few tokens of every sequence at a time.
+
+    W_u and b_u have only these rows, from ``first_row`` on. There are n rows in all; the first N_V are those of tokens.
     """
     l, of_each = X.shape[-1], (W_u.shape[0], *targets.shape[:-1])
     if len(of_each) > 1 and are_numbers(l, *of_each) and math.prod(of_each) > logits_at_once(X):

@@ -244,7 +244,7 @@ CHANGES: tuple[Change, ...] = (
            "rms_norm: of each column, with γ_k and γ_q"),
     Change("attention.heads_together", _if(lambda v: v.attentions[0].heads_together), {4: "4"},
            (("rms_norm", "rms_norm_H"),), ((r"\\text\{rms\\_norm\}", r"\\text{rms\\_norm}_H"),),
-           "rms_norm_H: of the rows of all heads as one column, of which this head's are taken"),
+           "rms_norm_H: the norm of all heads' rows as one column; this head takes its own rows"),
     Change("embedding.positions", _if(lambda v: v.embedding.positions == "in_attention"), EMBEDDING,
            ((r" \+ W_p\[:, t\]", ""),), ((r" \+ W_p\[:, t\]", ""),)),
     Change("embedding.positions", _if(lambda v: v.embedding.positions == "in_attention"), {4: "4"},

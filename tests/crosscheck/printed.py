@@ -159,7 +159,7 @@ def _linear(W: Any, b: Any, X: np.ndarray) -> np.ndarray:
 
 
 def _layers(walk: _Walk, n: int, own: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Line 4: the layers, of which several in a row may have the same parameters."""
+    """Line 4: the layers; neighbors may share their parameters."""
     L = walk.model["L"] or len(own)
     if len(own) < L:
         walk.found.add((n, "4"))

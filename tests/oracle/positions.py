@@ -54,8 +54,8 @@ def llama3_frequencies(
     factor + s), s = (original_length / lambda_i - low_freq_factor) / (high_freq_factor - low_freq_factor).
 
     `theta`: frequencies, one for each pair of rows; `factor`: by which low frequencies are divided;
-    `low_freq_factor`: original_length has at most so many of the waves that are stretched in full;
-    `high_freq_factor`: original_length has at least so many of the waves that stay; `original_length`: of the texts
+    `low_freq_factor`: waves that fit into original_length at most this often are stretched in full;
+    `high_freq_factor`: waves that fit at least this often stay as they are; `original_length`: of the texts
     in pretraining. Result: The scaled frequencies.
     """
     scaled = []

@@ -1,4 +1,4 @@
-"""The task gato from the command line: trained, shown, measured, and what the other scripts make of its run."""
+"""The task gato from the command line: training, showing, measuring, and how the other scripts treat its run."""
 
 import json
 

@@ -41,7 +41,7 @@ def alone(theta, config, x, *, l_gen, r):
     "name", [n if n == "one window" else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
 )
 def test_tokens_far_behind_the_window_are_algorithm_14s(name):
-    """Prompts longer and shorter than the window, and so many tokens that the slots grow."""
+    """Prompts longer and shorter than the window, and enough tokens for the slots to grow."""
     config, theta = model(name)
     generator = Generator(theta, config)
     begun = generator.begin(X[:3, :23], lengths=LENGTHS, l_gen=60, key=KEY, tau=0.8)

@@ -27,7 +27,7 @@ class Modalities(Dataset):
     """Rows of text, of digits and of control.
 
     {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"x_read", "at", "patches", "places"}:
-    ``x_read`` has what is read, which differs from x in actions in place of which others were done; ``at`` says which
+    ``x_read`` is what the model reads: x, but with the actions that were done for those asked for; ``at`` says which
     of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places`` [B, n, 2]
     where in its image it is.
 

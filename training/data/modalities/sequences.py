@@ -75,7 +75,7 @@ class Columns(NamedTuple):
 
     Attributes:
         x: token IDs, [l]; 0 where a patch stands.
-        read: the token IDs that the model reads: x, but for actions in place of which others were done, [l].
+        read: the token IDs that the model reads: x, but with the actions done for those asked for, [l].
         at: which patch stands there, −1 for none, [l].
         predicted: whether the column is to be predicted, [l].
         patches: [n, side, side, channels].
@@ -207,7 +207,7 @@ class Vocabulary(NamedTuple):
         return _tokens(x, predicted=np.arange(len(x)) % width > seen.shape[1])._replace(read=read)
 
     def _steps(self, seen: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Return the tokens of steps, the last of which may have no action yet, one after another."""
+        """Return the tokens of the steps, one after another; the last step may lack its action."""
         separators = np.full((len(seen), 1), self.separator)
         whole = np.concatenate([seen[: len(done)], separators[: len(done)], done], axis=1)
         return np.concatenate([whole.ravel(), *seen[len(done) :], *separators[len(done) :]]).astype(np.int32)
