@@ -11,8 +11,6 @@ from training.mesh.placement import Placement
 from training.mesh.shape import n_places
 from training.settings import flag
 
-__all__ = ["Parser", "UsageError", "add_dtype", "add_mesh", "at_least", "flag", "placement_of", "spelled"]
-
 KINDS = {"int": "an integer", "float": "a number"}
 CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
 VALUE = re.compile(r"argument (.+?): invalid (\w+) value: (.+)", re.DOTALL)

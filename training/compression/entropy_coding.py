@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-__all__ = ["Decoder", "Encoder"]
-
 STREAM: Any = importlib.import_module("constriction").stream  # it says nothing of its types
 MODEL = STREAM.model.Categorical(perfect=False)
 WORD = np.dtype("<u4")

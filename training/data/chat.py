@@ -33,15 +33,11 @@ Message = Mapping[str, Any]
 
 
 class Rendered(NamedTuple):
-    """A conversation as text.
+    """A conversation as text."""
 
-    Attributes:
-        text: the rendered conversation.
-        answers: for each message of the assistant, the span of characters that the model is to write: from after its
-            header to its end token, included.
-    """
-
-    text: str
+    text: str  # the rendered conversation
+    # for each message of the assistant, the span of characters that the model is to write: from after its header to its
+    # end token, included
     answers: tuple[tuple[int, int], ...]
 
 

@@ -15,8 +15,6 @@ from typing import Any, BinaryIO
 from training.data.records import DataError
 from training.disk import require_file
 
-__all__ = ["check_table", "columns", "inner_suffix", "is_table", "opened", "readable", "rows", "text_files"]
-
 ROWS = 1000
 TEXT = (".txt", ".md")
 """The files of a directory that are read as text."""

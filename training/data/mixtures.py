@@ -14,8 +14,6 @@ from training.data.batches import Batch, Dataset
 from training.data.records import DataError
 from training.data.store import LabeledStore, PairStore, TokenStore
 
-__all__ = ["Mixture", "Weighted", "documents", "mixture", "weighted"]
-
 
 class Weighted(NamedTuple):
     """A file, and the share of the examples that it gives; None where that was not said."""

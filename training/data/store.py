@@ -43,33 +43,20 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Sequences of tokens, one after another in one array.
+    """Sequences of tokens, one after another in one array."""
 
-    Attributes:
-        tokens: [n_tokens], uint16 or uint32, usually memory-mapped.
-        offsets: [n + 1]; sequence i is tokens[offsets[i] : offsets[i + 1]].
-        N_V: vocabulary size.
-        n_bytes: UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos
-            for it).
-        fingerprint: of the data, the tokenizer and the part.
-        part: "train", "validation" or "test".
-        dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
-        exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
-        special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
-        counts: the number of sequences of each file, where they were counted.
-        answers: of conversations, [n_tokens], which tokens are to be predicted; None: all of them.
-    """
-
-    tokens: UInt[np.ndarray, " n_tokens"]
-    offsets: Int[np.ndarray, " n+1"]
-    N_V: int
-    n_bytes: int
-    fingerprint: str
-    part: str = "train"
-    dropped_paragraphs: int = 0
-    exact: bool = True
+    tokens: UInt[np.ndarray, " n_tokens"]  # uint16 or uint32, usually memory-mapped
+    offsets: Int[np.ndarray, " n+1"]  # sequence i is tokens[offsets[i] : offsets[i + 1]]
+    N_V: int  # vocabulary size
+    n_bytes: int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos for it)
+    fingerprint: str  # of the data, the tokenizer and the part
+    part: str = "train"  # "train", "validation" or "test"
+    dropped_paragraphs: int = 0  # how many paragraphs were left out of the texts, because they are held out
+    exact: bool = True  # whether decoding the tokens gives the texts back; it is not asked of the training data
+    # IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not
     special: Sequence[int | None] | None = None
-    counts: Sequence[int] = ()
+    counts: Sequence[int] = ()  # the number of sequences of each file, where they were counted
+    # of conversations, which tokens are to be predicted; None: all of them
     answers: Bool[np.ndarray, " n_tokens"] | None = None
 
     def __len__(self) -> int:
@@ -130,17 +117,11 @@ class PairStore:
 
 @dataclass(frozen=True)
 class LabeledStore:
-    """A store and the class of each sequence.
+    """A store and the class of each sequence."""
 
-    Attributes:
-        text: the sequences.
-        labels: [n], int32, indices into `names`.
-        names: the classes of the training data, sorted.
-    """
-
-    text: TokenStore
-    labels: Int32[np.ndarray, " n"]
-    names: tuple[str, ...]
+    text: TokenStore  # the sequences
+    labels: Int32[np.ndarray, " n"]  # indices into `names`
+    names: tuple[str, ...]  # the classes of the training data, sorted
 
     def __len__(self) -> int:
         return len(self.text)

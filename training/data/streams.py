@@ -27,21 +27,13 @@ COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 class Stream(NamedTuple):
-    """Which rows of which data set are read.
+    """Which rows of which data set are read."""
 
-    Attributes:
-        name: of the data set, or its directory.
-        configuration: of the data set; None: it has only one.
-        split: of its parts.
-        take: how many rows; None: all of them.
-        column: of the text; None: text or messages.
-    """
-
-    name: str
-    configuration: str | None
-    split: str
-    take: int | None
-    column: str | None
+    name: str  # of the data set, or its directory
+    configuration: str | None  # of the data set; None: it has only one
+    split: str  # of its parts
+    take: int | None  # how many rows; None: all of them
+    column: str | None  # of the text; None: text or messages
 
 
 def parse_stream(written: str) -> Stream:

@@ -14,20 +14,15 @@ UNKNOWN = "<unk>"
 
 
 class Tokenizer(abc.ABC):
-    """What every tokenizer offers; see `training.data.tokenizers`.
+    """What every tokenizer offers; see `training.data.tokenizers`."""
 
-    Attributes:
-        N_V: size of the vocabulary.
-        special: the special tokens of the model that the tokenizer came with; None: the paper's.
-        special_origins: its own IDs for mask, bos and eos, where it has them.
-        unknown: the token for text outside the vocabulary, if there is one.
-        chat_template: how a conversation is written for the model, if it can have one; see `training.data.chat`.
-    """
-
-    N_V: int
+    N_V: int  # size of the vocabulary
+    # the special tokens of the model that the tokenizer came with; None: the paper's
     special: SpecialTokens | None = None
+    # its own IDs for mask, bos and eos, where it has them
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
-    unknown: int | None = None
+    unknown: int | None = None  # the token for text outside the vocabulary, if there is one
+    # how a conversation is written for the model, if it can have one; see `training.data.chat`
     chat_template: str | None = None
 
     @property

@@ -13,8 +13,6 @@ from training.generation.scoring import are_likeliest, log_probabilities
 from training.generation.text import Continuer, Options
 from training.runs.directory import Run
 
-__all__ = ["HarnessModel"]
-
 LM: Any = importlib.import_module("lm_eval.api.model").LM
 ROLLING: Any = importlib.import_module("lm_eval.utils")
 MOST_TOKENS = 256

@@ -5,20 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.machinery.contract import check_key
+from algorithms.machinery.axes import check_key
 from algorithms.model.shapes import check_present
 from algorithms.model.sizes import TransformerConfig
-
-__all__ = [
-    "check_count",
-    "check_model",
-    "check_room",
-    "check_rows",
-    "check_sampling",
-    "check_token",
-    "check_translation",
-    "checked",
-]
 
 LEAST_PENALTY = 0.01
 """Smaller repetition penalties, and larger ones than its inverse, overflow what they divide or multiply."""

@@ -16,8 +16,6 @@ from algorithms.inside import At, at, intervene, record
 from training.generation import decoding
 from training.generation.decoding import State
 
-__all__ = ["Inside", "Reading"]
-
 SCORES = ("S", "A")
 """What has a row for each context token."""
 

@@ -38,17 +38,6 @@ from training.generation.cache import bucket
 from training.tasks.classify import ClassifierParams, class_probabilities
 from training.tasks.objectives import has_next, next_tokens
 
-__all__ = [
-    "are_likeliest",
-    "bits_per_byte",
-    "classify",
-    "fill_masks",
-    "log_probabilities",
-    "perplexity",
-    "scored",
-    "sentence_embeddings",
-]
-
 COLUMNS_AT_ONCE = 32
 
 Tokens = Int[Array, "B l"] | np.ndarray

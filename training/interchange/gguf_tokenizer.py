@@ -30,21 +30,13 @@ _TEKKEN = (
 
 
 class Words(NamedTuple):
-    """How a byte-level tokenizer splits a text before it merges.
+    """How a byte-level tokenizer splits a text before it merges."""
 
-    Attributes:
-        pattern: of the words; None: GPT-2's.
-        digits: whether each digit is a word, before all else.
-        normalized: whether a text is in Unicode's form NFC first.
-        whole: whether a word that is a token is that token, whatever the merges give.
-        begins: whether the model reads bos first, where the file does not say.
-    """
-
-    pattern: str | None = None
-    digits: bool = False
-    normalized: bool = False
-    whole: bool = False
-    begins: bool = False
+    pattern: str | None = None  # of the words; None: GPT-2's
+    digits: bool = False  # whether each digit is a word, before all else
+    normalized: bool = False  # whether a text is in Unicode's form NFC first
+    whole: bool = False  # whether a word that is a token is that token, whatever the merges give
+    begins: bool = False  # whether the model reads bos first, where the file does not say
 
 
 WORDS: dict[str, Words] = {

@@ -22,24 +22,16 @@ NAMED = 3
 
 
 class Entry(NamedTuple):
-    """A tensor of a checkpoint.
+    """A tensor of a checkpoint."""
 
-    Attributes:
-        name: the checkpoint's.
-        leaves: our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model
-            that lacks them is written with.
-        layer: the layer's number; None for arrays that are not stacked.
-        transposed: whether its rows are our columns.
-        lead: axes of size 1 in front of it.
-        aliases: names under which a checkpoint may have it too, or instead.
-    """
-
-    name: str
+    name: str  # the checkpoint's
+    # our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model that lacks
+    # them is written with
     leaves: tuple[str, ...]
-    layer: int | None = None
-    transposed: bool = False
-    lead: Shape = ()
-    aliases: tuple[str, ...] = ()
+    layer: int | None = None  # the layer's number; None for arrays that are not stacked
+    transposed: bool = False  # whether its rows are our columns
+    lead: Shape = ()  # axes of size 1 in front of it
+    aliases: tuple[str, ...] = ()  # names under which a checkpoint may have it too, or instead
 
     def of_leaf(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of one of our arrays, of the layer."""

@@ -34,19 +34,12 @@ LACKING: dict[str, tuple[str, Any]] = {
 
 
 class Adapter(NamedTuple):
-    """An adapter that was read.
+    """An adapter that was read."""
 
-    Attributes:
-        leaves: our arrays, by their dotted names.
-        rank: of all of them; those of a lower one are filled up with zeros.
-        alpha: s times the rank.
-        matrices: names of those that it is for.
-    """
-
-    leaves: dict[str, np.ndarray]
-    rank: int
-    alpha: float
-    matrices: tuple[str, ...]
+    leaves: dict[str, np.ndarray]  # our arrays, by their dotted names
+    rank: int  # of all of them; those of a lower one are filled up with zeros
+    alpha: float  # s times the rank
+    matrices: tuple[str, ...]  # names of those that it is for
 
 
 def is_adapter(path: Path) -> bool:

@@ -52,25 +52,15 @@ PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
 class Facts(NamedTuple):
-    """Facts about a training before its first update.
+    """Facts about a training before its first update."""
 
-    Attributes:
-        step: updates that are done already.
-        parameters: numbers in the model.
-        trained: how many of them are trained, or how many low-rank ones beside them.
-        tokens: of the training data.
-        epochs: how often the training sees each of its examples.
-        device: what computes.
-        seconds: that the updates which are left will take, about.
-    """
-
-    step: int
-    parameters: int
-    trained: int
-    tokens: int
-    epochs: float
-    device: str
-    seconds: float
+    step: int  # updates that are done already
+    parameters: int  # numbers in the model
+    trained: int  # how many of them are trained, or how many low-rank ones beside them
+    tokens: int  # of the training data
+    epochs: float  # how often the training sees each of its examples
+    device: str  # what computes
+    seconds: float  # that the updates which are left will take, about
 
 
 class Observer(Protocol):

@@ -11,8 +11,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["Store", "StoreError"]
-
 HOME = "jax._src.distributed"
 METHODS = ("key_value_set", "blocking_key_value_get", "key_value_dir_get")
 

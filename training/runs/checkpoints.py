@@ -36,17 +36,11 @@ class CheckpointError(RuntimeError):
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read and verified.
+    """A checkpoint that was read and verified."""
 
-    Attributes:
-        step: updates that were done.
-        trees: its pytrees of arrays, by name.
-        meta: what else was saved with it.
-    """
-
-    step: int
-    trees: dict[str, Any]
-    meta: dict[str, Any]
+    step: int  # updates that were done
+    trees: dict[str, Any]  # its pytrees of arrays, by name
+    meta: dict[str, Any]  # what else was saved with it
 
 
 def saved_steps(directory: Path) -> list[int]:

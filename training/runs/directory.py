@@ -49,37 +49,22 @@ class RunError(ValueError):
 
 
 class Run(NamedTuple):
-    """A trained model.
+    """A trained model."""
 
-    Attributes:
-        theta: its parameters.
-        config: its sizes and variant.
-        tokenizer: what makes its tokens.
-        task: one of `training.tasks.TASKS`.
-        labels: the classes, by number; none but for classification.
-    """
-
-    theta: Any
-    config: Any
-    tokenizer: Tokenizer
-    task: str
-    labels: tuple[str, ...] = ()
+    theta: Any  # its parameters
+    config: Any  # its sizes and variant
+    tokenizer: Tokenizer  # what makes its tokens
+    task: str  # one of `training.tasks.TASKS`
+    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
 
 
 class Description(NamedTuple):
-    """What config.json says.
+    """What config.json says."""
 
-    Attributes:
-        settings: of the training.
-        config: the model's.
-        labels: the classes, by number.
-        fingerprints: of tokenizer and data.
-    """
-
-    settings: Settings
-    config: Any
-    labels: tuple[str, ...]
-    fingerprints: dict[str, str]
+    settings: Settings  # of the training
+    config: Any  # the model's
+    labels: tuple[str, ...]  # the classes, by number
+    fingerprints: dict[str, str]  # of tokenizer and data
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of config.json."""

@@ -18,8 +18,6 @@ from training.serving.errors import RequestError, error
 from training.serving.generating import usage
 from training.serving.served import Served
 
-__all__ = ["Exchange", "Stream", "unless_gone"]
-
 T = TypeVar("T")
 
 

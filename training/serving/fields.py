@@ -5,8 +5,6 @@ from typing import Any
 
 from training.serving.errors import RequestError
 
-__all__ = ["boolean", "check_fields", "check_model", "integer", "number"]
-
 
 def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Check that a request is an object with no other fields than these, or `neutral` ones with values that change

@@ -7,8 +7,6 @@ from training.serving.errors import RequestError
 from training.serving.fields import boolean, check_fields, check_model
 from training.serving.served import Decoder, Served
 
-__all__ = ["tokenized"]
-
 
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
     """Return the answer to a request: the tokens as the model reads them, how many they are, and how many it can read.

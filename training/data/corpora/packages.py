@@ -24,20 +24,13 @@ from training.disk import reason
 
 @dataclass(frozen=True)
 class Package:
-    """A pinned archive of a package index.
+    """A pinned archive of a package index."""
 
-    Attributes:
-        index: "pip" for a wheel, "npm" for a tarball.
-        name, version: what to ask the index for.
-        archive: the file's name.
-        sha256: the archive's hash.
-    """
-
-    index: Literal["pip", "npm"]
-    name: str
-    version: str
-    archive: str
-    sha256: str
+    index: Literal["pip", "npm"]  # "pip" for a wheel, "npm" for a tarball
+    name: str  # what to ask the index for
+    version: str  # likewise
+    archive: str  # the file's name
+    sha256: str  # the archive's hash
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:

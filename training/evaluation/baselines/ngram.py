@@ -23,15 +23,10 @@ from training.data.store import TokenStore
 
 
 class NgramScore(NamedTuple):
-    """How well an n-gram model predicts held-out text.
+    """How well an n-gram model predicts held-out text."""
 
-    Attributes:
-        perplexity: of a token, bos not counted.
-        bits_per_byte: of the text's UTF-8 bytes.
-    """
-
-    perplexity: float
-    bits_per_byte: float
+    perplexity: float  # of a token, bos not counted
+    bits_per_byte: float  # of the text's UTF-8 bytes
 
 
 class _WittenBellToUniform(WittenBell):
