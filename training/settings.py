@@ -323,11 +323,7 @@ _RANGES = {
 
 
 def converted(name: str, value: Any) -> Any:
-    """Return the value of a setting from JSON.
-
-    Raises:
-        SettingsError: it is of another kind.
-    """
+    """Return the value of a setting from JSON, or raise SettingsError if it is of another kind."""
     kind = KINDS[name]
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):

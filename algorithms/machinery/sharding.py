@@ -112,7 +112,7 @@ def split_attention(
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How the devices of the mesh in use divide a product W X of ``[n, d]`` and ``[d, B, l]``; by default they do not."""
+    """How the devices of the mesh in use divide a product of ``[n, d]`` and ``[d, B, l]``; by default they do not."""
 
     mesh: Any = None  # the mesh in use
     rows: Axes = ()  # the axis that divides the rows of W

@@ -30,11 +30,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Return the arguments.
-
-        Raises:
-            UsageError: one of them is not known, missing, or impossible.
-        """
+        """Return the arguments, or raise UsageError if one of them is not known, missing, or impossible."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
@@ -128,10 +124,8 @@ def add_mesh(add: Callable[..., Any]) -> None:
 
 
 def placement_of(mesh: str) -> Placement | None:
-    """Return where the parts of a model lie; None: on one device.
-
-    Raises:
-        MeshError: the mesh is not one, or has another number of devices.
+    """Return where the parts of a model lie; None: on one device. Raises MeshError if the mesh is not one, or has
+    another number of devices.
     """
     if not mesh:
         return None

@@ -59,11 +59,7 @@ def opened(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn any error while a file is read into one sentence.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Turn any error while a file is read into a DataError of one sentence."""
     try:
         yield
     except DAMAGED as error:
@@ -95,10 +91,8 @@ def text_files(path: Path) -> list[Path]:
 
 
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
-    """Check that a table has columns, and return the size of its files in bytes and a hash of their contents.
-
-    Raises:
-        DataError: it cannot be read, has no rows, or lacks a column.
+    """Check that a table has columns, and return the size of its files in bytes and a hash of their contents. Raises
+    DataError if it cannot be read, has no rows, or lacks a column.
     """
     with readable(path):
         files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
@@ -116,11 +110,7 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
 
 
 def columns(path: Path) -> list[str]:
-    """Return the names of a table's columns.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Return the names of a table's columns, or raise DataError if it cannot be read."""
     with readable(path):
         return _described(path)[0]
 

@@ -135,10 +135,8 @@ def load_run_data(
 
 
 def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
-    """Return the batches of a part of the data; some tasks make more tokens with its tokenizer.
-
-    Raises:
-        DataError: there are none that fit.
+    """Return the batches of a part of the data; some tasks make more tokens with its tokenizer. Raises DataError if
+    there are none that fit.
     """
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
     return DATASETS[settings.task](store, settings, tokenizer, **sizes)

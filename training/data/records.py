@@ -184,9 +184,7 @@ def hold_out(
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
     """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
     streams. Records with equal keys are on one side, and each positive fraction of distinct keys is at least one.
-
-    Raises:
-        DataError: nothing would be left for training.
+    Raises DataError if nothing would be left for training.
     """
     ends = _thresholds(records, key, fractions, name)
     test, validation, train = (_Selected(records, key, low, high) for low, high in itertools.pairwise(ends))

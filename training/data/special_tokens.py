@@ -19,11 +19,7 @@ class SpecialTokens(NamedTuple):
     ends: tuple[int, ...] = ()  # further IDs that end a generated text, besides eos
 
     def token(self, name: str) -> int:
-        """Return a special token.
-
-        Raises:
-            DataError: the model has no token of this name.
-        """
+        """Return a special token, or raise DataError if the model has no token of this name."""
         token = getattr(self, name)
         if token is None:
             raise DataError(f"the model has no {name} token, which this needs")

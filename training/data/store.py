@@ -76,10 +76,8 @@ class TokenStore:
         return len(self.tokens)
 
     def special_token(self, name: str) -> int:
-        """Return the ID of "mask", "bos" or "eos".
-
-        Raises:
-            DataError: the tokenizer came with a model that has no such token.
+        """Return the ID of "mask", "bos" or "eos". Raises DataError if the tokenizer came with a model that has no such
+        token.
         """
         number = ("mask", "bos", "eos").index(name)
         token = self.N_V - 3 + number if self.special is None else self.special[number]
@@ -91,10 +89,8 @@ class TokenStore:
     def from_sequences(
         cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
     ) -> "TokenStore":
-        """Return a store in memory of sequences that already have their bos and eos.
-
-        Raises:
-            DataError: a token ID is outside [0, N_V).
+        """Return a store in memory of sequences that already have their bos and eos. Raises DataError if a token ID is
+        outside [0, N_V).
         """
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
@@ -357,10 +353,8 @@ def _tokenize(
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[TokenStore]:
-    """Tokenize a text corpus, or one of conversations, into memory-mapped stores of train, validation and test.
-
-    Raises:
-        DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
+    """Tokenize a text corpus, or one of conversations, into memory-mapped stores of train, validation and test. Raises
+    DataError if a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
     """
     _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))

@@ -59,10 +59,8 @@ def parse_stream(written: str) -> Stream:
 
 def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int], None] = lambda n: None) -> Path:
     """Return the file of a data set's rows, as `parse_stream` reads its name, written now if it was not before;
-    `progress` is told how many more bytes are.
-
-    Raises:
-        DataError: there is no such data set, it lacks a column, or cannot be read.
+    `progress` is told how many more bytes are. Raises DataError if there is no such data set, it lacks a column, or
+    cannot be read.
     """
     stream = parse_stream(written)
     file = cache_dir / "streams" / f"{fingerprint(kind, *stream)[:32]}.jsonl"

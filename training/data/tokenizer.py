@@ -68,10 +68,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the token IDs of `text`, without bos and eos.
-
-        Raises:
-            DataError: the text has something that the vocabulary lacks.
+        """Return the token IDs of `text`, without bos and eos. Raises DataError if the text has something that the
+        vocabulary lacks.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -79,11 +77,7 @@ class Tokenizer(abc.ABC):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token IDs; the special tokens give nothing.
-
-        Raises:
-            DataError: an ID is outside [0, N_V).
-        """
+        """Return the text of token IDs, of special ones nothing. Raises DataError if an ID is outside [0, N_V)."""
         ordinary, special = [], set(self.special_tokens)
         for token in map(int, ids):
             if not 0 <= token < self.N_V:

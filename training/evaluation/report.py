@@ -69,11 +69,8 @@ class Comparison:
 
 
 def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
-    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or
-    classify (0: all).
-
-    Raises:
-        DataError: the part is empty.
+    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or classify
+    (0: all). Raises DataError if the part is empty.
     """
     if part not in PARTS:
         raise DataError(f"there is no part {part!r}; choose one of {', '.join(PARTS)}")

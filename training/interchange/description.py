@@ -106,11 +106,7 @@ class Fields:
             self.needs.append(f"{what} ({name} = {self.get(name)!r})")
 
     def check(self) -> None:
-        """Raise if the model needs unsupported features.
-
-        Raises:
-            InterchangeError: lists all of it.
-        """
+        """Raise InterchangeError with a list of the unsupported features that the model needs, if there are any."""
         if self.needs:
             model = self.path if self.path.suffix == ".gguf" else self.path.parent
             raise InterchangeError(f"{model} needs what this library does not have: {', '.join(self.needs)}")
@@ -130,11 +126,7 @@ class Architecture(NamedTuple):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        InterchangeError: it cannot be read, or holds something else.
-    """
+    """Return the object in a JSON file, or raise InterchangeError if it cannot be read, or holds something else."""
     try:
         state = parse_json(read_text(path))
     except OSError as error:

@@ -55,11 +55,7 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            InterchangeError: it is damaged, or of a kind that cannot be read.
-        """
+        """Read the header, or raise InterchangeError if it is damaged or of a kind that cannot be read."""
         self.path = path
         try:
             self._bytes = np.memmap(path, np.uint8, "r")

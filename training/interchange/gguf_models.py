@@ -310,10 +310,8 @@ KINDS: dict[str, Kind] = {
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
-    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for.
-
-    Raises:
-        InterchangeError: the file is damaged, or its model needs something unsupported.
+    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for. Raises
+    InterchangeError if the file is damaged, or its model needs something unsupported.
     """
     file = GGUFFile(path)
     if file.metadata.get("split.count", 1) != 1:

@@ -78,10 +78,8 @@ class _Fields:
 
 
 def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | None:
-    """Return the tokenizer of a model with N_V tokens from its metadata; None if it has none.
-
-    Raises:
-        InterchangeError: the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.
+    """Return the tokenizer of a model with N_V tokens from its metadata; None if it has none. Raises InterchangeError
+    if the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.
     """
     fields = _Fields(path, metadata)
     kind = fields.get("ggml.model", str, None)

@@ -98,11 +98,9 @@ def read(
     ignored: Sequence[str] = (),
     dtype: Any = None,
 ) -> dict[str, np.ndarray]:
-    """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or
-    lack the prefix; those that match `ignored` are not parameters.
-
-    Raises:
-        InterchangeError: tensors are missing, unexpected, or of another shape.
+    """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or lack
+    the prefix; those that match `ignored` are not parameters. Raises InterchangeError if tensors are missing,
+    unexpected, or of another shape.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}

@@ -134,10 +134,7 @@ def _joined(entry: Entry, leaves: Mapping[str, np.ndarray], rows: Mapping[str, i
 
 def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
     """Read an adapter of θ, or of its shapes, from a directory; `entries` are those of the checkpoint that it is to
-    adapt.
-
-    Raises:
-        InterchangeError: it needs what is not here, is of another model, or is damaged.
+    adapt. Raises InterchangeError if it needs what is not here, is of another model, or is damaged.
     """
     fields = Fields(path / CONFIG, read_json(path / CONFIG))
     _check_config(fields)

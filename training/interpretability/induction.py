@@ -90,10 +90,8 @@ def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few.
-
-    Raises:
-        ValueError: if there are too few others.
+    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few. Raises
+    ValueError if there are too few others.
     """
     every = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1)
     rest = every[~(every[:, None] == heads[None]).all(-1).any(1)]

@@ -95,10 +95,8 @@ class Trainer:
         processes: Processes | None = None,
     ) -> None:
         """Make a trainer, which begins with the `initial` parameters (None: random ones); where low-rank ones are
-        trained, those stay frozen. `processes` are those that train together (None: this one alone).
-
-        Raises:
-            ValueError: the settings of the optimizer do not fit together.
+        trained, those stay frozen. `processes` are those that train together (None: this one alone). Raises ValueError
+        if the settings of the optimizer do not fit together.
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
@@ -217,10 +215,8 @@ class Trainer:
         self._rates = Rates(self._clock, flops=flops, peak=peak)
 
     def _split_batch(self) -> None:
-        """Compute a batch in more parts, which changes no number but by rounding, and note that in the run.
-
-        Raises:
-            TrainingError: there cannot be more.
+        """Compute a batch in more parts, which changes no number but by rounding, and note that in the run. Raises
+        TrainingError if there cannot be more.
         """
         before, settings = self._settings, memory.in_more_parts(self._settings)
         if self._processes.count > 1:  # each would see another memory

@@ -23,11 +23,7 @@ class Store:
     """The store of the coordinator that this process has joined: texts by their names."""
 
     def __init__(self) -> None:
-        """Find the store.
-
-        Raises:
-            StoreError: this version of JAX has it elsewhere.
-        """
+        """Find the store, or raise StoreError if this version of JAX has it elsewhere."""
         try:
             self._client: Any = importlib.import_module(HOME).global_state.client
             for method in METHODS:

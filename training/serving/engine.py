@@ -136,11 +136,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait, all or none.
-
-        Raises:
-            FullError: too many wait.
-        """
+        """Let jobs wait, all or none, or raise FullError if too many wait."""
         with self._changed:
             if self._closing or len(self._waiting) + len(jobs) > self._queue:
                 raise FullError(

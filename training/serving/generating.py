@@ -50,11 +50,7 @@ class Asked:
 
 
 def wishes(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
-    """Return the fields of `Asked` but its prompts and l_gen.
-
-    Raises:
-        RequestError: one is not what it should be.
-    """
+    """Return the fields of `Asked` but its prompts and l_gen, or raise RequestError if one is not what it should be."""
     stream = boolean(body, "stream")
     return {
         "n": integer(body, "n", 1, least=1, most=served.limits.choices),
@@ -67,10 +63,8 @@ def wishes(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
 
 
 def _stream_options(body: Mapping[str, Any]) -> bool:
-    """Return whether a stream is to end with how many tokens there were.
-
-    Raises:
-        RequestError: there are other options.
+    """Return whether a stream is to end with how many tokens there were. Raises RequestError if there are other
+    options.
     """
     options = {} if body.get("stream_options") is None else body["stream_options"]
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:

@@ -74,10 +74,8 @@ class Served:
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
-    """Return a run as it is served under a name; "int8" rounds a decoder's weights.
-
-    Raises:
-        AnswerError: it is neither a decoder nor an encoder, or an encoder whose weights are to be rounded.
+    """Return a run as it is served under a name; "int8" rounds a decoder's weights. Raises AnswerError if it is neither
+    a decoder nor an encoder, or an encoder whose weights are to be rounded.
     """
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):

