@@ -42,11 +42,8 @@ class CompressionError(ValueError):
 
 
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
-    """Compress a text.
-
-    Raises:
-        CompressionError: the tokenizer does not give the text back.
-        DataError: the text has something that the tokenizer does not know.
+    """Compress a text. Raises CompressionError if the tokenizer does not give the text back, and DataError if the text
+    has something that the tokenizer does not know.
     """
     tokens = np.array(tokenizer.encode(text), np.int32)
     if tokenizer.decode(tokens.tolist()) != text:

@@ -93,12 +93,9 @@ def _start_says(path: Path, start: bytes) -> str | None:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Read a file once, in blocks, check that it is text in UTF-8, and return its size and the SHA-256 of its
-    contents.
-
-    Raises:
-        DataError: it cannot be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
-            byte offset.
+    """Read a file once, in blocks, check that it is text in UTF-8, and return its size and the SHA-256 of its contents.
+    Raises DataError, naming line and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not
+    UTF-8.
     """
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()

@@ -48,11 +48,8 @@ def inner_suffix(path: Path) -> str:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file; its bytes are those before it was compressed.
-
-    Raises:
-        DataError: the library for its compression is not installed.
-        OSError: it cannot be opened.
+    """Open a file; its bytes are those before it was compressed. Raises DataError if the library for its compression is
+    not installed, and OSError if it cannot be opened.
     """
     return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
 

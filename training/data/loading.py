@@ -96,11 +96,9 @@ def load_run_data(
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> RunData:
-    """Read, split and tokenize the data of a run, with its tokenizer if it has one, and check all of them.
-    `progress` is called with the bytes tokenized since, and roughly the total (0: unknown).
-
-    Raises:
-        DataError: something is wrong with the data; the message says where.
+    """Read, split and tokenize the data of a run, with its tokenizer if it has one, and check all of them. `progress`
+    is called with the bytes tokenized since, and roughly the total (0: unknown). Raises DataError if something is wrong
+    with the data; the message says where.
     """
     data = [weighted(name) for name in settings.data]
     weights = weights_of(data)

@@ -372,10 +372,8 @@ def tokenize_pairs(
 def tokenize_labeled(
     corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[LabeledStore]:
-    """Tokenize a corpus of labeled texts; see `tokenize_text`.
-
-    Raises:
-        DataError: also if there is only one class, or a held-out text has a class that no training text has.
+    """Tokenize a corpus of labeled texts; see `tokenize_text`. Raises DataError also if there is only one class, or a
+    held-out text has a class that no training text has.
     """
 
     def write_labels(path: Path) -> None:

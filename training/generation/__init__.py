@@ -103,15 +103,11 @@ class Generator:
     ) -> None:
         """Lay out the parameters.
 
-        Args:
-            theta: trained parameters.
-            config: sizes and variant of the model.
-            prefixes: keeps what was read, so that a prompt that begins as an earlier text is read from there on; not
-                where somebody looks inside.
-            changes: what every token is read with, as `algorithms.inside.intervene` takes them.
-            names: what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes them.
-            int8: whether the matrices that every generated token reads are rounded to int8, with a scale for each row;
-                prompts are read with the parameters as they are.
+        `prefixes` keeps what was read, so that a prompt that begins as an earlier text is read from there on, except
+        where somebody looks inside. `changes` are what every token is read with, as `algorithms.inside.intervene` takes
+        them, and `names` what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes
+        them. `int8` rounds the matrices that every generated token reads, with a scale for each row; prompts are read
+        with the parameters as they are.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
@@ -169,19 +165,10 @@ class Generator:
         samplings: Sequence[Sampling] | None = None,
         **sampling: Unpack[Sampling],
     ) -> Continuation:
-        """Read prompts, and return what generates their continuations step by step.
-
-        Args:
-            prompts: as of the function `generate`, like the arguments that are not here.
-            lengths: of each.
-            l_gen: how many tokens will be generated at most.
-            key: randomness.
-            first: the number of the first request, where they are some of many.
-            sliding: whether to go on past l_max.
-            begins: the tokens that each continuation may begin with.
-            likeliest: how many of the likeliest tokens to note in the place of each.
-            samplings: how to draw for each request; None: for all of them as `sampling` says.
-            **sampling: how to draw.
+        """Read prompts, and return what generates their continuations step by step; the arguments are those of the
+        function `generate`, and these: `first`, the number of the first request, where they are some of many; `begins`,
+        the tokens that each continuation may begin with; `likeliest`, how many of the likeliest tokens to note in the
+        place of each; and `samplings`, how to draw for each request (None: as `sampling` says for all).
         """
         inputs.check_count("l_gen", l_gen)
         check_key("key", key)
@@ -196,11 +183,7 @@ class Generator:
         return Continuation(self._model, x, lengths, keys, drawn, allowed, l_gen=l_gen, likeliest=likeliest)
 
     def sampling_arrays(self, samplings: Sequence[Sampling]) -> SamplingArrays:
-        """Return how the tokens of requests are drawn, checked, as `Continuation.join` takes it.
-
-        Args:
-            samplings: of each.
-        """
+        """Return how the tokens of requests are drawn, checked, as `Continuation.join` takes it."""
         for sampling in samplings:
             inputs.check_sampling({**DRAWN_FAITHFULLY, **sampling}, self.config.N_V)
         return SamplingArrays.of(samplings, self.config.N_V)

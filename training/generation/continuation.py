@@ -82,17 +82,9 @@ class Continuation:
         l_gen: int,
         likeliest: int = 0,
     ) -> None:
-        """Read the prompts.
-
-        Args:
-            model: the decoder.
-            prompts: padded on the right.
-            lengths: of each.
-            keys: one for each.
-            sampling: how tokens are drawn.
-            begins: the tokens that each continuation may begin with, or None for all.
-            l_gen: how many tokens to generate at most.
-            likeliest: N, how many of the likeliest tokens to note.
+        """Read prompts, padded on the right, to generate at most l_gen tokens of each, with a key for each. `begins`
+        are the tokens that each continuation may begin with (None: all), and `likeliest` is N, how many of the
+        likeliest tokens to note.
         """
         B = len(prompts)
         self._model, self._keys, self._sampling, self._begins, self._N = model, keys, sampling, begins, likeliest
@@ -139,18 +131,10 @@ class Continuation:
         sampling: SamplingArrays,
         begins: Bool[np.ndarray, "b N_V"] | None = None,
     ) -> None:
-        """Go on with some of the requests, and with new ones beside them; of what nobody goes on with nothing is kept.
-
-        Where there is room for them, only the new prompts are read.
-
-        Args:
-            prompts: of the new requests, padded on the right.
-            lengths: of each.
-            keys: one for each.
-            rows: which requests go on, of the B that there are and the new ones behind them.
-            l_gen: how many tokens to generate at most from now on.
-            sampling: how the tokens of the new requests are drawn.
-            begins: the tokens that each new continuation may begin with.
+        """Continue some of the requests, and new ones beside them: `rows` says which, of the B that there are and the
+        new ones after them. Nothing is kept of the others. Where there is room for the new prompts, padded on the
+        right, only those are read. From now on at most l_gen tokens are generated; keys, `sampling` and `begins`, the
+        tokens that a continuation may begin with, are those of the new requests.
         """
         x, lengths = inputs.checked("prompts", prompts, lengths, self._model.config, sliding=True)
         chosen, (b, n) = np.asarray(rows), (len(x), self.tokens.shape[1])

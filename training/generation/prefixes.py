@@ -75,14 +75,8 @@ class Prefixes:
     def read(
         self, theta: DTransformerParams, x: np.ndarray, lengths: np.ndarray, *, config: DTransformerConfig, C: int
     ) -> State:
-        """Read prompts as `decoding.prefill` does, those that begin as an earlier text from where they part.
-
-        Args:
-            theta: the parameters.
-            x: the prompts, padded on the right.
-            lengths: of each.
-            config: sizes of the model, with the variant without dropout.
-            C: slots of the cache, at least; more than x has columns.
+        """Read prompts, padded on the right, as `decoding.prefill` does, those that begin as an earlier text from where
+        they part. The variant has no dropout; the cache gets at least C slots, more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
@@ -180,15 +174,9 @@ def read_more(
     *,
     variant: Variant,
 ) -> KeyValues:
-    """Read M more tokens of one text with Algorithm 10: they attend to what was read, and to each other.
-
-    Args:
-        theta: the parameters.
-        caches: keys and values of its first n tokens, ``[L, H, C, d]`` each, with room for M more.
-        x: the tokens; what is behind their end is padding, which is never attended to.
-        t: their positions.
-        n: how many were read.
-        variant: the lines of the model.
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10: they attend to what was read, and to
+    each other. `caches` has keys and values of the first n tokens, ``[L, H, C, d]`` each, with room for M more. What
+    follows the end of x is padding, which is never attended to.
     """
     s = jnp.arange(caches.K.shape[2])[None]
 

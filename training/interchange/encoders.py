@@ -207,11 +207,7 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how encoders of a kind are described and stored.
-
-    Args:
-        kind: one of `KINDS`.
-    """
+    """Return how encoders of a kind, one of `KINDS`, are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind),
         functools.partial(_write_config, kind),

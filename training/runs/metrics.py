@@ -87,10 +87,8 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out.
-
-    Raises:
-        ValueError: names a line that is not a JSON object.
+    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out. Raises
+    ValueError, which names a line that is not a JSON object.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]

@@ -103,15 +103,7 @@ class Completion:
 
 
 def completion_of(body: Any, served: Served) -> Completion:
-    """Return what a request asks for.
-
-    Args:
-        body: its JSON.
-        served: what is served.
-
-    Raises:
-        RequestError: a field is unknown, or not what it should be.
-    """
+    """Return what a request's JSON asks for, or raise RequestError if a field is unknown, or not what it should be."""
     check_fields(body, (*FIELDS, "prompt", "echo"), NEUTRAL)
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Decoder):

@@ -95,13 +95,8 @@ class Engine:
     """Generates what waits, side by side, in the order in which it came."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
-        """Make an engine that has not started yet.
-
-        Args:
-            generator: the model.
-            tokenizer: its tokenizer.
-            rows: the most continuations side by side.
-            queue: the most that wait.
+        """Make an engine that has not started yet, for at most `rows` continuations side by side, while at most `queue`
+        wait.
         """
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
         self._waiting: list[Job] = []
@@ -216,10 +211,8 @@ class Engine:
         return jobs
 
     def _generate(self, running: dict[int, _Running]) -> None:
-        """Generate until all have ended, or the engine closes; take out those that have ended, and add those that join.
-
-        Args:
-            running: what is in each row.
+        """Generate what is in each row until all have ended, or the engine closes; take out what has ended, and add
+        what joins.
         """
         begun = self._begin([one.job for one in running.values()])
         while running and not self._closing:

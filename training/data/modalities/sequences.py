@@ -122,12 +122,9 @@ class Vocabulary(NamedTuple):
 
     def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
         """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless it
-        `ends` there, the model is to continue with what answers.
-
-        Raises:
-            DataError: the model knows no such order, or a value cannot be.
-            ValueError: an image that patches do not tile or that has too many, or values that are not finite or out
-                of range.
+        `ends` there, the model is to continue with what answers. Raises DataError if the model knows no such order, or
+        for an impossible value, and ValueError for an image that patches do not tile or that has too many, or for
+        values that are not finite or out of range.
         """
         kinds = tuple(type(element) for element in elements)
         if not any(kinds and order[: len(kinds)] == kinds and (not ends or kinds == order) for order in ORDERS):
