@@ -20,8 +20,9 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.alg10_d_transformer import decoder_lines
 from algorithms.layers import positions_in
+from algorithms.machinery.annotations import Range
+from algorithms.machinery.axes import check_key
 from algorithms.machinery.compiled import compiled
-from algorithms.machinery.contract import Range, check_key
 from algorithms.machinery.naming import numbered
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig
@@ -69,21 +70,13 @@ class GatoParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatoConfig(DTransformerConfig):
-    """Hyperparameters of Gato.
+    """Hyperparameters of Gato."""
 
-    Attributes:
-        patch: side of a patch, in pixels.
-        channels: of an image.
-        d_r: channels of the residual block.
-        n_groups: groups of channels that its norms are taken over.
-        n_places: rows of patches, and columns of patches, that an image may have.
-    """
-
-    patch: int = 16
-    channels: int = 1
-    d_r: int = 96
-    n_groups: int = 32
-    n_places: int = 16
+    patch: int = 16  # side of a patch, in pixels
+    channels: int = 1  # of an image
+    d_r: int = 96  # channels of the residual block
+    n_groups: int = 32  # groups of channels that its norms are taken over
+    n_places: int = 16  # rows of patches, and columns of patches, that an image may have
 
     def __post_init__(self) -> None:
         super().__post_init__()
