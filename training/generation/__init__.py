@@ -145,11 +145,7 @@ class Generator:
     ) -> Iterator[np.ndarray]:
         """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
         begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
-        for i in range(l_gen):
-            begun.extend(i + 1)
-            if begun.tokens.shape[1] == i:
-                return
-            yield begun.tokens[:, i]
+        yield from begun.columns(l_gen)
 
     def begin(
         self,

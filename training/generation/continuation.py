@@ -1,7 +1,7 @@
 """Prompts on their way: what was generated of each, and the state from which all of them go on."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +115,14 @@ class Continuation:
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
+    def columns(self, n: int) -> Iterator[np.ndarray]:
+        """Yield the tokens of all sequences, column by column, as they come: n of them, or until all have ended."""
+        for i in range(n):
+            self.extend(i + 1)
+            if self.tokens.shape[1] == i:
+                return
+            yield self.tokens[:, i]
+
     def keep(self, r: int) -> None:
         """Let texts that begin as request r does, with what was generated of it, be read from there on."""
         if self._model.prefixes is not None and self._model.inside is None:
@@ -225,11 +233,8 @@ class Continuation:
         windows = [of_texts[rows.index(i)] for i in range(len(numbers))]
         windows += windows[:1] * ((1 << (len(windows) - 1).bit_length()) - len(windows))  # so that little is compiled
         windows = windows if len(windows) < len(texts) else of_texts
-        lengths = np.array([len(window) for window in windows], np.int32)
+        x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
         self._room = l_max - int(lengths.max()) + 1
-        x = np.zeros((len(windows), lengths.max()), np.int32)
-        for of_x, window in zip(x, windows, strict=True):
-            of_x[: len(window)] = window
         begun = self.tokens.shape[1] > 0
         room = self._room if begun else min(self._l_gen, self._room, ROOM)
         prefill = decoding.prefill if self._reading is None else self._reading.prefill

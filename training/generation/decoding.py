@@ -364,7 +364,7 @@ def decode(
         if begins is not None:
             scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
         exhausted = jnp.all(jnp.isneginf(scores), axis=0)
-        y = draw(log_softmax(scores), keys, i, tau=sampling.tau, top_k=sampling.top_k, top_p=sampling.top_p)
+        y = draw(log_softmax(scores), keys, i, sampling)
         y = jnp.where(state.ended | exhausted, sampling.eos[:, 0], y)
         return _appended(state._replace(caches=caches), P, y, sampling.eos)
 
@@ -374,14 +374,7 @@ def decode(
 def _adjusted(scores: Float[Array, "N_V B"], state: State, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
     """Return the scores after the penalties, and the biases."""
     if state.history is not None:
-        scores = penalized(
-            scores,
-            state.history,
-            penalty=sampling.repetition_penalty,
-            ngram=sampling.no_repeat_ngram_size,
-            frequency=sampling.frequency_penalty,
-            presence=sampling.presence_penalty,
-        )
+        scores = penalized(scores, state.history, sampling)
     return scores if sampling.logit_bias is None else scores + sampling.logit_bias.astype(scores.dtype)
 
 

@@ -1,9 +1,11 @@
 """What comes to a generator from outside, checked by value: nothing is repaired, cut or skipped."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from algorithms.machinery.axes import check_key
 from algorithms.model.shapes import check_present
@@ -76,6 +78,15 @@ def checked(
                 f"the vocabulary has N_V = {N_V} tokens, from 0"
             )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
+
+
+def padded_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[Int[np.ndarray, "B l"], Int[np.ndarray, "B"]]:
+    """Return rows of tokens, padded on the right with 0, and their lengths."""
+    lengths = np.array([len(row) for row in rows])
+    x = np.zeros((len(rows), lengths.max()), np.int64)
+    for of_x, row in zip(x, rows, strict=True):
+        of_x[: len(row)] = row
+    return x, lengths
 
 
 def check_rows(z: np.ndarray, x: np.ndarray) -> None:

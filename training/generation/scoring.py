@@ -145,10 +145,7 @@ def bits_per_byte(
     nats = 0.0
     for i in range(0, len(starts), batch_size):
         windows = [text[start : start + l_max] for start in starts[i : i + batch_size]]
-        lengths = np.array([len(window) for window in windows] + [1] * (batch_size - len(windows)))
-        x = np.zeros((batch_size, l_max), np.int64)
-        for row, window in zip(x, windows, strict=False):
-            row[: len(window)] = window
+        x, lengths = inputs.padded_rows(windows + [text[:1]] * (batch_size - len(windows)))
         log_p = log_probabilities(theta, x, lengths=lengths, config=config)
         for start, of_window in zip(starts[i : i + batch_size], log_p, strict=False):
             nats -= float(of_window[0 if start == 0 else l_max - stride - 1 :].sum(dtype=np.float64))

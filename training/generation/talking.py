@@ -12,7 +12,7 @@ from training.data.chat import Message, converser
 from training.generation.pieces import pieces_of
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt
-from training.generation.text import Answer, AnswerError, Continuer, Options, first_of
+from training.generation.text import Answer, AnswerError, Continuer, Options
 from training.runs.directory import Run
 
 ROOM = 4
@@ -75,7 +75,8 @@ class Talker(Continuer):
         begun, l_gen, _ = self._continued([Prompt(self._tokens)], number)
         pieces = []
         try:
-            for piece in pieces_of(first_of(begun, l_gen), self.tokenizer, self.options.stop or ()):
+            tokens = (int(column[0]) for column in begun.columns(l_gen))
+            for piece in pieces_of(tokens, self.tokenizer, self.options.stop or ()):
                 pieces.append(piece)
                 yield piece
         finally:

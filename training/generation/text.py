@@ -17,7 +17,7 @@ import numpy as np
 from algorithms import d_hidden_state
 from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
-from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator
+from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator, inputs
 from training.generation.modalities import of_text
 from training.generation.pieces import Pieces, pieces_of
 from training.generation.prompts import Prompt, side_by_side
@@ -124,11 +124,7 @@ class Answerer(abc.ABC):
                     f"l_max = {self.config.l_max}: shorten it"
                 )
             rows.append(row)
-        lengths = np.array([len(row) for row in rows])
-        x = np.zeros((len(rows), lengths.max()), np.int64)
-        for i, row in enumerate(rows):
-            x[i, : len(row)] = row
-        return x, lengths
+        return inputs.padded_rows(rows)
 
     def _encoded(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -235,16 +231,8 @@ class Continuer(Answerer):
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
         begun, l_gen, (given,) = self._begun([text], number)
-        return pieces_of(first_of(begun, l_gen), self.tokenizer, self.options.stop or (), given=given)
-
-
-def first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
-    """Yield the tokens of the first continuation, as they come."""
-    for i in range(l_gen):
-        begun.extend(i + 1)
-        if begun.tokens.shape[1] == i:
-            return
-        yield int(begun.tokens[0, i])
+        tokens = (int(column[0]) for column in begun.columns(l_gen))
+        return pieces_of(tokens, self.tokenizer, self.options.stop or (), given=given)
 
 
 def sampling_of(options: Options, ends: Sequence[int]) -> Sampling:
