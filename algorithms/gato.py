@@ -70,13 +70,21 @@ class GatoParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatoConfig(DTransformerConfig):
-    """Hyperparameters of Gato."""
+    """Hyperparameters of Gato.
 
-    patch: int = 16  # side of a patch, in pixels
-    channels: int = 1  # of an image
-    d_r: int = 96  # channels of the residual block
-    n_groups: int = 32  # groups of channels that its norms are taken over
-    n_places: int = 16  # rows of patches, and columns of patches, that an image may have
+    Attributes:
+        patch: side of a patch, in pixels.
+        channels: of an image.
+        d_r: channels of the residual block.
+        n_groups: groups of channels that its norms are taken over.
+        n_places: rows of patches, and columns of patches, that an image may have.
+    """
+
+    patch: int = 16
+    channels: int = 1
+    d_r: int = 96
+    n_groups: int = 32
+    n_places: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()

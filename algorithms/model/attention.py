@@ -22,19 +22,27 @@ class Attention(Line):
     """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, in which heads share keys and values where 𝓦 has fewer of those.
 
     The base mask is the algorithm's or the caller's; the line holds a window's width.
+
+    Attributes:
+        positions: how queries and keys depend on the positions of their tokens, or what the distances of tokens add to
+            the scores; None for not at all.
+        scale: of the scores, in place of 1/√d_attn; None for that.
+        cap: c, for scores ``c tanh(S/c)``; None for none.
+        window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.
+        biases: whether there are biases, or only b_q, b_k and b_v, or only b_o.
+        normalize_heads: the norm of each query and each key, before it is given a position.
+        heads_together: whether that norm is of the rows of all heads as one column, as in OLMo 2.
+        normalize_output: the norm of the result, before it is added to the residual stream.
     """
 
-    # how queries and keys depend on the positions of their tokens, or what the distances of tokens add to the scores;
-    # None for not at all
     positions: Rotary | Distances | ALiBi | TransformerXL | None = None
-    scale: float | None = None  # of the scores, in place of 1/√d_attn; None for that
-    cap: float | None = None  # c, for scores ``c tanh(S/c)``; None for none
-    # tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all
+    scale: float | None = None
+    cap: float | None = None
     window: int | None = None
-    biases: bool | Literal["qkv", "out"] = True  # whether there are biases, or only b_q, b_k and b_v, or only b_o
-    normalize_heads: RMSNorm | None = None  # the norm of each query and each key, before it is given a position
-    heads_together: bool = False  # whether that norm is of the rows of all heads as one column, as in OLMo 2
-    normalize_output: LayerNorm | None = None  # the norm of the result, before it is added to the residual stream
+    biases: bool | Literal["qkv", "out"] = True
+    normalize_heads: RMSNorm | None = None
+    heads_together: bool = False
+    normalize_output: LayerNorm | None = None
 
     optional: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("b_q", "b_k", "b_v"), "biases=True,qkv"),

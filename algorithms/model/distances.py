@@ -19,11 +19,17 @@ from algorithms.model.line import Line
 
 
 class Table(NamedTuple):
-    """What the attentions of all layers share."""
+    """What the attentions of all layers share.
 
-    numbers: Any = None  # θ's distances, ``[H, buckets]``, where the kind has such
-    both_ways: bool = False  # whether tokens attend to later ones, too
-    positions: Any = None  # what queries and keys read beside X, or None
+    Attributes:
+        numbers: θ's distances, ``[H, buckets]``, where the kind has such.
+        both_ways: whether tokens attend to later ones, too.
+        positions: what queries and keys read beside X, or None.
+    """
+
+    numbers: Any = None
+    both_ways: bool = False
+    positions: Any = None
 
 
 NO_TABLE = Table()
@@ -55,11 +61,15 @@ class Distances(ByDistance):
     The first half of a direction's buckets has one distance each, the others grow in powers up to ``farthest``. Where
     tokens attend both ways, half of the buckets is for t_z > t_x; elsewhere all are for t_z <= t_x.
 
+    Attributes:
+        buckets: how many there are.
+        farthest: the distance from which on all are in the last bucket.
+
     Source: Raffel et al. 2020, section 2.1.
     """
 
-    buckets: int = 32  # how many there are
-    farthest: int = 128  # the distance from which on all are in the last bucket
+    buckets: int = 32
+    farthest: int = 128
     optional: ClassVar[dict[str, str]] = dict.fromkeys(
         ("distances", "encoder_distances", "decoder_distances"), "buckets"
     )
@@ -127,10 +137,13 @@ class TransformerXL(ByDistance):
 
     r is the sinusoid of the distance, all sines before all cosines.
 
+    Attributes:
+        base: of the wavelengths.
+
     Source: Dai et al. 2019, section 3.3, which the paper names for Gopher.
     """
 
-    base: float = 10_000.0  # of the wavelengths
+    base: float = 10_000.0
     in_context: ClassVar[bool] = False
     optional: ClassVar[dict[str, str]] = dict.fromkeys(("W_r", "u", "v"), "base")
 

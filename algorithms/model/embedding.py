@@ -15,21 +15,28 @@ from algorithms.ops.linear import linear
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Line):
-    """``e_t ← W_e[:, x[t]] + W_p[:, t]``."""
+    """``e_t ← W_e[:, x[t]] + W_p[:, t]``.
 
-    # ``"learned"`` adds W_p; ``"sinusoidal"`` adds sin and cos of t/10000^{2i/d_e} by turns, ``"sinusoidal_halves"``
-    # all sines before all cosines, ``"sinusoidal_fairseq"`` likewise with 10000^{2i/(d_e − 2)}; None adds nothing:
-    # queries and keys know where they are, or nothing does. ``"in_attention"`` adds W_p to what queries and keys read,
-    # in all layers, and to nothing else
+    Attributes:
+        positions: ``"learned"`` adds W_p; ``"sinusoidal"`` adds sin and cos of t/10000^{2i/d_e} by turns,
+            ``"sinusoidal_halves"`` all sines before all cosines, ``"sinusoidal_fairseq"`` likewise with
+            10000^{2i/(d_e − 2)}; None adds nothing: queries and keys know where they are, or nothing does.
+            ``"in_attention"`` adds W_p to what queries and keys read, in all layers, and to nothing else.
+        first_position: the number of the first token's position; W_p has as many columns more.
+        scaled: multiply W_e[:, x[t]] by √d_e.
+        normalized: a norm of the variant's kind follows, as in BERT.
+        context_positions: the context of Algorithm 8 has a W_p of its own, as in BART.
+        factored: embeddings have d_in rows, and ``W_in X + b_in 1ᵀ`` follows, as in ALBERT; Algorithm 9 alone has that,
+            whose line 10 leads back to d_f = d_in rows.
+    """
+
     positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq"] | None = (
         "learned"
     )
-    first_position: int = 0  # the number of the first token's position; W_p has as many columns more
-    scaled: bool = False  # multiply W_e[:, x[t]] by √d_e
-    normalized: bool = False  # a norm of the variant's kind follows, as in BERT
-    context_positions: bool = False  # the context of Algorithm 8 has a W_p of its own, as in BART
-    # embeddings have d_in rows, and ``W_in X + b_in 1ᵀ`` follows, as in ALBERT; Algorithm 9 alone has that, whose line
-    # 10 leads back to d_f = d_in rows
+    first_position: int = 0
+    scaled: bool = False
+    normalized: bool = False
+    context_positions: bool = False
     factored: bool = False
 
     optional: ClassVar[dict[str, str]] = {

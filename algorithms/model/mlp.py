@@ -20,12 +20,19 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLP(Line):
-    """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``."""
+    """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``.
 
-    activation: Activation | None = None  # f; None is the algorithm's own: ReLU in Algorithm 8, GELU in 9 and 10
-    gated: bool = False  # ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` instead of ``f(W_mlp1 X + b_mlp1 1ᵀ)``
-    biases: bool = True  # whether there are biases
-    normalize_output: LayerNorm | None = None  # the norm of the result, before it is added to the residual stream
+    Attributes:
+        activation: f; None is the algorithm's own: ReLU in Algorithm 8, GELU in 9 and 10.
+        gated: ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` instead of ``f(W_mlp1 X + b_mlp1 1ᵀ)``.
+        biases: whether there are biases.
+        normalize_output: the norm of the result, before it is added to the residual stream.
+    """
+
+    activation: Activation | None = None
+    gated: bool = False
+    biases: bool = True
+    normalize_output: LayerNorm | None = None
 
     optional: ClassVar[dict[str, str]] = {
         "b_mlp1": "biases",

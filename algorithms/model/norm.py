@@ -14,9 +14,13 @@ from algorithms.parameters import LayerNormParams
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerNorm(Line):
-    """Algorithm 6, with ε under the root, which is 0 in the paper."""
+    """Algorithm 6, with ε under the root, which is 0 in the paper.
 
-    epsilon: float = 0.0  # ε
+    Attributes:
+        epsilon: ε.
+    """
+
+    epsilon: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the fields."""

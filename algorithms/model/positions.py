@@ -16,9 +16,13 @@ from algorithms.ops.rotation import rotate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linear(Line):
-    """Frequencies divided by ``factor``: positions that are closer together (Chen et al. 2023)."""
+    """Frequencies divided by ``factor``: positions that are closer together (Chen et al. 2023).
 
-    factor: float  # how many times longer the sequences may be
+    Attributes:
+        factor: how many times longer the sequences may be.
+    """
+
+    factor: float
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The frequencies, and the factor of sines and cosines."""
@@ -27,12 +31,19 @@ class Linear(Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3(Line):
-    """Low frequencies divided by ``factor``, high ones kept, and a line between them (Llama 3.1)."""
+    """Low frequencies divided by ``factor``, high ones kept, and a line between them (Llama 3.1).
 
-    factor: float = 8.0  # how many times longer the sequences may be
-    low: float = 1.0  # rotations within ``l_original`` up to which a frequency is low
-    high: float = 4.0  # rotations from which it is high
-    l_original: int = 8192  # tokens of the sequences that the model was first trained on
+    Attributes:
+        factor: how many times longer the sequences may be.
+        low: rotations within ``l_original`` up to which a frequency is low.
+        high: rotations from which it is high.
+        l_original: tokens of the sequences that the model was first trained on.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    l_original: int = 8192
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The frequencies, and the factor of sines and cosines."""
@@ -43,14 +54,23 @@ class Llama3(Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Yarn(Line):
-    """As ``Llama3``, but the line is in the number of the row, and scores grow with ``factor`` (Peng et al. 2023)."""
+    """As ``Llama3``, but the line is in the number of the row, and scores grow with ``factor`` (Peng et al. 2023).
 
-    factor: float  # how many times longer the sequences may be
-    l_original: int  # tokens of the sequences that the model was first trained on
-    slow: float = 1.0  # rotations within ``l_original`` up to which a frequency is divided
-    fast: float = 32.0  # rotations from which it is kept
-    attention_factor: float | None = None  # of sines and cosines; None for 1 + ln(factor)/10
-    truncate: bool = True  # whether the rows between which the line runs are rounded
+    Attributes:
+        factor: how many times longer the sequences may be.
+        l_original: tokens of the sequences that the model was first trained on.
+        slow: rotations within ``l_original`` up to which a frequency is divided.
+        fast: rotations from which it is kept.
+        attention_factor: of sines and cosines; None for 1 + ln(factor)/10.
+        truncate: whether the rows between which the line runs are rounded.
+    """
+
+    factor: float
+    l_original: int
+    slow: float = 1.0
+    fast: float = 32.0
+    attention_factor: float | None = None
+    truncate: bool = True
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The frequencies, and the factor of sines and cosines."""
@@ -76,16 +96,20 @@ class Rotary(Line):
 
     So the product of a query and a key depends on the distance of their tokens alone.
 
+    Attributes:
+        base: of the wavelengths.
+        share: of the rows, from the first, that are rotated.
+        pairs: which rows belong together: i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``).
+        scaling: of the frequencies, for sequences longer than those of the first training.
+
     Source: Su et al. 2021, equation (34).
     """
 
     in_context: ClassVar[bool] = False
 
-    base: float = 10_000.0  # of the wavelengths
-    share: float = 1.0  # of the rows, from the first, that are rotated
-    # which rows belong together: i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``)
+    base: float = 10_000.0
+    share: float = 1.0
     pairs: Literal["halves", "neighbors"] = "halves"
-    # of the frequencies, for sequences longer than those of the first training
     scaling: Linear | Llama3 | Yarn | None = None
 
     def __post_init__(self) -> None:

@@ -13,18 +13,31 @@ _DERIVED: Any = None  # the default of a field that __post_init__ derives from t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The sizes that the three architectures share."""
+    """The sizes that the three architectures share.
 
-    N_V: int  # size of the vocabulary with its three special tokens, at least 4
-    l_max: int  # longest sequence, in tokens
-    H: int  # heads of every attention
-    d_e: int  # dimensions of the residual stream
-    d_mlp: int  # hidden units of every MLP
-    d_attn: int = _DERIVED  # dimensions of a query and a key, d_e/H unless given
-    d_mid: int = _DERIVED  # dimensions of a value, d_e/H unless given
-    H_kv: int = _DERIVED  # heads of keys and values, each shared by H/H_kv heads of queries; H unless given
-    variant: Variant = PAPER  # what differs from the pseudocode
-    tied: bool = _DERIVED  # whether W_u = W_eᵀ; the variant's choice unless given
+    Attributes:
+        N_V: size of the vocabulary with its three special tokens, at least 4.
+        l_max: longest sequence, in tokens.
+        H: heads of every attention.
+        d_e: dimensions of the residual stream.
+        d_mlp: hidden units of every MLP.
+        d_attn: dimensions of a query and a key, d_e/H unless given.
+        d_mid: dimensions of a value, d_e/H unless given.
+        H_kv: heads of keys and values, each shared by H/H_kv heads of queries; H unless given.
+        variant: what differs from the pseudocode.
+        tied: whether W_u = W_eᵀ; the variant's choice unless given.
+    """
+
+    N_V: int
+    l_max: int
+    H: int
+    d_e: int
+    d_mlp: int
+    d_attn: int = _DERIVED
+    d_mid: int = _DERIVED
+    H_kv: int = _DERIVED
+    variant: Variant = PAPER
+    tied: bool = _DERIVED
 
     def __post_init__(self) -> None:
         if not isinstance(self.variant, Variant):
@@ -99,11 +112,16 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EDTransformerConfig(TransformerConfig):
-    """Hyperparameters of Algorithm 8."""
+    """Hyperparameters of Algorithm 8.
 
-    L_enc: int  # layers of the encoder
-    L_dec: int  # layers of the decoder
-    # size of the context's vocabulary, where that is embedded by a W_e of its own; None: by the same one
+    Attributes:
+        L_enc: layers of the encoder.
+        L_dec: layers of the decoder.
+        N_V_z: size of the context's vocabulary, where that is embedded by a W_e of its own; None: by the same one.
+    """
+
+    L_enc: int
+    L_dec: int
     N_V_z: int | None = None
 
     def __post_init__(self) -> None:
@@ -116,12 +134,19 @@ class EDTransformerConfig(TransformerConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ETransformerConfig(TransformerConfig):
-    """Hyperparameters of Algorithm 9."""
+    """Hyperparameters of Algorithm 9.
 
-    L: int  # layers
-    d_f: int = _DERIVED  # rows after the final projection, d_in unless given; a tied unembedding needs d_f = d_in
-    d_in: int = _DERIVED  # rows of an embedding, d_e unless the variant's embedding is factored; d_e unless given
-    N_types: int = 0  # token types, which BERT has 2 of; 0 for none
+    Attributes:
+        L: layers.
+        d_f: rows after the final projection, d_in unless given; a tied unembedding needs d_f = d_in.
+        d_in: rows of an embedding, d_e unless the variant's embedding is factored; d_e unless given.
+        N_types: token types, which BERT has 2 of; 0 for none.
+    """
+
+    L: int
+    d_f: int = _DERIVED
+    d_in: int = _DERIVED
+    N_types: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,9 +172,13 @@ class ETransformerConfig(TransformerConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DTransformerConfig(TransformerConfig):
-    """Hyperparameters of Algorithm 10."""
+    """Hyperparameters of Algorithm 10.
 
-    L: int  # layers
+    Attributes:
+        L: layers.
+    """
+
+    L: int
 
     def __post_init__(self) -> None:
         super().__post_init__()

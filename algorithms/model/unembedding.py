@@ -14,12 +14,19 @@ from algorithms.ops.softmax import capped
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unembedding(Line):
-    """``P ← softmax(W_u X)``, with W_u = W_eᵀ where θ has no W_u."""
+    """``P ← softmax(W_u X)``, with W_u = W_eᵀ where θ has no W_u.
 
-    tied: bool = False  # whether initializers leave W_u out by default
-    bias: bool = False  # whether there is an output bias b_u
-    cap: float | None = None  # c, for logits ``c tanh(W_u X / c)``; None for none
-    scaled: bool = False  # whether a tied W_u is W_eᵀ/√d_e, as in T5
+    Attributes:
+        tied: whether initializers leave W_u out by default.
+        bias: whether there is an output bias b_u.
+        cap: c, for logits ``c tanh(W_u X / c)``; None for none.
+        scaled: whether a tied W_u is W_eᵀ/√d_e, as in T5.
+    """
+
+    tied: bool = False
+    bias: bool = False
+    cap: float | None = None
+    scaled: bool = False
 
     optional: ClassVar[dict[str, str]] = {"b_u": "bias"}
 

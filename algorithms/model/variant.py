@@ -55,7 +55,25 @@ NO_DROPOUT = Relation(_check_drops_nothing)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant(Line):
-    """A model as the lines of Algorithms 8 to 10. Every default is the paper's."""
+    """A model as the lines of Algorithms 8 to 10. Every default is the paper's.
+
+    Attributes:
+        embedding: lines 1 to 3.
+        norm: lines 5, 7 and 10.
+        attention: line 6; several are processed in turn: layer l has line l mod n.
+        mlp: line 8; None for layers of attention alone.
+        order: of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
+            attention and MLP both read the layer's input, X + attention(norm(X)) + mlp(norm(X)); ``"no_norm"``:
+            X + f(X). None is the algorithm's own, ``"norm_last"`` in 8 and 9, ``"norm_first"`` in 10.
+        final_norm: whether a norm follows the last layer; None is the algorithm's own: there is one in 10 (its line
+            10), but not in 8.
+        unembedding: the last line.
+        shared_layers: how many layers in a row have the same parameters, as all of ALBERT's have; θ has one layer for
+            each such row of layers.
+        head: whether Algorithm 9 has its lines 10 and 11; a bare encoder ends before.
+        pooler: whether it has W_pool and b_pool, through which BERT's classifiers read the first token's encoding.
+        dropout: probability to drop an attention weight and a hidden unit of the MLP, which needs a key.
+    """
 
     __expected__: ClassVar[str] = "a Variant such as PAPER"
     __relation__: ClassVar[Relation] = Relation(_check_goes_with)
@@ -66,25 +84,17 @@ class Variant(Line):
         **dict.fromkeys(("distances", "encoder_distances", "decoder_distances"), "never"),
     }
 
-    embedding: Embedding = Embedding()  # lines 1 to 3
-    norm: LayerNorm = LayerNorm()  # lines 5, 7 and 10
-    # line 6; several are processed in turn: layer l has line l mod n
+    embedding: Embedding = Embedding()
+    norm: LayerNorm = LayerNorm()
     attention: Attention | tuple[Attention, ...] = Attention()
-    mlp: MLP | None = MLP()  # line 8; None for layers of attention alone
-    # of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``: attention and
-    # MLP both read the layer's input, X + attention(norm(X)) + mlp(norm(X)); ``"no_norm"``: X + f(X). None is the
-    # algorithm's own, ``"norm_last"`` in 8 and 9, ``"norm_first"`` in 10
+    mlp: MLP | None = MLP()
     order: Order | None = None
-    # whether a norm follows the last layer; None is the algorithm's own: there is one in 10 (its line 10), but not in 8
     final_norm: bool | None = None
-    unembedding: Unembedding = Unembedding()  # the last line
-    # how many layers in a row have the same parameters, as all of ALBERT's have; θ has one layer for each such row of
-    # layers
+    unembedding: Unembedding = Unembedding()
     shared_layers: int = 1
-    head: bool = True  # whether Algorithm 9 has its lines 10 and 11; a bare encoder ends before
-    # whether it has W_pool and b_pool, through which BERT's classifiers read the first token's encoding
+    head: bool = True
     pooler: bool = False
-    dropout: float = 0.0  # probability to drop an attention weight and a hidden unit of the MLP, which needs a key
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the fields."""
