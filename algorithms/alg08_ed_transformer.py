@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of, padded, positions_in, without_padding, zero_padding
+from algorithms.layers import Lines, lines_of, pad_embeddings, padded, positions_in, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
@@ -136,7 +136,7 @@ def ed_encoder_layers(
     """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
     table = Table(theta.encoder_distances, both_ways=True)
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll, table=table)
-    Z, t = without_padding(Z, theta.W_e, z_length), positions_in(Z[0])
+    Z, t = pad_embeddings(Z, theta.W_e, z_length), positions_in(Z[0])
     mask = padded(z_mask, z_length)
 
     def layer(Z, theta_l, f):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import lines_of, padded, positions_in, without_padding, zero_padding
+from algorithms.layers import lines_of, pad_embeddings, padded, positions_in, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
@@ -154,7 +154,7 @@ def e_layers(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 4-9 of Algorithm 9: the layers, entered with embeddings X, whose columns need not be tokens."""
-    X, t = without_padding(X, theta.W_e if theta.W_in is None else theta.W_in, length), positions_in(X[0])
+    X, t = pad_embeddings(X, theta.W_e if theta.W_in is None else theta.W_in, length), positions_in(X[0])
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
     f = f.sharing(theta.distances, X[0], t, theta, both_ways=True)
     mask = padded(mask, length)

@@ -5,7 +5,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, without_padding, zero_padding
+from algorithms.layers import Lines, lines_of, pad_embeddings, padded, positions_in, side_by_side, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
@@ -126,7 +126,7 @@ def d_layers(
     mask = mask if segments is None else mask & documents(segments)
     f = decoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     t = positions_in(X[0]) if positions is None else positions
-    return residual_stream(without_padding(X, theta.W_e, length), t, theta, padded(mask, length), f)
+    return residual_stream(pad_embeddings(X, theta.W_e, length), t, theta, padded(mask, length), f)
 
 
 def _check_distances(variant: Variant, positions: Any, segments: Any) -> None:

@@ -240,7 +240,7 @@ def zero_padding(
     return jnp.where(positions_in(x) < length, x, 0)
 
 
-def without_padding(
+def pad_embeddings(
     X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"], length: Integer[Array, "*#batch"] | int | None
 ) -> Float[Array, "d_e *batch l"]:
     """Embeddings with W's first column, W_e's or W_in's, where t >= length: columns of 0 have no norm where ε is 0."""

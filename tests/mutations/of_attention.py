@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_ATTENTION"]
+__all__ = ["ATTENTION_MUTATIONS"]
 
 T = "tests/algorithms"
 SINGLE_QUERY = (f"{T}/test_attention.py::test_single_query_attention_is_the_oracles",)
@@ -21,7 +21,7 @@ MASKS_OF_EACH = (f"{T}/test_batch_axes.py::test_masks_of_one_and_of_each_sequenc
 MASKS = (f"{T}/test_masks.py",)
 UNEMBEDDING = (f"{T}/test_unembedding.py",)
 
-OF_ATTENTION: dict[str, Mutation] = {
+ATTENTION_MUTATIONS: dict[str, Mutation] = {
     # Attention: Algorithms 3, 4 and 5
     "bias of the query skipped": Mutation(
         "algorithms/alg03_attention.py", "single_query_attention", "1", "e, b_q", "e, 0 * b_q", 3, "1", SINGLE_QUERY

@@ -5,7 +5,7 @@ Where a variant is named, its cross-check must locate the edit.
 
 from .mutation import Mutation
 
-__all__ = ["OF_FAMILY"]
+__all__ = ["FAMILY_MUTATIONS"]
 
 T = "tests/algorithms/test_family.py"
 LLAMA = (f"{T}::test_the_lines_are_the_oracles[LLAMA]",)
@@ -45,7 +45,7 @@ CACHED = "training/generation/cache.py"
 DISTANCES = "algorithms/model/distances.py"
 BY_DISTANCE = "algorithms/ops/attention/distances.py"
 
-OF_FAMILY: dict[str, Mutation] = {
+FAMILY_MUTATIONS: dict[str, Mutation] = {
     "distances reversed": Mutation(
         DISTANCES, "TransformerXL.keys", "r", "sinusoid(-distances,", "sinusoid(distances,", 4, "5", GOPHER, "GOPHER"
     ),

@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_MODELS"]
+__all__ = ["MODEL_MUTATIONS"]
 
 T = "tests/algorithms"
 BATCHES = (f"{T}/test_batch_axes.py",)
@@ -22,7 +22,7 @@ LOSS = (f"{T}/test_loss.py",)
 INVALID_TARGETS = (f"{T}/test_narrow_types.py::test_a_target_outside_of_the_vocabulary_is_nan_in_value_and_gradient",)
 LENGTHS = (f"{T}/test_narrow_types.py::test_a_length_beyond_the_sequence_is_refused",)
 
-OF_MODELS: dict[str, Mutation] = {
+MODEL_MUTATIONS: dict[str, Mutation] = {
     # Transformers: Algorithms 7 to 10
     "logits not of W_u": Mutation(
         "algorithms/alg07_unembedding.py",

@@ -294,7 +294,7 @@ class Translator:
                 eos=self.eos,
             )
         state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
-        state = decoding.decoded(self.weights, context, state, keys, l_max - 1, options)
+        state = decoding.decode_until(self.weights, context, state, keys, l_max - 1, options)
         tokens = np.full((len(keys), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
         tokens[:, :written] = np.asarray(state.tokens)[:, :written]
@@ -316,7 +316,7 @@ class Translator:
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
         state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         for stop in range(1, l_max):
-            state = decoding.decoded(self.weights, context, state, keys, stop, options)
+            state = decoding.decode_until(self.weights, context, state, keys, stop, options)
             if int(state.slot) < stop:
                 return
             yield np.asarray(state.tokens[:, stop])

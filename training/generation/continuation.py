@@ -111,7 +111,7 @@ class Continuation:
             options = {"sampling": self._sampling, "variant": self._model.config.variant, "begins": begins}
             decode = decoding.decode if self._reading is None else self._reading.decode
             arguments = self._model.weights, None, self._state, self._keys, last, options, decode
-            self._state = decoding.decoded(*arguments, most=self._model.most)
+            self._state = decoding.decode_until(*arguments, most=self._model.most)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 

@@ -405,7 +405,7 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: I
     )
 
 
-def decoded(
+def decode_until(
     weights: Weights,
     context: Context | None,
     state: State,
@@ -415,9 +415,7 @@ def decoded(
     decode: Callable[..., State] = decode,
     most: int | None = None,
 ) -> State:
-    """Generate up to slot `stop` as `decode` does, with these `options` of its, one compiled loop for each bucket
-    of the cache.
-    """
+    """Generate up to slot `stop` by `decode` with `options`: one compiled loop for each bucket of the cache."""
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)

@@ -89,7 +89,7 @@ class _Blocks:
         """P, as ``[distances, d_r]``, with whole blocks of both sequences."""
         return jnp.pad(P.T, ((self.n_x * self.b_x - self.l_x, self.n_z * self.b_z - self.l_z), (0, 0)))
 
-    def without_padding(self, dP: Array) -> Array:
+    def crop(self, dP: Array) -> Array:
         """The gradient by P from that by ``distances``."""
         first = self.n_x * self.b_x - self.l_x
         return dP[first : first + self.l_z + self.l_x].T
@@ -318,6 +318,6 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     (dQ, *dU), (dK, dV, *dP) = in_turn(blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
     dU = ((a * len(K) ** -0.5)[:, : blocks.l_x].astype(by_distance[0].dtype) for a in dU)
-    dP = (blocks.without_padding(a).astype(by_distance[1].dtype) for a in dP)
+    dP = (blocks.crop(a).astype(by_distance[1].dtype) for a in dP)
     of_z = dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
     return dQ.astype(Q.dtype), *of_z, *dU, *dP
