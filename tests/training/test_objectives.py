@@ -9,7 +9,7 @@ import pytest
 
 from algorithms import d_transformer, e_encoding, e_transformer, ed_transformer
 from tests import cases
-from tests.training_cases import OF_TOKENS, data_for, settings_for
+from tests.training_cases import TOKEN_TASKS, data_for, settings_for
 from training.loop.train_step import batch_loss
 from training.settings import REMAT
 from training.tasks import TASKS
@@ -68,7 +68,7 @@ def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
     assert (int(totals.weight), int(totals.correct)) == (predicted.sum(), correct)
 
 
-@pytest.mark.parametrize("task", OF_TOKENS)
+@pytest.mark.parametrize("task", TOKEN_TASKS)
 def test_padding_and_empty_rows_count_nothing(task):
     settings, data, _, theta, value_and_grad = case(task)
     *_, batch = data.validation.evaluation_batches()
