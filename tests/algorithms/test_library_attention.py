@@ -71,7 +71,7 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
 
     with jax.enable_x64(False):
         out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, None, cap))
-        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap))
+        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap, ()))
     np.testing.assert_allclose(out, expected_out, atol=2e-5)
     for name, a, b in zip("QKV", of_kernel, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)

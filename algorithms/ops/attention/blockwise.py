@@ -6,26 +6,21 @@ backward pass computes each block of the softmax again from it. Blocks that a st
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, Integer, UInt32
+from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from algorithms.ops.attention.kernel import kernel
 from algorithms.ops.attention.tiles import (
-    ByDistance,
     for_each_tile,
     in_turn,
-    shared_by_sequences,
-    sum_over_groups,
-    sum_over_sequences,
 )
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
@@ -35,35 +30,6 @@ BLOCK = 512
 """Rows and columns of the largest block of scores."""
 NARROWEST = 128
 """The same in the narrowest window: products of smaller blocks would be slow."""
-
-
-class _Residuals(NamedTuple):
-    Q: Float[Array, "H d_attn B l_x"]
-    K: Float[Array, "H_kv d_attn B l_z"]
-    V: Float[Array, "H_kv d_mid B l_z"]
-    V_tilde: Float[Array, "H d_mid B l_x"]
-    log_sum_exp: Float[Array, "H 1 B l_x"]
-    mask: Mask
-    seeds: UInt32[Array, "H B 2"] | None
-    by_distance: ByDistance
-
-
-def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance=()):
-    of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
-    V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V, *shared_by_sequences(by_distance)), mask, seeds)
-    V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
-    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance)
-
-
-def _backward(dropout, cap, residuals: _Residuals, E):
-    Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance = residuals
-    of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
-    matrices = Q, K, V, V_tilde, E, log_sum_exp, *shared_by_sequences(by_distance)
-    dQ, dK, dV, *by_U_P = for_each_tile(of_tile, matrices, mask, seeds)
-    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
-
-
-blockwise_attention = kernel(_forward, _backward)
 
 
 class _Blocks:
@@ -321,3 +287,6 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     dP = (blocks.crop(a).astype(by_distance[1].dtype) for a in dP)
     of_z = dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
     return dQ.astype(Q.dtype), *of_z, *dU, *dP
+
+
+blockwise_attention = kernel(for_each_tile, _forward_of_tile, _backward_of_tile)
