@@ -96,8 +96,79 @@ def ed_hidden_state(
     return X
 
 
-@compiled
 @numbered
+def context_encoding(
+    z: Integer[Array, "*batch l_z"], theta: Any, z_mask: Any, z_length: Any, f: Lines
+) -> Float[Array, "d_e *batch l_z"]:
+    """Lines 1-9 of Algorithm 8 by the lines f: encode the context sequence."""
+    t = positions_in(z)  # line 1
+    Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
+    Z = context_residual_stream(Z, t, theta, padded(z_mask, z_length), f)  # lines 4-9
+    return Z
+
+
+@numbered
+def context_residual_stream(
+    Z: Float[Array, "d_e *batch l_z"], t: Any, theta: Any, z_mask: Any, f: Lines
+) -> Float[Array, "d_e *batch l_z"]:
+    """Lines 4-9 of Algorithm 8: from the embeddings to the encoded context."""
+    f = f._replace(table=Table(theta.encoder_distances, both_ways=True))
+
+    def layer(Z, theta_l, f):
+        W_enc, norm1, mlp, norm2 = theta_l
+        Z_tilde = f.before(Z, norm1)  # Z in the paper
+        Z = Z + f.mh_attention(Z_tilde, Z_tilde, W_enc, z_mask, t, t)  # line 5
+        Z = f.after(Z, norm1)  # line 6
+        Z = Z + f.mlp(f.before(Z, norm2), mlp)  # line 7
+        Z = f.after(Z, norm2)  # line 8
+        return Z
+
+    Z = f.each_layer(layer, Z, theta.encoder, reads=z_mask)  # line 4
+    return f.layer_norm(Z, theta.encoder_norm)
+
+
+@numbered
+def decoder_hidden_state(
+    Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 10-20 of Algorithm 8 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    X = f.embedding(x, t, theta)  # lines 10-12
+    X = primary_residual_stream(Z, X, t, theta, mask, cross_mask, f)  # lines 13-20
+    return X
+
+
+@numbered
+def primary_residual_stream(
+    Z: Any, X: Float[Array, "d_e *columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 13-20 of Algorithm 8: from the embeddings to the hidden state."""
+    f = f._replace(table=Table(theta.decoder_distances))
+
+    def layer(X, theta_l, f):
+        W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
+        X_tilde = f.before(X, norm3)  # X in the paper
+        X = X + f.mh_attention(X_tilde, X_tilde, W_dec, mask, t, t)  # line 14
+        X = f.after(X, norm3)  # line 15
+        X = X + f.mh_attention(f.before(X, norm4), Z, W_ed, cross_mask, t, None)  # line 16
+        X = f.after(X, norm4)  # line 17
+        X = X + f.mlp(f.before(X, norm5), mlp)  # line 18
+        X = f.after(X, norm5)  # line 19
+        return X
+
+    X = f.each_layer(layer, X, theta.decoder, reads=(Z, mask, cross_mask), draws=3)  # line 13
+    return f.layer_norm(X, theta.decoder_norm)
+
+
+def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
+    """θ with W_e, W_p and the norm that embed the context, where those are not the decoder's."""
+    own = {} if theta.context is None else theta.context._asdict()
+    return theta._replace(**{name: array for name, array in own.items() if array is not None})
+
+
+# Ways in and out in the middle
+
+
+@compiled
 def ed_encoding(
     z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
@@ -111,16 +182,11 @@ def ed_encoding(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    f = lines_of(variant, implementation, *OWN)
-    t = positions_in(z)  # line 1
-    Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
-    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
-    Z = ed_encoder_layers(Z, theta, key=key, z_mask=z_mask, remat=remat, unroll=unroll, **options)  # lines 4-9
-    return Z
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
+    return context_encoding(z, theta, z_mask, z_length, f)
 
 
 @compiled
-@numbered
 def ed_encoder_layers(
     Z: Float[Array, "d_e *batch l_z"],
     theta: EDTransformerParams,
@@ -134,41 +200,9 @@ def ed_encoder_layers(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
-    table = Table(theta.encoder_distances, both_ways=True)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll, table=table)
-    Z, t = pad_embeddings(Z, theta.W_e, z_length), positions_in(Z[0])
-    mask = padded(z_mask, z_length)
-
-    def layer(Z, theta_l, f):
-        W_enc, norm1, mlp, norm2 = theta_l
-        Z_tilde = f.before(Z, norm1)  # Z in the paper
-        Z = Z + f.mh_attention(Z_tilde, Z_tilde, W_enc, mask, t, t)  # line 5
-        Z = f.after(Z, norm1)  # line 6
-        Z = Z + f.mlp(f.before(Z, norm2), mlp)  # line 7
-        Z = f.after(Z, norm2)  # line 8
-        return Z
-
-    Z = f.each_layer(layer, Z, theta.encoder, reads=mask)  # line 4
-    return f.layer_norm(Z, theta.encoder_norm)
-
-
-def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
-    """θ with W_e, W_p and the norm that embed the context, where those are not the decoder's."""
-    own = {} if theta.context is None else theta.context._asdict()
-    return theta._replace(**{name: array for name, array in own.items() if array is not None})
-
-
-def _check_positions(variant: Variant) -> None:
-    if variant.embedding.positions == "in_attention":
-        raise ValueError(
-            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
-            "keys of other positions than its queries"
-        )
-    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
-        raise ValueError(
-            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
-            "positions than its queries"
-        )
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
+    Z = pad_embeddings(Z, theta.W_e, z_length)
+    return context_residual_stream(Z, positions_in(Z[0]), theta, padded(z_mask, z_length), f)
 
 
 @compiled
@@ -213,33 +247,14 @@ def ed_decoder_layers(
     return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
 
 
-@numbered
-def decoder_hidden_state(
-    Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
-) -> Float[Array, "d_e *columns"]:
-    """Lines 10-20 of Algorithm 8 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
-    X = f.embedding(x, t, theta)  # lines 10-12
-    X = primary_residual_stream(Z, X, t, theta, mask, cross_mask, f)  # lines 13-20
-    return X
-
-
-@numbered
-def primary_residual_stream(
-    Z: Any, X: Float[Array, "d_e *columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
-) -> Float[Array, "d_e *columns"]:
-    """Lines 13-20 of Algorithm 8: from the embeddings to the hidden state."""
-    f = f._replace(table=Table(theta.decoder_distances))
-
-    def layer(X, theta_l, f):
-        W_dec, norm3, W_ed, norm4, mlp, norm5 = theta_l
-        X_tilde = f.before(X, norm3)  # X in the paper
-        X = X + f.mh_attention(X_tilde, X_tilde, W_dec, mask, t, t)  # line 14
-        X = f.after(X, norm3)  # line 15
-        X = X + f.mh_attention(f.before(X, norm4), Z, W_ed, cross_mask, t, None)  # line 16
-        X = f.after(X, norm4)  # line 17
-        X = X + f.mlp(f.before(X, norm5), mlp)  # line 18
-        X = f.after(X, norm5)  # line 19
-        return X
-
-    X = f.each_layer(layer, X, theta.decoder, reads=(Z, mask, cross_mask), draws=3)  # line 13
-    return f.layer_norm(X, theta.decoder_norm)
+def _check_positions(variant: Variant) -> None:
+    if variant.embedding.positions == "in_attention":
+        raise ValueError(
+            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
+            "keys of other positions than its queries"
+        )
+    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
+        raise ValueError(
+            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
+            "positions than its queries"
+        )

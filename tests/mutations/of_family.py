@@ -70,7 +70,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "an encoder with the buckets of a decoder": Mutation(
         "algorithms/alg09_e_transformer.py",
-        "e_layers",
+        "residual_stream",
         "f",
         "both_ways=True",
         "both_ways=False",
@@ -402,7 +402,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "final norm of the encoder dropped": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "ed_encoder_layers",
+        "context_residual_stream",
         "return",
         "f.layer_norm(Z, theta.encoder_norm)",
         "Z",
