@@ -51,7 +51,7 @@ def log_loss(
         b_u: an output bias, as in BERT.
         label_smoothing: s of `token_losses`.
         N_V: number of tokens, if the last rows of W_u are padding; None if they are not.
-        cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None for none.
+        cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None: no cap.
         implementation: how it is computed; see ``IMPLEMENTATIONS``.
 
     Returns:

@@ -136,7 +136,7 @@ def per(timing: Timing, n: int) -> str:
 
 
 def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
-    """Return a call that generates n tokens, the last of which has `context` tokens before it."""
+    """Return a call that generates n tokens; the last has `context` tokens before it."""
     state = decoding.empty_state(model.weights, B=1, C=capacity(context), bos=0)
     keys, greedy = jax.random.split(jax.random.key(0), 1), model.sampling_arrays([{"tau": 0.0}])
     states = [state]

@@ -52,7 +52,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, tokens: Mapping[str, str] | None = None, ends: Sequence[str] = ()) -> None:
         """Make a template of special tokens' texts, by their names in it, and the texts of those that end an
-        answer, which are eos_token if none are given. Nothing is rendered yet.
+        answer, which are eos_token unless given. Nothing is rendered yet.
         """
         self.text, self.tokens = text, dict(tokens or {})
         self.ends = tuple(ends) or tuple(t for name, t in self.tokens.items() if name == "eos_token")

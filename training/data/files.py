@@ -246,7 +246,7 @@ class _Split:
 
     @functools.cached_property
     def parts(self) -> tuple[Iterable[Any], Iterable[Any]]:
-        """The records of both sides, none of them on two."""
+        """The records of both sides, each on one of them only."""
         if self.held_files:
             validation = list(FileRecords(self.held_files, self.kind))
             held_out = frozenset(hash64(record_key(r)) for r in validation)

@@ -81,7 +81,7 @@ def is_table(path: Path) -> bool:
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the files of text in a directory and in those below it, by their names; none of a table's directory."""
+    """Return the files of text in a directory and in those below it, by name; nothing for a table's directory."""
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
     return sorted(file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())

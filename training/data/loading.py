@@ -66,7 +66,7 @@ class RunData:
     stores: Splits[Any]  # the tokens of each part
     train: Dataset  # the batches
     validation: Dataset  # the held-out batches
-    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
+    labels: tuple[str, ...] = ()  # the classes, by number; empty but for classification
     notes: tuple[str, ...] = ()  # notes for the user: examples left out or cut
 
     @property

@@ -83,7 +83,7 @@ class Corpus(Generic[R]):
     validation: Iterable[R]
     test: Iterable[R]  # may be empty
     held_out: float = 0.0  # the share that was to be held out for validation; 0 where that was not asked for
-    files: tuple[str, ...] = ()  # whose records the store is to count, in their order; none unless that was asked for
+    files: tuple[str, ...] = ()  # whose records the store is to count, in their order; empty unless that was asked for
     n_bytes: int = 0  # size of the data, roughly; 0 where it is not known
 
     def parts(self) -> dict[str, Iterable[R]]:

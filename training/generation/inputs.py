@@ -108,7 +108,7 @@ def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
 
 
 def check_count(name: str, value: Any, at_most: int | None = None, why: str = "") -> None:
-    """Check a positive integer. Raises TypeError if it is no integer, and ValueError if it is not in [1, at_most]."""
+    """Check an integer in [1, at_most]. Raises TypeError if it is not an integer, and ValueError if it is outside."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if value < 1 or (at_most is not None and value > at_most):
@@ -118,7 +118,7 @@ def check_count(name: str, value: Any, at_most: int | None = None, why: str = ""
 
 def check_sampling(sampling: Any, N_V: int) -> None:
     """Check how tokens are to be drawn, a `sampling.Sampling` with all its entries. Raises TypeError if top_k,
-    no_repeat_ngram_size or eos is no integer, and ValueError if a value is impossible.
+    no_repeat_ngram_size or eos is not an integer, and ValueError if a value is impossible.
     """
     top_k, top_p, penalty = sampling["top_k"], sampling["top_p"], sampling["repetition_penalty"]
     check_temperature(sampling["tau"])
@@ -167,7 +167,7 @@ def check_temperature(tau: Any) -> None:
 def check_translation(
     l_max: Any, beam_size: Any, length_penalty: Any, tau: Any, key: Any, config: TransformerConfig
 ) -> None:
-    """Check how contexts are to be translated. Raises TypeError if a size is no integer, or the key untyped, and
+    """Check how contexts are to be translated. Raises TypeError if a size is not an integer, or the key is untyped, and
     ValueError if a value is impossible, or two of them do not go together.
     """
     check_count("l_max", l_max, config.l_max, ", the l_max of the model")

@@ -143,7 +143,7 @@ def _next(
     allowed: tuple[int, int],
     tau: float,
 ) -> Int[Array, "B"]:
-    """Return the token behind a column of each row."""
+    """Return the token after a column of each row."""
     X = hidden_state(params, batch, variant=variant)
     last = jnp.take_along_axis(X, column[None, :, None], axis=-1)
     first, end = allowed

@@ -57,7 +57,7 @@ class Prefixes:
 
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
-        """Return what has room for so many texts that fill the context."""
+        """Return what has room for this many texts that fill the context."""
         of_token = config.L * config.H_kv * (config.d_attn + config.d_mid) * theta.W_e.dtype.itemsize
         return Prefixes(n * bucket(config.l_max) * of_token)
 

@@ -26,7 +26,7 @@ class Sampling(TypedDict, total=False):
     # draw from the nucleus only, the fewest likeliest tokens which together have this probability, at temperature τ and
     # after `top_k`; None: from all
     top_p: float | None
-    # a token that ends a sequence, or several; what follows is the first of them again. None: none does
+    # a token that ends a sequence, or several; what follows is the first of them again. None: no token does
     eos: int | Sequence[int] | None
     # what the scores of tokens that were there before are divided by where they are positive, and multiplied by where
     # they are negative, before all else; 1: nothing
@@ -58,7 +58,7 @@ class SamplingArrays(NamedTuple):
     tau: Float[Array, "B"]  # temperatures
     top_k: Int[Array, "B"]  # 0 where it is None
     top_p: Float[Array, "B"]  # 1 where it is None
-    eos: Int[Array, "B E"]  # those of each, then −1; the first ones fill what is behind an end
+    eos: Int[Array, "B E"]  # those of each, then −1; the first ones fill what follows an end
     repetition_penalty: Float[Array, "B"]  # 1 where there is none
     no_repeat_ngram_size: Int[Array, "B"]  # 0 where there is none
     frequency_penalty: Float[Array, "B"]  # 0 where there is none
@@ -99,7 +99,7 @@ class SamplingArrays(NamedTuple):
         )
 
     def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
-        """Return the settings of some of these sequences and of others behind them."""
+        """Return the settings of some of these sequences, followed by those of others."""
 
         def both(name: str) -> Array:
             parts = [np.asarray(getattr(of, name)) for of in (self, other)]

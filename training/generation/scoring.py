@@ -128,9 +128,9 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, every token of which is predicted
+    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, where every token is predicted
     once. A window of l_max tokens slides over the text by ``stride`` (half of l_max unless given; fewer see more and
-    take longer), and what is new in it is predicted from all that stands before it in the window. The first one begins
+    take longer), and what is new in it is predicted from all that comes before it in the window. The first one begins
     with bos, the paper's unless given. Raises ValueError for a text without tokens or bytes, an unknown token, or a
     stride outside [1, l_max − 1].
     """

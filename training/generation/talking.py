@@ -3,7 +3,7 @@
 talker = Talker(load_run(directory), Options(tau=0.0), system="You answer in verse.")
 talker.answers(["What is the capital of France?"])     # each text opens a conversation of its own
 talker.hear("What is the capital of France?")
-for piece in talker.reply(): …                          # the conversation goes on
+for piece in talker.reply(): …                          # the conversation continues
 """
 
 from collections.abc import Generator, Sequence
@@ -86,7 +86,7 @@ class Talker(Continuer):
             self._say("".join(pieces))
 
     def replies(self, *, number: int = 1) -> list[Answer]:
-        """Return the next answers, the first of which is what was said."""
+        """Return the next answers; the first is what was said."""
         (answers,) = self._answers(*self._continued([Prompt(self._tokens)] * self.n, number))
         self._say(answers[0]["text"])
         return answers

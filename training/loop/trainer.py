@@ -384,7 +384,7 @@ class Trainer:
         return self._state.params if self._state.ema is None else self._state.ema
 
     def _model(self) -> Any:
-        """The model that is evaluated: those parameters, merged into the frozen ones where there are such."""
+        """The model that is evaluated: those parameters, merged into the frozen ones if there are any."""
         params = self._evaluated_params()
         if self._frozen is None:
             return params

@@ -55,7 +55,7 @@ class Run(NamedTuple):
     config: Any  # its sizes and variant
     tokenizer: Tokenizer  # what makes its tokens
     task: str  # one of `training.tasks.TASKS`
-    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
+    labels: tuple[str, ...] = ()  # the classes, by number; empty but for classification
 
 
 class Description(NamedTuple):

@@ -25,7 +25,7 @@ class Writer(Protocol):
 
 
 class NoLog:
-    """Takes the place of the record in a process that writes none."""
+    """Takes the place of the record in a process that does not write one."""
 
     def append(self, line: dict[str, Any]) -> None:
         """Forget the line."""

@@ -147,7 +147,7 @@ class _Server:
 
 
 def _of(answer: Any) -> Response:
-    """Return an answer, or what stands for none where nobody reads it."""
+    """Return an answer, or an empty one where nobody reads it."""
     return Response(status_code=499) if answer is None else JSON(answer)
 
 

@@ -61,7 +61,7 @@ class Completion:
         return [self._choice(i, self.texts[i // n], self._of_echo(i), last) for i in range(n * len(self.texts))]
 
     def part(self, index: int, step: Step, before: int) -> dict[str, Any]:
-        """Return one more token of a completion, behind so many characters that were generated."""
+        """Return one more token of a completion, after this many generated characters."""
         return self._choice(index, step.text, self._of_steps(index, [step], before), step.finish)
 
     def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class _Blocks:
         return dP[first : first + self.l_z + self.l_x].T
 
     def first_distance(self, j: int | Array, i: int | Array) -> int | Array:
-        """The row of ``distances`` from which the ``b_z + b_x`` of the block (j, i) stand."""
+        """The first of the ``b_z + b_x`` rows of ``distances`` that the block (j, i) needs."""
         return j * self.b_z + (self.n_x - 1 - i) * self.b_x
 
     def over_context(self, i: int | Array, step: Callable[[Array, bool | Array, T], T], state: T) -> T:

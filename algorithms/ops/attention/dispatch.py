@@ -114,7 +114,7 @@ def automatic(
     cap: float | None = None,
     by_distance: ByDistance = (),
 ) -> str:
-    """What ``"auto"`` stands for: the first row of this table that holds. ``docs/performance.md`` has the measurements.
+    """What ``"auto"`` means: the first row of this table that holds. ``docs/performance.md`` has the measurements.
 
     ========  ==============================================================  ===============
     platform  condition                                                       implementation

@@ -84,7 +84,7 @@ class _Strip:
         return self.queries(U), dynamic_slice_in_dim(P, self.first_distance(l_x), len(self.t_z) + self.n, 1)
 
     def first_distance(self, l_x: int) -> int | Array:
-        """The column of P from which those of the strip stand."""
+        """The first column of P that the strip needs."""
         return self.keys.start + l_x - self.first - self.n
 
     def permitted(self) -> Bool[Array, "n z"]:
