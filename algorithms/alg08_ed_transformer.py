@@ -65,34 +65,21 @@ def ed_transformer(
         >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).shape
         (5, 3)
     """
-    options = {"variant": variant, "implementation": implementation, "key": key, "z_length": z_length}
-    X = ed_hidden_state(z, x, theta, mask=mask, z_mask=z_mask, cross_mask=cross_mask, **options)  # lines 1-20
-    P = variant.unembedding(X, theta)  # return
+    f = _lines(variant, implementation, key=key)
+    X = hidden_state(z, x, theta, (mask, z_mask, cross_mask), z_length, f)  # lines 1-20
+    P = f.unembedding(X, theta)  # return
     return P
 
 
-@compiled
 @numbered
-def ed_hidden_state(
-    z: Context,
-    x: Integer[Array, "*batch l_x"],
-    theta: EDTransformerParams,
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    mask: PrimaryMask = UNIDIRECTIONAL,
-    z_mask: ContextMask = BIDIRECTIONAL,
-    cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+def hidden_state(
+    z: Any, x: Integer[Array, "*batch l_x"], theta: Any, masks: tuple[Any, Any, Any], z_length: Any, f: Lines
 ) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    lines = {"variant": variant, "implementation": implementation}
-    options = {**lines, "z_length": z_length, "remat": remat, "unroll": unroll}
-    Z = ed_encoding(z, theta, key=fold_in(key, 0), z_mask=z_mask, **options)  # lines 1-9
-    X = ed_decoding(Z, x, theta, key=fold_in(key, 1), mask=mask, cross_mask=cross_mask, **options)  # lines 10-20
+    """Lines 1-20 of Algorithm 8 by the lines f, with the masks of lines 14, 5 and 16."""
+    mask, z_mask, cross_mask = masks
+    Z = context_encoding(z, theta, z_mask, z_length, f._replace(key=fold_in(f.key, 0)))  # lines 1-9
+    f, t, cross_mask = f._replace(key=fold_in(f.key, 1)), positions_in(x), padded(cross_mask, z_length)
+    X = decoder_hidden_state(Z, x, t, theta, mask, cross_mask, f)  # lines 10-20
     return X
 
 
@@ -169,6 +156,27 @@ def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
 
 
 @compiled
+def ed_hidden_state(
+    z: Context,
+    x: Integer[Array, "*batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "d_e *batch l_x"]:
+    """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
+    f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return hidden_state(z, x, theta, (mask, z_mask, cross_mask), z_length, f)
+
+
+@compiled
 def ed_encoding(
     z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
@@ -221,8 +229,7 @@ def ed_decoding(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    _check_positions(variant)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
+    f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
 
 
@@ -242,12 +249,12 @@ def ed_decoder_layers(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
-    _check_positions(variant)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
+    f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
 
 
-def _check_positions(variant: Variant) -> None:
+def _lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
+    """The lines of a variant whose line 16 can have keys of other positions than its queries."""
     if variant.embedding.positions == "in_attention":
         raise ValueError(
             "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
@@ -258,3 +265,4 @@ def _check_positions(variant: Variant) -> None:
             "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
             "positions than its queries"
         )
+    return lines_of(variant, implementation, *OWN, **options)
