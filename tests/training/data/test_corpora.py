@@ -182,7 +182,10 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
         return packages.subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(packages.subprocess, "run", run)
-    with pytest.raises(DataError, match=r"pip gave no file no_such-1\.0\.whl for no-such-package-anywhere 1\.0"):
+    with pytest.raises(
+        DataError,
+        match=r"pip gave no file no_such_package_anywhere-1\.0-py3-none-any\.whl for no-such-package-anywhere 1\.0",
+    ):
         fetch(MISSING["pip"], tmp_path)
 
     def hang(command, **_):
@@ -195,7 +198,9 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "packages").write_text("a file")
-    with pytest.raises(DataError, match=r"^cannot keep no_such-1\.0\.whl in .*packages: "):
+    with pytest.raises(
+        DataError, match=r"^cannot keep no_such_package_anywhere-1\.0-py3-none-any\.whl in .*packages: "
+    ):
         fetch(MISSING["pip"], tmp_path)
 
 
