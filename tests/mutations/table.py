@@ -3,6 +3,7 @@
 from .mutation import Mutation
 from .of_attention import OF_ATTENTION
 from .of_components import OF_COMPONENTS
+from .of_conversations import OF_CONVERSATIONS
 from .of_family import OF_FAMILY
 from .of_inference import OF_INFERENCE
 from .of_models import OF_MODELS
@@ -10,5 +11,7 @@ from .of_practice import OF_PRACTICE
 
 __all__ = ["MUTATIONS"]
 
-MUTATIONS: dict[str, Mutation] = OF_COMPONENTS | OF_ATTENTION | OF_MODELS | OF_INFERENCE | OF_FAMILY | OF_PRACTICE
+MUTATIONS: dict[str, Mutation] = (
+    OF_COMPONENTS | OF_ATTENTION | OF_MODELS | OF_INFERENCE | OF_FAMILY | OF_PRACTICE | OF_CONVERSATIONS
+)
 """What was changed → the edit; at least one for every algorithm."""
