@@ -236,6 +236,7 @@ def typed() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
+            print()
             return
 
 
