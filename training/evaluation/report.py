@@ -55,17 +55,11 @@ Progress = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The results of an evaluation.
+    """The results of an evaluation."""
 
-    Attributes:
-        rows: figures by method, this model first.
-        samples: lines that show examples of the model's output.
-        missing: packages that would have added a method.
-    """
-
-    rows: dict[str, Figures]
-    samples: list[str] = dataclasses.field(default_factory=list)
-    missing: list[str] = dataclasses.field(default_factory=list)
+    rows: dict[str, Figures]  # figures by method, this model first
+    samples: list[str] = dataclasses.field(default_factory=list)  # lines that show examples of the model's output
+    missing: list[str] = dataclasses.field(default_factory=list)  # packages that would have added a method
 
     def baseline(self, module: str, package: str) -> ModuleType | None:
         """Return a module of baselines, or notes that it needs a package that is not installed."""
@@ -87,11 +81,9 @@ def compare(
     limit: int = 0,
     progress: Progress = lambda n, total: None,
 ) -> Comparison:
-    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or
-    classify (0: all). `progress` is called with how many batches or examples are done since, and how many there are.
-
-    Raises:
-        DataError: the part is empty, or `limit` is given where nothing is translated or classified.
+    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or classify
+    (0: all). `progress` is called with how many batches or examples are done since, and how many there are. Raises
+    DataError if the part is empty, or `limit` is given where nothing is translated or classified.
     """
     if limit and run.task not in LIMITED:
         raise DataError(f"--limit: expected a run of {' or '.join(LIMITED)}, got one of {run.task}; leave it out")
@@ -248,14 +240,11 @@ def _continuation(run: Run) -> str:
 
 
 class Evaluation(NamedTuple):
-    """How the runs of a task are evaluated.
+    """How the runs of a task are evaluated."""
 
-    Attributes:
-        compare: from run, description, data, part, the chosen records of it and a `Progress` to what was found.
-        sample: shows an example of the trained model's output; None where there is nothing to show.
-    """
-
+    # from run, description, data, part, the chosen records of it and a `Progress` to what was found
     compare: Callable[..., Comparison]
+    # shows an example of the trained model's output; None where there is nothing to show
     sample: Callable[[Run], str] = lambda run: ""
 
 

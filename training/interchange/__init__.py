@@ -248,11 +248,7 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
 
 
 def _unending(fields: Fields, model: Model) -> str:
-    """Say what a model without an eos token cannot do.
-
-    Raises:
-        InterchangeError: it can do nothing at all.
-    """
+    """Say what a model without an eos token cannot do, or raise InterchangeError if it can do nothing at all."""
     token = fields.get("eos_token_id")
     named = f"{fields.path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
     if model.task == "ed":
@@ -268,10 +264,8 @@ def _sizes(model: Model, variant: str) -> dict[str, Any]:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path is of a run's directory, or of what was converted to one.
-
-    Raises:
-        InterchangeError: there is nothing, or a file of another kind.
+    """Return whether a path is of a run's directory, or of what was converted to one. Raises InterchangeError if there
+    is nothing, or a file of another kind.
     """
     if path.is_file() and path.suffix == SUFFIX:
         return False
@@ -336,11 +330,7 @@ def _read(
 
 
 def _check_files(path: Path) -> None:
-    """Check that the paths of files are files.
-
-    Raises:
-        InterchangeError: one is a pipe, or a directory.
-    """
+    """Check that the paths of files are files, or raise InterchangeError if one is a pipe, or a directory."""
     for file in sorted(path.iterdir()):
         if file.suffix in SUFFIXES:
             try:
