@@ -38,21 +38,13 @@ jax.tree_util.register_pytree_with_keys(
 
 
 class Intermediate(NamedTuple):
-    """What `intermediates` tells of a value.
+    """What `intermediates` tells of a value."""
 
-    Attributes:
-        name: the shortest that fits no other.
-        shape: with the axes of loops in front, ``[layers, H, rows, *batch, columns]``.
-        dtype: of its entries.
-        lines: the line that computes it, and those that lead to it.
-        place: file and line of the source.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    lines: str
-    place: str
+    name: str  # the shortest that fits no other
+    shape: tuple[int, ...]  # with the axes of loops in front, ``[layers, H, rows, *batch, columns]``
+    dtype: np.dtype  # of its entries
+    lines: str  # the line that computes it, and those that lead to it
+    place: str  # file and line of the source
 
     def __repr__(self) -> str:
         return f"{self.name:20} {_described(self)}  {self.lines}, {self.place}"

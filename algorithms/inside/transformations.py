@@ -143,17 +143,11 @@ def _described(name: str, found: Found) -> Intermediate:
 
 
 class _Call(NamedTuple):
-    """A call of a function: all but the arrays.
+    """A call of a function: all but the arrays."""
 
-    Attributes:
-        f: the function.
-        tree: the structure of the arguments.
-        leaves: those that are not arrays; of the others, `_ARRAY`.
-    """
-
-    f: Callable[..., Any]
-    tree: Any
-    leaves: tuple[Any, ...]
+    f: Callable[..., Any]  # the function
+    tree: Any  # the structure of the arguments
+    leaves: tuple[Any, ...]  # those that are not arrays; of the others, `_ARRAY`
 
     @classmethod
     def of(cls, f: Callable[..., Any], args: Any, kwargs: Any) -> tuple["_Call", list[Any]]:
