@@ -6,6 +6,7 @@ from .of_components import COMPONENT_MUTATIONS
 from .of_conversations import CONVERSATION_MUTATIONS
 from .of_family import FAMILY_MUTATIONS
 from .of_inference import INFERENCE_MUTATIONS
+from .of_inside import INSIDE_MUTATIONS
 from .of_models import MODEL_MUTATIONS
 from .of_practice import PRACTICE_MUTATIONS
 
@@ -19,5 +20,6 @@ MUTATIONS: dict[str, Mutation] = (
     | FAMILY_MUTATIONS
     | PRACTICE_MUTATIONS
     | CONVERSATION_MUTATIONS
+    | INSIDE_MUTATIONS
 )
 """What was changed → the edit; at least one for every algorithm."""

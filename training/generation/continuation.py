@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
+from algorithms.inside import Recorded
 from training.generation import decoding, inputs
 from training.generation.cache import bucket, capacity
 from training.generation.decoding import Likeliest, State, Weights
@@ -210,7 +211,7 @@ class Continuation:
         of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
         return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
 
-    def seen(self) -> list[dict[str, Array]]:
+    def seen(self) -> list[Recorded]:
         """What was recorded of each request, as `record` gives it of one pass over the tokens before its last one.
 
         Where a text has outgrown l_max, these are the tokens of its window.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from algorithms.inside import At, at, intervene, record
+from algorithms.inside import At, Recorded, at, intervene, record
 from training.generation import decoding
 from training.generation.decoding import State
 
@@ -93,9 +93,9 @@ class Reading:
                     row[name].append(_of_step(value, name, r, slots[r], like=row[name][0]))
         return state
 
-    def seen(self) -> list[dict[str, Array]]:
+    def seen(self) -> list[Recorded]:
         """What was recorded of each sequence, ``[layers, H, rows, columns]``."""
-        return [{name: _joined(name, blocks) for name, blocks in row.items()} for row in self.rows]
+        return [Recorded((name, _joined(name, blocks)) for name, blocks in row.items()) for row in self.rows]
 
 
 def _symbol(name: str) -> str:
