@@ -113,6 +113,7 @@ class Generator:
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
         self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
+        self._apart = decoding.apart(theta, variant=self.config.variant)
         self.prefixes = prefixes
         self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
@@ -186,7 +187,7 @@ class Generator:
 
     @property
     def _model(self) -> Model:
-        return Model(self.theta, self.weights, self.config, self.prefixes, self._inside)
+        return Model(self.theta, self._apart, self.weights, self.config, self.prefixes, self._inside)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
         """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""

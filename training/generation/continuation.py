@@ -30,9 +30,12 @@ REMEMBERED = 1024
 
 
 class Model(NamedTuple):
-    """A decoder: its parameters, the same laid out for single columns, its sizes, and what it keeps of texts."""
+    """A decoder: its parameters, the same `decoding.apart` for prompts, and laid out for single columns, its sizes, and
+    what it keeps of texts.
+    """
 
     theta: DTransformerParams
+    apart: DTransformerParams
     weights: Weights
     config: DTransformerConfig
     prefixes: Prefixes | None = None
@@ -52,8 +55,9 @@ class Model(NamedTuple):
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
         C = capacity(P + 1 + room)
         if self.prefixes is not None and self.inside is None:
-            return self.prefixes.read(self.theta, x, lengths, config=self.config, C=C)
-        return prefill(self.theta, x, lengths, variant=self.config.variant, C=C, most=self.most)
+            return self.prefixes.read(self.theta, self.apart, x, lengths, config=self.config, C=C)
+        theta = self.apart if self.inside is None else self.theta
+        return prefill(theta, x, lengths, variant=self.config.variant, C=C, most=self.most)
 
 
 class Continuation:

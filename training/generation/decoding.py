@@ -27,8 +27,8 @@ from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
 from algorithms.alg08_ed_transformer import OWN, decoder_hidden_state
-from algorithms.alg10_d_transformer import decoder_lines, hidden_state
-from algorithms.layers import attend_in_full, lines_of, zero_padding
+from algorithms.alg10_d_transformer import decoder_lines, hidden_state, residual_stream
+from algorithms.layers import attend_in_full, lines_of, positions_in, zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import log_softmax, softmax
@@ -83,21 +83,24 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Varia
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
-    L = jax.tree.leaves(stacked)[0].shape[0]
-    layers = [_layer(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
     if int8:
-        layers, theta = map(_in_int8, layers), theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
-    each = tuple(layer for layer in layers for _ in range(variant.shared_layers))  # the same arrays, not copies
-    return theta._replace(**{name: each})
+        theta = theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
+    laid_out = (lambda layer: _in_int8(_layer(layer))) if int8 else _layer
+    return theta._replace(**{name: _one_by_one(stacked, variant, laid_out)})
 
 
 def _part(stacked: Any, l: int) -> Any:
     """An array of layer l: on a CPU the same memory, elsewhere a copy."""
-    is_here = isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer)
-    if not is_here or {device.platform for device in stacked.devices()} != {"cpu"} or len(stacked.devices()) > 1:
+    if not _is_here(stacked):
         return stacked[l]
     place = stacked.sharding if stacked.committed else None
     return jax.device_put(np.asarray(stacked)[l], place, may_alias=True)
+
+
+def _is_here(a: Any) -> bool:
+    """Whether an array is in the memory of this process's CPU alone."""
+    is_array = isinstance(a, jax.Array) and not isinstance(a, Tracer)
+    return is_array and len(a.devices()) == 1 and {device.platform for device in a.devices()} == {"cpu"}
 
 
 def _layer(params: Any) -> Any:
@@ -126,11 +129,10 @@ def widest_window(variant: Variant) -> int | None:
     return None if None in windows else max(windows)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "C", "most"))
 def prefill(
     theta: DTransformerParams,
-    x: Int[Array, "B P"],
-    lengths: Int[Array, "B"],
+    x: Int[Array, "B P"] | np.ndarray,
+    lengths: Int[Array, "B"] | np.ndarray,
     *,
     variant: Variant,
     C: int,
@@ -138,24 +140,106 @@ def prefill(
 ) -> State:
     """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C slots, more than
     P.
+
+    Where the layers are a tuple, as `apart` returns them, each is run by itself and reads its parameters where they
+    are; a loop over stacked ones copies them first. Of the last layer, only keys and values are computed.
     """
-    B, P = x.shape
+    R = min(C, most or C)
+    if not _are_apart(theta.layers):
+        return begun(x, lengths, _keys_and_values(theta, x, lengths, variant=variant, R=R), C=C)
+    caches, lines, X = [], variant.attentions, _embedded(theta._replace(layers=()), x, lengths, variant=variant)
+    for l, layer in enumerate(theta.layers):
+        of_layer = theta._replace(layers=(layer,), norm=None)
+        turn = variant.but(attention=lines[l % len(lines)])
+        X, cache = layer_read(X, of_layer, lengths, variant=turn, R=R, is_last=l == len(theta.layers) - 1)
+        caches.append(cache)
+    return begun(x, lengths, tuple(caches), C=C)
+
+
+def _are_apart(layers: Any) -> bool:
+    return isinstance(layers, tuple) and not hasattr(layers, "_fields")
+
+
+def apart(theta: DTransformerParams, *, variant: Variant) -> DTransformerParams:
+    """Return the parameters with all layers one by one, in the same memory; as they are, where that is impossible."""
+    if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
+        return theta
+    return theta._replace(layers=_one_by_one(theta.layers, variant, lambda layer: layer))
+
+
+def _one_by_one(stacked: Any, variant: Variant, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The parameters of every layer, laid out; layers that share theirs get the same arrays, not copies."""
+    L = jax.tree.leaves(stacked)[0].shape[0]
+    layers = [laid_out(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
+    return tuple(layer for layer in layers for _ in range(variant.shared_layers))
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "R"))
+def _keys_and_values(
+    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant, R: int
+) -> tuple[KeyValues, ...]:
+    """Return the keys and values of prompts in caches of R rows, of each layer, from stacked parameters."""
+    kept: list[Any] = []
+    f = decoder_lines(variant, "auto", attend=_keeping(lengths, x.shape[1], R), kept=kept)
+    hidden_state(zero_padding(x, lengths), None, theta, UNIDIRECTIONAL, None, f)
+    (stacked,) = kept
+    return tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
+
+
+@functools.partial(jax.jit, static_argnames=("variant",))
+def _embedded(
+    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant
+) -> Float[Array, "d_e B P"]:
+    """Return the embeddings of prompts: lines 1-3 of Algorithm 10."""
     x = zero_padding(x, lengths)
-    rows = prompt_tokens(lengths, P, min(C, most or C))
+    return decoder_lines(variant, "auto").embedding(x, positions_in(x), theta)
+
+
+@functools.partial(jax.jit, static_argnames=("variant", "R", "is_last"))
+def layer_read(
+    X: Float[Array, "d_e B P"],
+    theta: DTransformerParams,
+    lengths: Int[Array, "B"],
+    *,
+    variant: Variant,
+    R: int,
+    is_last: bool,
+) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
+    """Return the residual stream after one layer, None if it is the last, and what a cache of R rows keeps of it."""
+    kept: list[KeyValues] = []
+    keeping = _keeping(lengths, X.shape[-1], R)
+
+    def attend(*arguments, **options):
+        Y, keys_and_values = keeping(*arguments, **options)
+        kept.append(keys_and_values)
+        return Y, None
+
+    f = decoder_lines(variant, "auto", attend=attend)
+    X = residual_stream(X, positions_in(X[0]), theta, UNIDIRECTIONAL, f)
+    return None if is_last else X, kept[0]
+
+
+def _keeping(lengths: Int[Array, "B"], P: int, R: int) -> Callable[..., tuple[Array, KeyValues]]:
+    """The attention of whole prompts of P slots, which keeps keys and values in a cache of R rows."""
+    rows = prompt_tokens(lengths, P, R)
 
     def attend(line, X, Z, W, mask, **options):
         Y, _ = attend_in_full(line, X, Z, W, mask, **options)
         return Y, keys_and_values(Z, W, line, options["t_z"], "auto", options["table"].positions).arranged(rows)
 
-    kept: list[Any] = []
-    hidden_state(x, None, theta, UNIDIRECTIONAL, None, decoder_lines(variant, "auto", attend=attend, kept=kept))
-    (stacked,) = kept
-    L = stacked.K.shape[0]
+    return attend
+
+
+@functools.partial(jax.jit, static_argnames=("C",))
+def begun(x: Int[Array, "B P"], lengths: Int[Array, "B"], caches: tuple[KeyValues, ...], *, C: int) -> State:
+    """Return the state of prompts whose keys and values are known."""
+    B, P = x.shape
+    x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return State(
-        caches=tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(L)),
+        caches=caches,
         tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
-        log_p=jnp.zeros((B, C), accumulation_dtype(theta.W_e.dtype)),
+        log_p=jnp.zeros((B, C), accumulation_dtype(caches[0].K.dtype)),
         ended=jnp.zeros(B, bool),
         slot=jnp.asarray(P, jnp.int32),
         first=jnp.full(B, P, jnp.int32),
