@@ -76,10 +76,10 @@ class State(NamedTuple):
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one, and W_u untied; with
-    ``int8``, the matrices that are read for every token are rounded.
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one; with ``int8``, the
+    matrices that are read for every token are rounded.
 
-    A slice of stacked layers, and a transposed matrix, would be copied for every token.
+    A slice of stacked layers would be copied for every token.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
