@@ -13,7 +13,7 @@ import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
 from scripts.benchmarks.timing import Timing, alternate, table
-from training.generation import Generator, decoding
+from training.generation import Generator, decoding, states
 from training.generation.cache import capacity
 
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
@@ -141,16 +141,16 @@ def per(timing: Timing, n: int) -> str:
 
 def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
     """Return a call that generates n tokens; the last has `context` tokens before it."""
-    state = decoding.empty_state(model.weights, B=1, C=capacity(context), bos=0)
+    state = states.empty_state(model.weights, B=1, C=capacity(context), bos=0)
     keys, greedy = jax.random.split(jax.random.key(0), 1), model.sampling_arrays([{"tau": 0.0}])
-    states = [state]
+    ready = [state]
 
     def call() -> None:
         stop = jnp.asarray(context - 1, jnp.int32)
-        begun = states.pop()._replace(slot=stop - n)
+        begun = ready.pop()._replace(slot=stop - n)
         options = {"sampling": greedy, "variant": model.config.variant}
         ended = decoding.decode(model.weights, None, begun, keys, stop=stop, **options)
-        states.append(jax.block_until_ready(ended))
+        ready.append(jax.block_until_ready(ended))
 
     return call
 

@@ -12,13 +12,14 @@ from jaxtyping import Bool, Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import Recorded
-from training.generation import decoding, inputs
+from training.generation import decoding, inputs, reading, states
 from training.generation.cache import bucket, capacity
-from training.generation.decoding import Likeliest, State, Weights
 from training.generation.inside import Inside, Reading
+from training.generation.layout import Weights
 from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
+from training.generation.states import Likeliest, State
 from training.generation.windows import window_start
 
 ROOM = 256
@@ -30,7 +31,7 @@ REMEMBERED = 1024
 
 
 class Model(NamedTuple):
-    """A decoder: its parameters, the same `decoding.apart` for prompts, and laid out for single columns, its sizes, and
+    """A decoder: its parameters, the same `layout.apart` for prompts, and laid out for single columns, its sizes, and
     what it keeps of texts.
     """
 
@@ -45,10 +46,10 @@ class Model(NamedTuple):
     def most(self) -> int | None:
         """How many tokens' keys and values are kept: the widest window's; None: all, if anything reads all of them."""
         in_full = self.prefixes is not None or self.inside is not None
-        return None if in_full else decoding.widest_window(self.config.variant)
+        return None if in_full else states.widest_window(self.config.variant)
 
     def read(
-        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = decoding.prefill
+        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
     ) -> State:
         """Read prompts, padded on the right, with `prefill`; the caches get room for at least `room` tokens."""
         P = min(bucket(x.shape[1]), self.config.l_max)
@@ -202,7 +203,7 @@ class Continuation:
         slot, longest = int(before.slot), max(len(x) - window_start(len(x), l_max) for x in new)
         room = min(self._room, l_max - longest + 1, 2 * l_max - slot)
         if room > 0 and longest <= slot + 1:
-            self._state = decoding.joined(before, self._read(new), jnp.asarray(rows))
+            self._state = states.joined(before, self._read(new), jnp.asarray(rows))
             self._room = room
             if self._reading is not None:
                 self._reading.choose(rows.tolist(), beside=True)
@@ -242,10 +243,10 @@ class Continuation:
         self._room = l_max - int(lengths.max()) + 1
         begun = self.tokens.shape[1] > 0
         room = self._room if begun else min(self._l_gen, self._room, ROOM)
-        prefill = decoding.prefill if self._reading is None else self._reading.prefill
+        prefill = reading.prefill if self._reading is None else self._reading.prefill
         state = self._model.read(x, lengths, room=room, prefill=prefill)
         if len(windows) < len(texts):
-            state = decoding.chosen(state, jnp.asarray(rows))
+            state = states.chosen(state, jnp.asarray(rows))
             if self._reading is not None:
                 self._reading.latest = [self._reading.latest[r] for r in rows]
         if self._N:

@@ -16,7 +16,9 @@ import optax
 from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from scripts.benchmarks.accelerators import compilers, llama, programs, reference
 from scripts.benchmarks.timing import table
-from training.generation.decoding import empty_state, step, unstacked
+from training.generation.decoding import step
+from training.generation.layout import unstacked
+from training.generation.states import empty_state
 
 
 class Model(NamedTuple):
