@@ -140,7 +140,7 @@ class Rotary(Line):
         if self.scaling is not None:
             frequencies, factor = self.scaling(frequencies, self.base)
         dtype = accumulation_dtype(Q.dtype)
-        # known positions are computed here, not in every fusion that rotates; of long sequences they would be large constants
+        # known positions: here, not in every fusion that rotates; for long sequences they would be large constants
         of = np if isinstance(t, np.ndarray) and t.size <= 8192 else jnp
         t = of.asarray(t)
         t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)

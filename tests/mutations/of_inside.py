@@ -161,7 +161,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         "training/generation/inside.py",
         "Inside.__init__",
         "self.decode",
-        "intervene(decoding.decode, steps)",
+        "intervene(decoding.decode, places)",
         "decoding.decode",
         f"{V}/test_generation_inside.py::test_steered_from_the_cache_is_steered_algorithm_14",
         algorithm=14,
