@@ -40,6 +40,7 @@ POSITIONS = "algorithms/model/positions.py"
 ROTATION = "algorithms/ops/rotation.py"
 ATTENTION = "algorithms/model/attention.py"
 DECODING = "training/generation/decoding.py"
+STATES = "training/generation/states.py"
 CACHED = "training/generation/cache.py"
 
 DISTANCES = "algorithms/model/distances.py"
@@ -107,7 +108,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
     ),
     "prompts one slot too early in the cache": Mutation(
-        DECODING,
+        STATES,
         "prompt_tokens",
         "return",
         "first - lengths + 1",
@@ -117,7 +118,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         CACHE + GOPHER_CACHE + RING,
     ),
     "a ring of one row too few": Mutation(
-        DECODING, "widest_window", "return", "max(windows)", "max(windows) - 1", 14, None, RING
+        STATES, "widest_window", "return", "max(windows)", "max(windows) - 1", 14, None, RING
     ),
     "a ring written at another row": Mutation(
         CACHED,
@@ -152,7 +153,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "LLAMA",
     ),
     "sines and cosines of a rotation exchanged": Mutation(
-        POSITIONS, "Rotary.__call__", "cos", "(jnp.cos, jnp.sin)", "(jnp.sin, jnp.cos)", 4, "4", LLAMA, "LLAMA"
+        POSITIONS, "Rotary.__call__", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", LLAMA, "LLAMA"
     ),
     "gradient not rotated back": Mutation(ROTATION, "_backward", "return", "-sin", "sin", 10, None, BACKWARD),
     "halves for neighbors": Mutation(
@@ -380,9 +381,9 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "algorithms/layers.py", "Lines.each_layer", "L", "shared * jax", "jax", 10, None, SHARED
     ),
     "parameters by turns in the cache": Mutation(
-        DECODING,
-        "unstacked",
-        "each",
+        "training/generation/layout.py",
+        "_one_by_one",
+        "return",
         "for layer in layers for _ in range(variant.shared_layers)",
         "for _ in range(variant.shared_layers) for layer in layers",
         14,

@@ -51,6 +51,7 @@ STANDARD_LIBRARY = {
     "dataclasses",
     "enum",
     "functools",
+    "html",
     "inspect",
     "io",
     "itertools",

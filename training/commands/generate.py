@@ -224,6 +224,7 @@ def typed() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
+            print()
             return
 
 

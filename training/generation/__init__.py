@@ -27,13 +27,13 @@ from algorithms import (
 from algorithms.inside import At
 from algorithms.machinery.axes import check_key
 from algorithms.ops.draws import by_own_key
-from training.generation import beam_search, decoding, inputs
+from training.generation import beam_search, decoding, inputs, layout, reading, states
 from training.generation.cache import bucket, capacity
 from training.generation.continuation import Continuation, Model
-from training.generation.decoding import Context, State
 from training.generation.inside import Inside
 from training.generation.prefixes import Prefixes
 from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
+from training.generation.states import Context, State
 
 __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
 
@@ -112,7 +112,8 @@ class Generator:
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
+        self.weights = layout.unstacked(theta, variant=self.config.variant, int8=int8)
+        self._apart = layout.apart(theta, variant=self.config.variant)
         self.prefixes = prefixes
         self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
@@ -186,7 +187,7 @@ class Generator:
 
     @property
     def _model(self) -> Model:
-        return Model(self.theta, self.weights, self.config, self.prefixes, self._inside)
+        return Model(self.theta, self._apart, self.weights, self.config, self.prefixes, self._inside)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
         """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""
@@ -266,7 +267,7 @@ class Translator:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
+        self.weights = layout.unstacked(theta, variant=self.config.variant, int8=int8)
 
     def translate(
         self,
@@ -293,7 +294,7 @@ class Translator:
                 bos=self.bos,
                 eos=self.eos,
             )
-        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
+        state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         state = decoding.decode_until(self.weights, context, state, keys, l_max - 1, options)
         tokens = np.full((len(keys), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
@@ -314,7 +315,7 @@ class Translator:
     ) -> Iterator[np.ndarray]:
         """Yield the tokens of `translate` that follow bos_token, column by column, as they come."""
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
-        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
+        state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         for stop in range(1, l_max):
             state = decoding.decode_until(self.weights, context, state, keys, stop, options)
             if int(state.slot) < stop:
@@ -328,7 +329,7 @@ class Translator:
         z, lengths = inputs.checked("z", z, lengths, self.config, N_V=self.config.N_V_z)
         P = min(bucket(z.shape[1]), self.config.l_max)
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
-        context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
+        context = reading.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
         sampling: Sampling = {"tau": tau, "eos": self.eos}
         drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)

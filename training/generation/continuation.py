@@ -11,13 +11,15 @@ from jax import Array
 from jaxtyping import Bool, Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
-from training.generation import decoding, inputs
+from algorithms.inside import Recorded
+from training.generation import decoding, inputs, reading, states
 from training.generation.cache import bucket, capacity
-from training.generation.decoding import Likeliest, State, Weights
 from training.generation.inside import Inside, Reading
+from training.generation.layout import Weights
 from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
+from training.generation.states import Likeliest, State
 from training.generation.windows import window_start
 
 ROOM = 256
@@ -29,9 +31,12 @@ REMEMBERED = 1024
 
 
 class Model(NamedTuple):
-    """A decoder: its parameters, the same laid out for single columns, its sizes, and what it keeps of texts."""
+    """A decoder: its parameters, the same `layout.apart` for prompts, and laid out for single columns, its sizes, and
+    what it keeps of texts.
+    """
 
     theta: DTransformerParams
+    apart: DTransformerParams
     weights: Weights
     config: DTransformerConfig
     prefixes: Prefixes | None = None
@@ -41,18 +46,19 @@ class Model(NamedTuple):
     def most(self) -> int | None:
         """How many tokens' keys and values are kept: the widest window's; None: all, if anything reads all of them."""
         in_full = self.prefixes is not None or self.inside is not None
-        return None if in_full else decoding.widest_window(self.config.variant)
+        return None if in_full else states.widest_window(self.config.variant)
 
     def read(
-        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = decoding.prefill
+        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
     ) -> State:
         """Read prompts, padded on the right, with `prefill`; the caches get room for at least `room` tokens."""
         P = min(bucket(x.shape[1]), self.config.l_max)
         x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
         C = capacity(P + 1 + room)
         if self.prefixes is not None and self.inside is None:
-            return self.prefixes.read(self.theta, x, lengths, config=self.config, C=C)
-        return prefill(self.theta, x, lengths, variant=self.config.variant, C=C, most=self.most)
+            return self.prefixes.read(self.theta, self.apart, x, lengths, config=self.config, C=C)
+        theta = self.apart if self.inside is None else self.theta
+        return prefill(theta, x, lengths, variant=self.config.variant, C=C, most=self.most)
 
 
 class Continuation:
@@ -197,7 +203,7 @@ class Continuation:
         slot, longest = int(before.slot), max(len(x) - window_start(len(x), l_max) for x in new)
         room = min(self._room, l_max - longest + 1, 2 * l_max - slot)
         if room > 0 and longest <= slot + 1:
-            self._state = decoding.joined(before, self._read(new), jnp.asarray(rows))
+            self._state = states.joined(before, self._read(new), jnp.asarray(rows))
             self._room = room
             if self._reading is not None:
                 self._reading.choose(rows.tolist(), beside=True)
@@ -210,7 +216,7 @@ class Continuation:
         of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
         return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
 
-    def seen(self) -> list[dict[str, Array]]:
+    def seen(self) -> list[Recorded]:
         """What was recorded of each request, as `record` gives it of one pass over the tokens before its last one.
 
         Where a text has outgrown l_max, these are the tokens of its window.
@@ -237,10 +243,10 @@ class Continuation:
         self._room = l_max - int(lengths.max()) + 1
         begun = self.tokens.shape[1] > 0
         room = self._room if begun else min(self._l_gen, self._room, ROOM)
-        prefill = decoding.prefill if self._reading is None else self._reading.prefill
+        prefill = reading.prefill if self._reading is None else self._reading.prefill
         state = self._model.read(x, lengths, room=room, prefill=prefill)
         if len(windows) < len(texts):
-            state = decoding.chosen(state, jnp.asarray(rows))
+            state = states.chosen(state, jnp.asarray(rows))
             if self._reading is not None:
                 self._reading.latest = [self._reading.latest[r] for r in rows]
         if self._N:

@@ -14,7 +14,7 @@ from algorithms.lines import MLP, RMSNorm
 from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
-from training.generation import Generator, cache, decoding, generate
+from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
 from training.generation.sampling import SamplingArrays, draw, permitted
 
@@ -166,7 +166,8 @@ def test_the_stream_yields_the_same_tokens():
 
 def test_prompts_of_a_bucket_share_what_is_compiled():
     def compiled():
-        return decoding.prefill._cache_size() + decoding.decode._cache_size() + decoding.grow._cache_size()
+        programs = reading.layer_read, states.begun, decoding.decode, states.grow
+        return sum(program._cache_size() for program in programs)
 
     x = np.zeros((2, 24), int)
     run(prompts=x, lengths=np.array([24, 20]), tau=0.3, l_gen=3)
