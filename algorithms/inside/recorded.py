@@ -59,7 +59,7 @@ class Intermediates(list[Intermediate]):
         return _table(("name", "value", "computed by", "source"), rows)
 
 
-def _described(value: object) -> str:
+def _described(value: Any) -> str:
     """Type and shape of what has them; anything else, as a tree of other leaves may have, as it is."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return repr(value)

@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_INSIDE"]
+__all__ = ["INSIDE_MUTATIONS"]
 
 INSIDE, INTERPRETABILITY = "algorithms/inside", "training/interpretability"
 T, U, V = "tests/algorithms", "tests/training/interpretability", "tests/training/generation"
@@ -17,7 +17,7 @@ def _edit(file: str, function: str, statement: str, old: str, new: str, *tests: 
     return Mutation(file, function, statement, old, new, algorithm, None, tests)
 
 
-OF_INSIDE: dict[str, Mutation] = {
+INSIDE_MUTATIONS: dict[str, Mutation] = {
     # What is recorded
     "attention as printed where nobody looks": _edit(
         "algorithms/machinery/naming.py",
@@ -161,7 +161,7 @@ OF_INSIDE: dict[str, Mutation] = {
         "training/generation/inside.py",
         "Inside.__init__",
         "self.decode",
-        "intervene(decoding.decode, steps)",
+        "intervene(decoding.decode, places)",
         "decoding.decode",
         f"{V}/test_generation_inside.py::test_steered_from_the_cache_is_steered_algorithm_14",
         algorithm=14,

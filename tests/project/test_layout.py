@@ -158,7 +158,7 @@ def test_imports_go_one_way(path):
         ("algorithms.ops.log_loss", "algorithms.alg07_unembedding.logits"),
         ("algorithms.masks", "algorithms.model.variants.PAPER"),
         ("algorithms.ops.attention.dispatch", "algorithms.alg03_attention.attention"),
-        ("algorithms.alg03_attention", "algorithms.layers.Steps"),
+        ("algorithms.alg03_attention", "algorithms.layers.Lines"),
         ("algorithms.alg09_e_transformer", "algorithms.alg10_d_transformer.d_layer"),
         ("training.data.files", "training.runs.directory.RunDirectory"),
         ("training.tasks", "training.loop.trainer.train"),
