@@ -21,18 +21,12 @@ from algorithms.parameters import AttentionParams, MHAttentionParams
 
 
 class Hooks(NamedTuple):
-    """A variant's changes to Algorithm 4, between lines 3 and 5.
+    """A variant's changes to Algorithm 4, between lines 3 and 5."""
 
-    Attributes:
-        queries: what becomes of Q: a rotation by the tokens' positions, say.
-        keys: what becomes of K.
-        cap: c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None for none.
-        by_distance: of the queries and l_z, U and P of ``scores_by_distance``, which are added to S = KᵀQ; or nothing.
-    """
-
-    queries: Callable[[Array], Array] = lambda Q: Q
-    keys: Callable[[Array], Array] = lambda K: K
-    cap: float | None = None
+    queries: Callable[[Array], Array] = lambda Q: Q  # what becomes of Q: a rotation by the tokens' positions, say
+    keys: Callable[[Array], Array] = lambda K: K  # what becomes of K
+    cap: float | None = None  # c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None for none
+    # of the queries and l_z, U and P of ``scores_by_distance``, which are added to S = KᵀQ; or nothing
     by_distance: Callable[[Array, int], ByDistance] = lambda Q, l_z: ()
 
 

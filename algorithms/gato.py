@@ -20,8 +20,9 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.alg10_d_transformer import decoder_lines
 from algorithms.layers import positions_in
+from algorithms.machinery.annotations import Range
+from algorithms.machinery.axes import check_key
 from algorithms.machinery.compiled import compiled
-from algorithms.machinery.contract import Range, check_key
 from algorithms.machinery.naming import numbered
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig

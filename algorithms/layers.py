@@ -33,38 +33,23 @@ def attend_in_full(line: Attention, X: Array, Z: Array, W: Any, mask: Mask, **op
 
 
 class Lines(NamedTuple):
-    """The lines of a variant with everything filled in but their arrays, under the paper's names.
+    """The lines of a variant with everything filled in but their arrays, under the paper's names."""
 
-    Attributes:
-        variant: the lines.
-        implementation: how attention and the backward passes are computed.
-        activation: the nonlinearity of the algorithm, where the variant names no other.
-        order: the order of a layer, likewise.
-        key: randomness of all layers, or None.
-        remat: what the backward pass of a layer recomputes.
-        unroll: whether each layer is compiled for itself.
-        attend: computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding
-            reads a cache.
-        kept: gets what the attentions of all layers keep, stacked; None: nobody wants it.
-        l: the layer.
-        keys: the keys of the layer, in the order in which its lines use them.
-        of_layer: gets what the attentions of this layer keep.
-        table: what the attentions of all layers share.
-    """
-
-    variant: Variant
-    implementation: Implementation
-    activation: Activation
-    order: str
-    key: OptionalKey = None
-    remat: Remat = False
-    unroll: Unroll = False
+    variant: Variant  # the lines
+    implementation: Implementation  # how attention and the backward passes are computed
+    activation: Activation  # the nonlinearity of the algorithm, where the variant names no other
+    order: str  # the order of a layer, likewise
+    key: OptionalKey = None  # randomness of all layers, or None
+    remat: Remat = False  # what the backward pass of a layer recomputes
+    unroll: Unroll = False  # whether each layer is compiled for itself
+    # computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding reads a
+    # cache
     attend: Callable[..., tuple[Array, Any]] = attend_in_full
-    kept: list[Any] | None = None
-    l: Any = 0
-    keys: Iterator[OptionalKey] = iter(())
-    of_layer: list[Any] | None = None
-    table: Table = NO_TABLE
+    kept: list[Any] | None = None  # gets what the attentions of all layers keep, stacked; None: nobody wants it
+    l: Any = 0  # the layer
+    keys: Iterator[OptionalKey] = iter(())  # the keys of the layer, in the order in which its lines use them
+    of_layer: list[Any] | None = None  # gets what the attentions of this layer keep
+    table: Table = NO_TABLE  # what the attentions of all layers share
 
     def embedding(
         self, x: Integer[Array, "*columns"], t: Any, theta: Any, types: Integer[Array, "*columns"] | None = None

@@ -27,23 +27,17 @@ from algorithms.machinery.contract import Range, check_value
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StructuralMask:
-    """A conjunction of rules, each of which may be absent. Make one by name, and join them with ``&``.
+    """A conjunction of rules, each of which may be absent. Make one by name, and join them with ``&``."""
 
-    Attributes:
-        unidirectional: t_z <= t_x.
-        width: t_x - width < t_z.
-        length: t_z < length; an integer or one for each sequence, which may be traced.
-        documents_z: with documents_x, the number of the document that each context token belongs to, ...
-        documents_x: ... and each primary token; a token attends to its own document only.
-        first: the position of the first primary token, where a device has only some of them; None for 0.
-    """
-
-    unidirectional: bool = False
-    width: int | None = None
-    # Any: JAX also builds pytrees of specifications, whose leaves are not arrays.
+    unidirectional: bool = False  # t_z <= t_x
+    width: int | None = None  # t_x - width < t_z
+    # t_z < length; an integer or one for each sequence, which may be traced. Any: JAX also builds pytrees of
+    # specifications, whose leaves are not arrays.
     length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
+    # the number of the document that each context token and each primary token belongs to: a token attends to its own
     documents_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
     documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
+    # the position of the first primary token, where a device has only some of them; None for 0
     first: Annotated[Any, Integer[Array, ""], None] = None
 
     def permits(self, t_z: Integer[Array, "*#shape"], t_x: Integer[Array, "*#shape"]) -> Bool[Array, "*shape"]:

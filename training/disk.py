@@ -24,10 +24,8 @@ def reason(error: OSError) -> str:
 
 
 def require_file(path: Path) -> Path:
-    """Return the path, if it is a file: a pipe would be waited for, and could not be read twice.
-
-    Raises:
-        OSError: it is something else, or there is nothing.
+    """Return the path, if it is a file: a pipe would be waited for, and could not be read twice. Raises OSError if it
+    is something else, or there is nothing.
     """
     mode = path.stat().st_mode
     for kind, is_one in KINDS.items():
@@ -50,11 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a text in JSON.
-
-    Raises:
-        ValueError: it is not JSON, or is nested too deeply to be read.
-    """
+    """Return the value of a text in JSON, or raise ValueError if it is not JSON, or is nested too deeply to be read."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -60,21 +60,14 @@ class SettingsError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting's description, for the command line.
+    """A setting's description, for the command line."""
 
-    Attributes:
-        help: a sentence.
-        common: whether every task has it.
-        choices: its values, if there are few.
-        continues: whether a run may be resumed with another value: it changes no number, or only its rounding.
-        depends: the settings that its default depends on.
-    """
-
-    help: str
-    common: bool = True
-    choices: tuple[str, ...] | None = None
+    help: str  # a sentence
+    common: bool = True  # whether every task has it
+    choices: tuple[str, ...] | None = None  # its values, if there are few
+    # whether a run may be resumed with another value: it changes no number, or only its rounding
     continues: bool = False
-    depends: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()  # the settings that its default depends on
 
 
 def _setting(default: Any, sentence: str, **options: Any) -> Any:
@@ -330,11 +323,7 @@ _RANGES = {
 
 
 def converted(name: str, value: Any) -> Any:
-    """Return the value of a setting from JSON.
-
-    Raises:
-        SettingsError: it is of another kind.
-    """
+    """Return the value of a setting from JSON, or raise SettingsError if it is of another kind."""
     kind = KINDS[name]
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):

@@ -22,25 +22,15 @@ from algorithms.machinery.varying import match_varying_axes
 
 
 class Found(NamedTuple):
-    """A named value of a program.
+    """A named value of a program."""
 
-    Attributes:
-        site: the statement that names it.
-        value: its shape and dtype, as it is named.
-        mapped: how many axes of it, in front, are those of `jax.vmap`.
-        loops: the lengths of the loops around it, the outermost first.
-        differentiated: whether the program differentiates what computes it.
-        times: how often it is computed, in a turn of the innermost loop.
-        within: the primitive that keeps it from being reached, such as "while".
-    """
-
-    site: Site
-    value: Any
-    mapped: int
-    loops: tuple[int, ...]
-    differentiated: bool
-    times: int = 1
-    within: str | None = None
+    site: Site  # the statement that names it
+    value: Any  # its shape and dtype, as it is named
+    mapped: int  # how many axes of it, in front, are those of `jax.vmap`
+    loops: tuple[int, ...]  # the lengths of the loops around it, the outermost first
+    differentiated: bool  # whether the program differentiates what computes it
+    times: int = 1  # how often it is computed, in a turn of the innermost loop
+    within: str | None = None  # the primitive that keeps it from being reached, such as "while"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -15,15 +15,10 @@ SCORES = ("S", "A")
 
 
 class Turn(NamedTuple):
-    """A turn of a loop around a value.
+    """A turn of a loop around a value."""
 
-    Attributes:
-        number: which, from 0; it may be traced.
-        length: how many the loop has.
-    """
-
-    number: Any
-    length: int
+    number: Any  # which, from 0; it may be traced
+    length: int  # how many the loop has
 
 
 def rows_first(value: Array, site: Site, mapped: int) -> Array:
@@ -45,15 +40,10 @@ def _order(n: int, site: Site, mapped: int) -> list[int]:
 
 
 class Part(NamedTuple):
-    """A part of one turn's value.
+    """A part of one turn's value."""
 
-    Attributes:
-        where: the request, as the user wrote it.
-        site: whose value it is.
-    """
-
-    where: At
-    site: Site
+    where: At  # the request, as the user wrote it
+    site: Site  # whose value it is
 
     def check(self, shape: tuple[int, ...], loops: tuple[int, ...]) -> None:
         """Refuse a part that a value ``[H, rows, …, columns]``, in loops of these lengths, does not have.

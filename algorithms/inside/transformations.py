@@ -22,21 +22,13 @@ SCORES = ("kernel", "beside", "printed")
 
 
 class Intermediate(NamedTuple):
-    """What `intermediates` tells of a value.
+    """What `intermediates` tells of a value."""
 
-    Attributes:
-        name: the shortest that fits no other.
-        shape: with the axes of loops in front, ``[layers, H, rows, *batch, columns]``.
-        dtype: of its entries.
-        lines: the line that computes it, and those that lead to it.
-        place: file and line of the source.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    lines: str
-    place: str
+    name: str  # the shortest that fits no other
+    shape: tuple[int, ...]  # with the axes of loops in front, ``[layers, H, rows, *batch, columns]``
+    dtype: Any  # of its entries
+    lines: str  # the line that computes it, and those that lead to it
+    place: str  # file and line of the source
 
     def __repr__(self) -> str:
         return f"{self.name:20} {np.dtype(self.dtype).name}{list(self.shape)}  {self.lines}, {self.place}"
@@ -163,17 +155,11 @@ def _described(name: str, found: Found) -> Intermediate:
 
 
 class _Call(NamedTuple):
-    """A call of a function: all but the arrays.
+    """A call of a function: all but the arrays."""
 
-    Attributes:
-        f: the function.
-        tree: the structure of the arguments.
-        leaves: those that are not arrays; of the others, `_ARRAY`.
-    """
-
-    f: Callable[..., Any]
-    tree: Any
-    leaves: tuple[Any, ...]
+    f: Callable[..., Any]  # the function
+    tree: Any  # the structure of the arguments
+    leaves: tuple[Any, ...]  # those that are not arrays; of the others, `_ARRAY`
 
     @classmethod
     def of(cls, f: Callable[..., Any], args: Any, kwargs: Any) -> tuple["_Call", list[Any]]:

@@ -30,15 +30,10 @@ from typing import Annotated, Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """The values that an argument may take.
+    """The values that an argument may take."""
 
-    Attributes:
-        says: a description of them.
-        holds: whether a value is one of them; of an array, for each entry.
-    """
-
-    says: str
-    holds: Callable[[Any], Any]
+    says: str  # a description of them
+    holds: Callable[[Any], Any]  # whether a value is one of them; of an array, for each entry
 
 
 class UpTo(NamedTuple):

@@ -16,23 +16,16 @@ from jax import Array
 from jax.core import Tracer
 
 from algorithms.machinery.annotations import Range, Relation, UpTo, alternatives, is_array, is_static
-from algorithms.machinery.axes import Axes, check_key, described
-
-__all__ = ["Contract", "Range", "Relation", "UpTo", "check_key", "check_value", "contract_of"]
+from algorithms.machinery.axes import Axes, described
 
 
 class Contract(NamedTuple):
-    """The contract that a signature states.
+    """The contract that a signature states."""
 
-    Attributes:
-        static: names of the arguments that are compiled in.
-        check: takes the function's arguments, and raises TypeError or ValueError where they break the contract.
-        check_values: the same for the values of arrays; None if no argument restricts them.
-    """
-
-    static: tuple[str, ...]
+    static: tuple[str, ...]  # names of the arguments that are compiled in
+    # takes the function's arguments, and raises TypeError or ValueError where they break the contract
     check: Callable[..., None]
-    check_values: Callable[..., None] | None
+    check_values: Callable[..., None] | None  # the same for the values of arrays; None if no argument restricts them
 
 
 def contract_of(function: Callable[..., Any]) -> Contract:

@@ -44,21 +44,13 @@ HEADS = Line(5, "2")
 
 
 class Site(NamedTuple):
-    """A statement that names a value.
+    """A statement that names a value."""
 
-    Attributes:
-        symbol: the name that it assigns.
-        path: the line it does, preceded by those of the calls that led to it, the outermost first.
-        place: file and line of the source.
-        layered: whether it is in a loop over the layers.
-        each: how many axes, of heads and sequences, `jax.vmap` maps over around it.
-    """
-
-    symbol: str
-    path: tuple[Line, ...]
-    place: str
-    layered: bool
-    each: int
+    symbol: str  # the name that it assigns
+    path: tuple[Line, ...]  # the line it does, preceded by those of the calls that led to it, the outermost first
+    place: str  # file and line of the source
+    layered: bool  # whether it is in a loop over the layers
+    each: int  # how many axes, of heads and sequences, `jax.vmap` maps over around it
 
     @property
     def key(self) -> tuple[str, tuple[Line, ...]]:
@@ -72,20 +64,14 @@ class Site(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a function is looked at, and where the program is.
+    """How a function is looked at, and where the program is."""
 
-    Attributes:
-        scores: how attention shows S and A: not at all where its kernel forms none ("kernel"), computed "beside" the
-            kernel, or by the lines as printed instead of the kernel ("printed").
-        path: the line that is executed, preceded by those of the calls that led to it.
-        layered: whether that is in a loop over the layers.
-        each: how many axes `jax.vmap` maps over, for the lines that are written for one head of one sequence.
-    """
-
+    # how attention shows S and A: not at all where its kernel forms none ("kernel"), computed "beside" the kernel, or
+    # by the lines as printed instead of the kernel ("printed")
     scores: str
-    path: tuple[Line, ...] = ()
-    layered: bool = False
-    each: int = 0
+    path: tuple[Line, ...] = ()  # the line that is executed, preceded by those of the calls that led to it
+    layered: bool = False  # whether that is in a loop over the layers
+    each: int = 0  # how many axes `jax.vmap` maps over, for the lines that are written for one head of one sequence
 
 
 looking = jax.make_user_context(default_value=None)

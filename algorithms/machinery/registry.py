@@ -9,19 +9,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Algorithm(NamedTuple):
-    """An entry of the registry.
+    """An entry of the registry."""
 
-    Attributes:
-        number: the number that the paper gives it.
-        name: the name that the paper gives it.
-        function: the public, compiled function.
-        lines: the plain function, whose body carries the ``# line n`` tags.
-    """
-
-    number: int
-    name: str
-    function: Callable[..., Any]
-    lines: Callable[..., Any]
+    number: int  # the number that the paper gives it
+    name: str  # the name that the paper gives it
+    function: Callable[..., Any]  # the public, compiled function
+    lines: Callable[..., Any]  # the plain function, whose body carries the ``# line n`` tags
 
 
 REGISTRY: dict[int, Algorithm] = {}

@@ -112,21 +112,13 @@ def split_attention(
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How the devices of the mesh in use divide a product W X of ``[n, d]`` and ``[d, B, l]``; not at all by default.
+    """How the devices of the mesh in use divide a product of ``[n, d]`` and ``[d, B, l]``; by default they do not."""
 
-    Attributes:
-        mesh: the mesh in use.
-        rows: the axis that divides the rows of W.
-        sequences: the axes that divide B.
-        tokens: the axis that divides l.
-        inner: the axis over which each device keeps its columns of the gradient of W.
-    """
-
-    mesh: Any = None
-    rows: Axes = ()
-    sequences: Axes = ()
-    tokens: Axes = ()
-    inner: Axes = ()
+    mesh: Any = None  # the mesh in use
+    rows: Axes = ()  # the axis that divides the rows of W
+    sequences: Axes = ()  # the axes that divide B
+    tokens: Axes = ()  # the axis that divides l
+    inner: Axes = ()  # the axis over which each device keeps its columns of the gradient of W
 
     @classmethod
     def of(cls, W: Array, X: Array) -> "Shares":

@@ -17,17 +17,11 @@ _NUMBERS = re.compile(r"lines? (\d+)(?:-(\d+))?(?: of Algorithm (\d+))?|(\bretur
 
 
 class Tag(NamedTuple):
-    """A tag's contents.
+    """A tag's contents."""
 
-    Attributes:
-        algorithm: the algorithm that it names itself; None for that of the function.
-        first: the first of the lines, "return" for the unnumbered return.
-        last: the last of them.
-    """
-
-    algorithm: int | None
-    first: str
-    last: str
+    algorithm: int | None  # the algorithm that it names itself; None for that of the function
+    first: str  # the first of the lines, "return" for the unnumbered return
+    last: str  # the last of them
 
 
 def tags_in(text: str) -> dict[int, tuple[Tag, ...]]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
-from algorithms.machinery.contract import check_key
+from algorithms.machinery.axes import check_key
 from algorithms.model.shapes import Parameter, shapes_of
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 from algorithms.ops.draws import by_own_key

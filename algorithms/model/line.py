@@ -11,12 +11,10 @@ class Line(Record):
     """A line that published models change: its formula is ``__call__``, its numbers and choices are its fields.
 
     The axes of its parameters are in the annotations of their class in ``algorithms.parameters``.
-
-    Attributes:
-        optional: parameter → the fields that decide whether it is there: ``"gated biases"`` if both of them are
-            set, ``"biases=True,qkv"`` if that field has one of these values, ``"never"``. All others always are.
     """
 
+    # parameter → the fields that decide whether it is there: ``"gated biases"`` if both of them are set,
+    # ``"biases=True,qkv"`` if that field has one of these values, ``"never"``. All others always are
     optional: ClassVar[dict[str, str]] = {}
 
     def has(self, parameter: str) -> tuple[bool, str]:

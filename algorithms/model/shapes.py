@@ -30,19 +30,12 @@ from algorithms.parameters import (
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """The specification of one array of θ.
+    """The specification of one array of θ."""
 
-    Attributes:
-        axes: their names; ``H*d_mid`` is a product.
-        given: whether θ has it; None: the lines leave that open.
-        since: the fields that decide it, for messages.
-        start: of a vector: the value that all its entries start with.
-    """
-
-    axes: tuple[str, ...] = ()
-    given: bool | None = True
-    since: str = dataclasses.field(default="", compare=False)
-    start: float = 0.0
+    axes: tuple[str, ...] = ()  # their names; ``H*d_mid`` is a product
+    given: bool | None = True  # whether θ has it; None: the lines leave that open
+    since: str = dataclasses.field(default="", compare=False)  # the fields that decide it, for messages
+    start: float = 0.0  # of a vector: the value that all its entries start with
 
 
 def annotated_axes(annotation: Any) -> tuple[str, ...] | None:

@@ -18,30 +18,18 @@ from tests.crosscheck.values import difference
 
 from .listing import CodeLine, listing, page_of
 
-__all__ = ["BackwardRule", "backward_rules"]
-
 
 @dataclasses.dataclass(frozen=True)
 class BackwardRule:
-    """A hand-derived rule.
+    """A hand-derived rule."""
 
-    Attributes:
-        title: what it differentiates.
-        algorithms: the algorithms that have it.
-        says: the derivation's prose and formulas, each `(is a formula, text)`.
-        file: the file that it stands in.
-        page: the book's page of that file.
-        lines: its code.
-        gradients: for each input, the largest difference to the derivative that JAX finds itself.
-    """
-
-    title: str
-    algorithms: tuple[int, ...]
-    says: tuple[tuple[bool, str], ...]
-    file: str
-    page: str
-    lines: tuple[CodeLine, ...]
-    gradients: dict[str, float]
+    title: str  # what it differentiates
+    algorithms: tuple[int, ...]  # the algorithms that have it
+    says: tuple[tuple[bool, str], ...]  # the derivation's prose and formulas, each `(is a formula, text)`
+    file: str  # the file that it stands in
+    page: str  # the book's page of that file
+    lines: tuple[CodeLine, ...]  # its code
+    gradients: dict[str, float]  # for each input, the largest difference to the derivative that JAX finds itself
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,24 +13,15 @@ from pygments.lexers import PythonLexer
 
 from tests.crosscheck.comparison import LineResult, Place
 
-__all__ = ["CodeLine", "Excerpt", "excerpts", "listing", "page_of", "style_sheet"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CodeLine:
-    """A line of code.
+    """A line of code."""
 
-    Attributes:
-        number: its number in the file.
-        html: its text, highlighted.
-        does: the lines of the paper that it does.
-        first_of: those of them that no line above it does, so that it is the one to jump to.
-    """
-
-    number: int
-    html: Markup
-    does: tuple[str, ...] = ()
-    first_of: tuple[str, ...] = ()
+    number: int  # its number in the file
+    html: Markup  # its text, highlighted
+    does: tuple[str, ...] = ()  # the lines of the paper that it does
+    first_of: tuple[str, ...] = ()  # those of them that no line above it does, so that it is the one to jump to
 
     @property
     def indent(self) -> int:
@@ -41,19 +32,12 @@ class CodeLine:
 
 @dataclasses.dataclass(frozen=True)
 class Excerpt:
-    """The body of a function.
+    """The body of a function."""
 
-    Attributes:
-        file: the file's path.
-        page: the book's page of the file.
-        signature: the function's name and its arguments.
-        lines: its body without the docstring.
-    """
-
-    file: str
-    page: str
-    signature: str
-    lines: tuple[CodeLine, ...]
+    file: str  # the file's path
+    page: str  # the book's page of the file
+    signature: str  # the function's name and its arguments
+    lines: tuple[CodeLine, ...]  # its body without the docstring
 
 
 @functools.cache

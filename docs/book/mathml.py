@@ -6,8 +6,6 @@ import re
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 
-__all__ = ["mathml", "sentence"]
-
 PROSE = re.compile(r"\\text\{([^{}]* [^{}]*)\}|(?<=[,;])\\ ")
 BRACKETS = re.compile(r"<mi>(&#x027E6;|&#x027E7;|&#x000AC;)</mi>")
 

@@ -21,8 +21,6 @@ from .listing import CodeLine, Excerpt, excerpts, listing, page_of, style_sheet
 from .mathml import mathml, sentence
 from .stream import residual_stream
 
-__all__ = ["write_book"]
-
 PARTS = (
     ("Components", range(1, 8)),
     ("Transformers", range(8, 11)),
@@ -41,27 +39,16 @@ VARIANTS = "algorithms/model/variants.py"
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """A page about an algorithm.
+    """A page about an algorithm."""
 
-    Attributes:
-        algorithm: what the paper prints.
-        page: the name of its file.
-        summary: the first sentence of the function's docstring.
-        departures: what the docstring declares.
-        results: what came out for its lines.
-        excerpts: the code.
-        rules: the hand-derived backward rules of its parts.
-        error: what its runs raised, if anything.
-    """
-
-    algorithm: Algorithm
-    page: str
-    summary: Markup
-    departures: Markup
-    results: list[LineResult]
-    excerpts: list[Excerpt]
-    rules: list[BackwardRule]
-    error: tuple[str, str] | None
+    algorithm: Algorithm  # what the paper prints
+    page: str  # the name of its file
+    summary: Markup  # the first sentence of the function's docstring
+    departures: Markup  # what the docstring declares
+    results: list[LineResult]  # what came out for its lines
+    excerpts: list[Excerpt]  # the code
+    rules: list[BackwardRule]  # the hand-derived backward rules of its parts
+    error: tuple[str, str] | None  # what its runs raised, if anything
 
     @property
     def worst(self) -> float:
@@ -76,40 +63,24 @@ class Chapter:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """An algorithm within a model's page.
+    """An algorithm within a model's page."""
 
-    Attributes:
-        algorithm: what the paper prints.
-        results: what came out for its lines.
-        excerpts: the code.
-    """
-
-    algorithm: Algorithm
-    results: list[LineResult]
-    excerpts: list[Excerpt]
+    algorithm: Algorithm  # what the paper prints
+    results: list[LineResult]  # what came out for its lines
+    excerpts: list[Excerpt]  # the code
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A page about a published model.
+    """A page about a published model."""
 
-    Attributes:
-        name: of the variant.
-        page: the name of its file.
-        summary: what the code says about it.
-        results: what came out.
-        record: its record, as code.
-        record_page: the book's page of the file that has the record.
-        sections: its algorithm first, then those that it calls.
-    """
-
-    name: str
-    page: str
-    summary: Markup
-    results: Results
-    record: tuple[CodeLine, ...]
-    record_page: str
-    sections: list[Section]
+    name: str  # of the variant
+    page: str  # the name of its file
+    summary: Markup  # what the code says about it
+    results: Results  # what came out
+    record: tuple[CodeLine, ...]  # its record, as code
+    record_page: str  # the book's page of the file that has the record
+    sections: list[Section]  # its algorithm first, then those that it calls
 
     @property
     def changed(self) -> list[LineResult]:

@@ -8,8 +8,6 @@ from markupsafe import Markup, escape
 from tests.crosscheck.records import CodeRecord
 from tests.crosscheck.values import plain
 
-__all__ = ["residual_stream"]
-
 CELL = 10
 TOP, STREAM, BOTTOM = 80, 225, 350  # the middles of the attentions, of the stream, and of the MLPs
 LEFT = 60

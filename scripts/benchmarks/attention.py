@@ -12,8 +12,6 @@ from algorithms.masks import StructuralMask
 from algorithms.notation import Implementation
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
-__all__ = ["memory", "run", "windows"]
-
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
 SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))
 GPU_SIZES = tuple((16, l, d) for d in (64, 128) for l in (1024, 2048, 4096, 8192, 16384))

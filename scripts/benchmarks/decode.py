@@ -16,8 +16,6 @@ from scripts.benchmarks.timing import Timing, alternate, table
 from training.generation import Generator, decoding
 from training.generation.cache import capacity
 
-__all__ = ["llama", "narrow", "run"]
-
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
 LLAMA_135M = DTransformerConfig(N_V=49152, l_max=2048, L=30, H=9, H_kv=3, d_e=576, d_mlp=1536, tied=True, variant=LLAMA)
 GPT2_124M = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)

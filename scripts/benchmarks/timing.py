@@ -9,21 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Timing", "alternate", "machine", "matrix_product_peak", "table", "temporary_bytes"]
-
 
 class Timing(NamedTuple):
-    """Seconds a call takes.
+    """Seconds a call takes."""
 
-    Attributes:
-        median: of all rounds.
-        low: the lower quartile.
-        high: the upper quartile.
-    """
-
-    median: float
-    low: float
-    high: float
+    median: float  # of all rounds
+    low: float  # the lower quartile
+    high: float  # the upper quartile
 
     def __str__(self) -> str:
         digits = 1 if self.median >= 0.01 else 3

@@ -15,8 +15,6 @@ from algorithms.notation import Implementation
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 from training.mesh.cpu import keep_memory
 
-__all__ = ["compilation", "loss_memory", "run", "training_step"]
-
 SIZES: dict[str, Any] = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}
 BATCH = 8
 

@@ -11,8 +11,6 @@ from training.mesh.placement import Placement
 from training.mesh.shape import n_places
 from training.settings import flag
 
-__all__ = ["Parser", "UsageError", "add_dtype", "add_mesh", "at_least", "flag", "placement_of", "spelled"]
-
 KINDS = {"int": "an integer", "float": "a number"}
 CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
 VALUE = re.compile(r"argument (.+?): invalid (\w+) value: (.+)", re.DOTALL)
@@ -32,11 +30,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Return the arguments.
-
-        Raises:
-            UsageError: one of them is not known, missing, or impossible.
-        """
+        """Return the arguments, or raise UsageError if one of them is not known, missing, or impossible."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
@@ -130,10 +124,8 @@ def add_mesh(add: Callable[..., Any]) -> None:
 
 
 def placement_of(mesh: str) -> Placement | None:
-    """Return where the parts of a model lie; None: on one device.
-
-    Raises:
-        MeshError: the mesh is not one, or has another number of devices.
+    """Return where the parts of a model lie; None: on one device. Raises MeshError if the mesh is not one, or has
+    another number of devices.
     """
     if not mesh:
         return None

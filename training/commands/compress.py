@@ -52,11 +52,7 @@ def report(text: bytes, compressed: bytes) -> None:
 
 
 def transform(arguments: argparse.Namespace) -> None:
-    """Compress or decompress.
-
-    Raises:
-        ValueError: the run or the file cannot be used.
-    """
+    """Compress or decompress, or raise ValueError if the run or the file cannot be used."""
     model: Any = load_run(arguments.run)
     model = of_text(model) if model.task == "gato" else model
     if not isinstance(model.config, DTransformerConfig):

@@ -63,11 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _members(paths: Sequence[str], *, checkpoints: bool) -> dict[str, Run]:
-    """Return the models by their names.
-
-    Raises:
-        RunError: there are fewer than two.
-    """
+    """Return the models by their names, or raise RunError if there are fewer than two."""
     if checkpoints and len(paths) > 1:
         raise RunError(f"--checkpoints: expected one run, got {len(paths)}; leave --checkpoints out, or name one")
     if checkpoints:

@@ -283,10 +283,8 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
 
 
 def answer(arguments: argparse.Namespace) -> bool:
-    """Answer what was asked; return whether all texts could be answered.
-
-    Raises:
-        ValueError: there is no such run, or a text or an option is wrong.
+    """Answer what was asked; return whether all texts could be answered. Raises ValueError if there is no such run, or
+    a text or an option is wrong.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):  # so that a line which is not UTF-8 is said when it is to be answered
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -311,10 +309,8 @@ def answer(arguments: argparse.Namespace) -> bool:
 
 
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
-    """Return what answers with the run, in conversations or by a vote where that was asked for.
-
-    Raises:
-        ValueError: there is no such run, or it cannot do that.
+    """Return what answers with the run, in conversations or by a vote where that was asked for. Raises ValueError if
+    there is no such run, or it cannot do that.
     """
     prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
     if prompted and (arguments.chat or arguments.interactive):

@@ -63,23 +63,15 @@ def parser() -> Parser:
 
 
 class Trained(NamedTuple):
-    """A model that was trained here.
+    """A model that was trained here."""
 
-    Attributes:
-        steps: at which it was measured.
-        measured: what it was then.
-        K: the K-composition of each head of the first layer with each of the last, likewise; of one layer, none.
-        without: the loss on repeats at the end without each head.
-        without_previous: the same without all heads that attend to the previous token.
-        theta: the parameters at the end.
-    """
-
-    steps: list[int]
-    measured: list[Measured]
+    steps: list[int]  # at which it was measured
+    measured: list[Measured]  # what it was then
+    # the K-composition of each head of the first layer with each of the last, likewise; of one layer, none
     K: list[np.ndarray]
-    without: np.ndarray
-    without_previous: float
-    theta: DTransformerParams
+    without: np.ndarray  # the loss on repeats at the end without each head
+    without_previous: float  # the same without all heads that attend to the previous token
+    theta: DTransformerParams  # the parameters at the end
 
 
 class _Progress:

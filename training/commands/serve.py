@@ -66,11 +66,7 @@ def parser() -> Parser:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        AnswerError: it cannot.
-    """
+    """Return a socket that listens, or raise AnswerError if it cannot."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:

@@ -8,8 +8,6 @@ from training.commands.terminal import say, show
 from training.generation.talking import Talker
 from training.runs.interrupts import Interrupts
 
-__all__ = ["RESET", "talk"]
-
 RESET = "/reset"
 
 

@@ -117,10 +117,8 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
 
 
 def with_task(argv: Sequence[str]) -> list[str]:
-    """Return the arguments; where they begin with a flag, ``--run DIR`` among them names the task.
-
-    Raises:
-        RunError: no run is there.
+    """Return the arguments; where they begin with a flag, ``--run DIR`` among them names the task. Raises RunError if
+    no run is there.
     """
     if not argv or not argv[0].startswith("--") or argv[0] == "--help":
         return list(argv)
@@ -262,10 +260,8 @@ def _prepared(
 
 
 def _check_processes(arguments: argparse.Namespace) -> None:
-    """Check that whoever counts processes says where they meet.
-
-    Raises:
-        ProcessesError: each of them would train alone.
+    """Check that whoever counts processes says where they meet. Raises ProcessesError if each of them would train
+    alone.
     """
     if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
         raise ProcessesError(
@@ -296,11 +292,7 @@ def _advice(arguments: argparse.Namespace) -> str:
 
 
 def _check_shared(files: RunDirectory, processes: Processes) -> None:
-    """Check that all processes have the directory of process 0.
-
-    Raises:
-        ProcessesError: this one has another.
-    """
+    """Check that all processes have the directory of process 0, or raise ProcessesError if this one has another."""
     if processes.count == 1:
         return
     token = files.path / f"{secrets.token_hex(8)}.unfinished"

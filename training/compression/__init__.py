@@ -74,10 +74,8 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
-    """Give back the text that `compress` was given, with the same model.
-
-    Raises:
-        CompressionError: the data are not compressed text, are damaged, or were made with another model or machine.
+    """Give back the text that `compress` was given, with the same model. Raises CompressionError if the data are not
+    compressed text, are damaged, or were made with another model or machine.
     """
     header, code = _read(compressed)
     if header["model"] != model_checksum(generator):

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-__all__ = ["Decoder", "Encoder"]
-
 STREAM: Any = importlib.import_module("constriction").stream  # it says nothing of its types
 MODEL = STREAM.model.Categorical(perfect=False)
 WORD = np.dtype("<u4")
@@ -24,10 +22,8 @@ class Encoder:
         self._coder = STREAM.queue.RangeEncoder()
 
     def encode(self, P: Float[np.ndarray, "n N"], symbols: Int[np.ndarray, "n"]) -> None:
-        """Append symbols, by the probabilities of what each could be.
-
-        Raises:
-            ValueError: something is negative or no number.
+        """Append symbols, by the probabilities of what each could be. Raises ValueError if something is negative or no
+        number.
         """
         self._coder.encode(symbols.astype(np.int32), MODEL, _checked(P))
 

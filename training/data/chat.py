@@ -33,15 +33,11 @@ Message = Mapping[str, Any]
 
 
 class Rendered(NamedTuple):
-    """A conversation as text.
+    """A conversation as text."""
 
-    Attributes:
-        text: the rendered conversation.
-        answers: for each message of the assistant, the span of characters that the model is to write: from after its
-            header to its end token, included.
-    """
-
-    text: str
+    text: str  # the rendered conversation
+    # for each message of the assistant, the span of characters that the model is to write: from after its header to its
+    # end token, included
     answers: tuple[tuple[int, int], ...]
 
 
@@ -65,10 +61,8 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
-        """Return the template that came with a tokenizer.
-
-        Raises:
-            DataError: none did: the model was not trained to converse.
+        """Return the template that came with a tokenizer. Raises DataError if none did: the model was not trained to
+        converse.
         """
         if tokenizer.chat_template is None or not isinstance(tokenizer, LibraryTokenizer):
             raise DataError(
@@ -86,12 +80,9 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Return a conversation as the model reads it, asked to speak next if `add_generation_prompt`; `variables`
-        are what else the template reads, such as tools.
-
-        Raises:
-            DataError: the conversation is not one that the template takes, or the template is at fault; or jinja2 is
-                missing.
+        """Return a conversation as the model reads it, asked to speak next if `add_generation_prompt`; `variables` are
+        what else the template reads, such as tools. Raises DataError if the conversation is not one that the template
+        takes, or the template is at fault; or jinja2 is missing.
         """
         check_messages(messages, answered=not add_generation_prompt)
         return self._ask(messages, add_generation_prompt, variables)["text"]
@@ -165,10 +156,7 @@ class ChatTemplate:
 
 def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
     """Return what writes conversations as the tokens that the next answer follows, by the template that a tokenizer
-    came with.
-
-    Raises:
-        DataError: it came with none.
+    came with. Raises DataError if it came with none.
     """
     template = ChatTemplate.of(tokenizer)
     assert isinstance(tokenizer, LibraryTokenizer)

@@ -24,11 +24,8 @@ NO_TEMPLATE = (
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Return a conversation, checked: an object of JSON with messages, and perhaps the tools that they name;
-    nothing else is read.
-
-    Raises:
-        DataError: it is not a conversation that ends with an answer.
+    """Return a conversation, checked: an object of JSON with messages, and perhaps the tools that they name; nothing
+    else is read. Raises DataError if it is not a conversation that ends with an answer.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):
         shown = json.dumps(value, default=str)[:80]
@@ -72,11 +69,7 @@ class Answers:
     """Makes tokens of conversations, and says which of them are answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take the template that came with a tokenizer.
-
-        Raises:
-            DataError: none did.
-        """
+        """Take the template that came with a tokenizer, or raise DataError if none did."""
         if tokenizer.chat_template is None or not isinstance(tokenizer, LibraryTokenizer):
             raise DataError(NO_TEMPLATE)
         self._template, self._tokenizer = ChatTemplate.of(tokenizer), tokenizer

@@ -157,17 +157,11 @@ def _read_lines(path: Path, longest: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class FileRecords:
-    """The records of files, read anew at each iteration.
+    """The records of files, read anew at each iteration."""
 
-    Attributes:
-        paths: the files, in order.
-        kind: of the records.
-        section: characters; a text file that is longer is cut between paragraphs.
-    """
-
-    paths: tuple[Path, ...]
-    kind: Kind
-    section: int = LARGEST_DOCUMENT
+    paths: tuple[Path, ...]  # the files, in order
+    kind: Kind  # of the records
+    section: int = LARGEST_DOCUMENT  # characters; a text file that is longer is cut between paragraphs
 
     def __iter__(self) -> Iterator[Any]:
         for path in self.paths:

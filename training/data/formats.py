@@ -15,8 +15,6 @@ from typing import Any, BinaryIO
 from training.data.records import DataError
 from training.disk import require_file
 
-__all__ = ["check_table", "columns", "inner_suffix", "is_table", "opened", "readable", "rows", "text_files"]
-
 ROWS = 1000
 TEXT = (".txt", ".md")
 """The files of a directory that are read as text."""
@@ -61,11 +59,7 @@ def opened(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn any error while a file is read into one sentence.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Turn any error while a file is read into a DataError of one sentence."""
     try:
         yield
     except DAMAGED as error:
@@ -97,10 +91,8 @@ def text_files(path: Path) -> list[Path]:
 
 
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
-    """Check that a table has columns, and return the size of its files in bytes and a hash of their contents.
-
-    Raises:
-        DataError: it cannot be read, has no rows, or lacks a column.
+    """Check that a table has columns, and return the size of its files in bytes and a hash of their contents. Raises
+    DataError if it cannot be read, has no rows, or lacks a column.
     """
     with readable(path):
         files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
@@ -118,11 +110,7 @@ def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
 
 
 def columns(path: Path) -> list[str]:
-    """Return the names of a table's columns.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Return the names of a table's columns, or raise DataError if it cannot be read."""
     with readable(path):
         return _described(path)[0]
 

@@ -59,25 +59,15 @@ COUNTED = 100_000  # tokens among which those for unknown text are counted
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The data that a run is trained and evaluated on.
+    """The data that a run is trained and evaluated on."""
 
-    Attributes:
-        corpus: the records, split.
-        tokenizer: what makes tokens of them.
-        stores: the tokens of each part.
-        train: the batches.
-        validation: the held-out batches.
-        labels: the classes, by number; none but for classification.
-        notes: notes for the user: examples left out or cut.
-    """
-
-    corpus: Corpus[Any]
-    tokenizer: Tokenizer
-    stores: Splits[Any]
-    train: Dataset
-    validation: Dataset
-    labels: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    corpus: Corpus[Any]  # the records, split
+    tokenizer: Tokenizer  # what makes tokens of them
+    stores: Splits[Any]  # the tokens of each part
+    train: Dataset  # the batches
+    validation: Dataset  # the held-out batches
+    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
+    notes: tuple[str, ...] = ()  # notes for the user: examples left out or cut
 
     @property
     def tokens_per_byte(self) -> float | None:
@@ -145,10 +135,8 @@ def load_run_data(
 
 
 def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
-    """Return the batches of a part of the data; some tasks make more tokens with its tokenizer.
-
-    Raises:
-        DataError: there are none that fit.
+    """Return the batches of a part of the data; some tasks make more tokens with its tokenizer. Raises DataError if
+    there are none that fit.
     """
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
     return DATASETS[settings.task](store, settings, tokenizer, **sizes)

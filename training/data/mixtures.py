@@ -14,8 +14,6 @@ from training.data.batches import Batch, Dataset
 from training.data.records import DataError
 from training.data.store import LabeledStore, PairStore, TokenStore
 
-__all__ = ["Mixture", "Weighted", "documents", "mixture", "weighted"]
-
 
 class Weighted(NamedTuple):
     """A file, and the share of the examples that it gives; None where that was not said."""
@@ -47,10 +45,8 @@ def weighted(name: str) -> Weighted:
 
 
 def weights_of(data: Sequence[Weighted]) -> list[float]:
-    """Return the weights of files, none where no file has one.
-
-    Raises:
-        DataError: some have one and others not, or a file is there twice.
+    """Return the weights of files, none where no file has one. Raises DataError if some have one and others not, or a
+    file is there twice.
     """
     given = [one.weight for one in data if one.weight is not None]
     if given and len(given) < len(data):
@@ -112,11 +108,8 @@ def documents(store: Any, first: int, end: int) -> Any:
 
 
 def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Dataset]) -> Mixture:
-    """Return the mixture of the files of a store, which knows how many records each has; `make` makes a store's
-    data set.
-
-    Raises:
-        DataError: there is too little in a file.
+    """Return the mixture of the files of a store, which knows how many records each has; `make` makes a store's data
+    set. Raises DataError if there is too little in a file.
     """
     counts = _first_column(store).counts
     ends = np.cumsum([0, *counts]).tolist()

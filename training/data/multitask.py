@@ -29,10 +29,8 @@ def _pair(record: Pair | Labeled) -> Pair:
 
 def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
     """Return a part's pairs as sequences for a decoder, in memory, that is to predict the targets; each side is
-    tokenized by itself.
-
-    Raises:
-        DataError: a source has a TAB, or a text has something that the tokenizer does not know.
+    tokenized by itself. Raises DataError if a source has a TAB, or a text has something that the tokenizer does not
+    know.
     """
     sources, targets = [], []
     for record in records:

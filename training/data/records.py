@@ -71,31 +71,19 @@ R = TypeVar("R", Document, Pair, Labeled, Conversation)
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus(Generic[R]):
-    """A data set, split.
+    """A data set, split."""
 
-    Attributes:
-        name: as the user gave it.
-        kind: "text", "pairs", "labeled" or "conversations".
-        source: where it comes from.
-        license: under which terms.
-        fingerprint: hash of the contents and of the split.
-        train, validation, test: re-iterable collections of records; test may be empty.
-        held_out: the share that was to be held out for validation; 0 where that was not asked for.
-        files: whose records the store is to count, in their order; none unless that was asked for.
-        n_bytes: size of the data, roughly; 0 where it is not known.
-    """
-
-    name: str
-    kind: Kind
-    source: str
-    license: str
-    fingerprint: str
-    train: Iterable[R]
+    name: str  # as the user gave it
+    kind: Kind  # "text", "pairs", "labeled" or "conversations"
+    source: str  # where it comes from
+    license: str  # under which terms
+    fingerprint: str  # hash of the contents and of the split
+    train: Iterable[R]  # re-iterable, like the next two
     validation: Iterable[R]
-    test: Iterable[R]
-    held_out: float = 0.0
-    files: tuple[str, ...] = ()
-    n_bytes: int = 0
+    test: Iterable[R]  # may be empty
+    held_out: float = 0.0  # the share that was to be held out for validation; 0 where that was not asked for
+    files: tuple[str, ...] = ()  # whose records the store is to count, in their order; none unless that was asked for
+    n_bytes: int = 0  # size of the data, roughly; 0 where it is not known
 
     def parts(self) -> dict[str, Iterable[R]]:
         """Return the three collections by name."""
@@ -159,17 +147,11 @@ class _Selected(Generic[R]):
 
 @dataclass
 class Deduplicated:
-    """Documents without the paragraphs whose hashes are in `seen`; a document left empty disappears.
+    """Documents without the paragraphs whose hashes are in `seen`; a document left empty disappears."""
 
-    Attributes:
-        documents: the documents to filter.
-        seen: hashes of normalized paragraphs.
-        dropped: how many paragraphs the last complete iteration left out.
-    """
-
-    documents: Iterable[Document]
-    seen: frozenset[int]
-    dropped: int = field(default=0, init=False)
+    documents: Iterable[Document]  # the documents to filter
+    seen: frozenset[int]  # hashes of normalized paragraphs
+    dropped: int = field(default=0, init=False)  # how many paragraphs the last complete iteration left out
 
     def __iter__(self) -> Iterator[Document]:
         dropped = 0
@@ -202,9 +184,7 @@ def hold_out(
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
     """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
     streams. Records with equal keys are on one side, and each positive fraction of distinct keys is at least one.
-
-    Raises:
-        DataError: nothing would be left for training.
+    Raises DataError if nothing would be left for training.
     """
     ends = _thresholds(records, key, fractions, name)
     test, validation, train = (_Selected(records, key, low, high) for low, high in itertools.pairwise(ends))

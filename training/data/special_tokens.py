@@ -7,34 +7,19 @@ from training.data.records import DataError
 
 
 class SpecialTokens(NamedTuple):
-    """The special tokens, which the paper puts at the end of the vocabulary.
+    """The special tokens, which the paper puts at the end of the vocabulary."""
 
-    Attributes:
-        N_V: size of the model's vocabulary, which may have room for more tokens than its tokenizer knows.
-        mask: hides a token; None: the model has no such token.
-        bos: begins a generated text.
-        eos: ends it.
-        before: the tokens that the model reads before a text.
-        after: those that it reads after one.
-        others: further IDs that never occur in text, such as padding.
-        ends: further IDs that end a generated text, besides eos.
-    """
-
-    N_V: int
-    mask: int | None = None
-    bos: int | None = None
-    eos: int | None = None
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    others: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
+    N_V: int  # size of the model's vocabulary, which may have room for more tokens than its tokenizer knows
+    mask: int | None = None  # hides a token; None: the model has no such token
+    bos: int | None = None  # begins a generated text
+    eos: int | None = None  # ends it
+    before: tuple[int, ...] = ()  # the tokens that the model reads before a text
+    after: tuple[int, ...] = ()  # those that it reads after one
+    others: tuple[int, ...] = ()  # further IDs that never occur in text, such as padding
+    ends: tuple[int, ...] = ()  # further IDs that end a generated text, besides eos
 
     def token(self, name: str) -> int:
-        """Return a special token.
-
-        Raises:
-            DataError: the model has no token of this name.
-        """
+        """Return a special token, or raise DataError if the model has no token of this name."""
         token = getattr(self, name)
         if token is None:
             raise DataError(f"the model has no {name} token, which this needs")

@@ -43,33 +43,20 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Sequences of tokens, one after another in one array.
+    """Sequences of tokens, one after another in one array."""
 
-    Attributes:
-        tokens: [n_tokens], uint16 or uint32, usually memory-mapped.
-        offsets: [n + 1]; sequence i is tokens[offsets[i] : offsets[i + 1]].
-        N_V: vocabulary size.
-        n_bytes: UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos
-            for it).
-        fingerprint: of the data, the tokenizer and the part.
-        part: "train", "validation" or "test".
-        dropped_paragraphs: how many paragraphs were left out of the texts, because they are held out.
-        exact: whether decoding the tokens gives the texts back; it is not asked of the training data.
-        special: IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not.
-        counts: the number of sequences of each file, where they were counted.
-        answers: of conversations, [n_tokens], which tokens are to be predicted; None: all of them.
-    """
-
-    tokens: UInt[np.ndarray, " n_tokens"]
-    offsets: Int[np.ndarray, " n+1"]
-    N_V: int
-    n_bytes: int
-    fingerprint: str
-    part: str = "train"
-    dropped_paragraphs: int = 0
-    exact: bool = True
+    tokens: UInt[np.ndarray, " n_tokens"]  # uint16 or uint32, usually memory-mapped
+    offsets: Int[np.ndarray, " n+1"]  # sequence i is tokens[offsets[i] : offsets[i + 1]]
+    N_V: int  # vocabulary size
+    n_bytes: int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos for it)
+    fingerprint: str  # of the data, the tokenizer and the part
+    part: str = "train"  # "train", "validation" or "test"
+    dropped_paragraphs: int = 0  # how many paragraphs were left out of the texts, because they are held out
+    exact: bool = True  # whether decoding the tokens gives the texts back; it is not asked of the training data
+    # IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not
     special: Sequence[int | None] | None = None
-    counts: Sequence[int] = ()
+    counts: Sequence[int] = ()  # the number of sequences of each file, where they were counted
+    # of conversations, which tokens are to be predicted; None: all of them
     answers: Bool[np.ndarray, " n_tokens"] | None = None
 
     def __len__(self) -> int:
@@ -89,10 +76,8 @@ class TokenStore:
         return len(self.tokens)
 
     def special_token(self, name: str) -> int:
-        """Return the ID of "mask", "bos" or "eos".
-
-        Raises:
-            DataError: the tokenizer came with a model that has no such token.
+        """Return the ID of "mask", "bos" or "eos". Raises DataError if the tokenizer came with a model that has no such
+        token.
         """
         number = ("mask", "bos", "eos").index(name)
         token = self.N_V - 3 + number if self.special is None else self.special[number]
@@ -104,10 +89,8 @@ class TokenStore:
     def from_sequences(
         cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
     ) -> "TokenStore":
-        """Return a store in memory of sequences that already have their bos and eos.
-
-        Raises:
-            DataError: a token ID is outside [0, N_V).
+        """Return a store in memory of sequences that already have their bos and eos. Raises DataError if a token ID is
+        outside [0, N_V).
         """
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
@@ -130,17 +113,11 @@ class PairStore:
 
 @dataclass(frozen=True)
 class LabeledStore:
-    """A store and the class of each sequence.
+    """A store and the class of each sequence."""
 
-    Attributes:
-        text: the sequences.
-        labels: [n], int32, indices into `names`.
-        names: the classes of the training data, sorted.
-    """
-
-    text: TokenStore
-    labels: Int32[np.ndarray, " n"]
-    names: tuple[str, ...]
+    text: TokenStore  # the sequences
+    labels: Int32[np.ndarray, " n"]  # indices into `names`
+    names: tuple[str, ...]  # the classes of the training data, sorted
 
     def __len__(self) -> int:
         return len(self.text)
@@ -376,10 +353,8 @@ def _tokenize(
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[TokenStore]:
-    """Tokenize a text corpus, or one of conversations, into memory-mapped stores of train, validation and test.
-
-    Raises:
-        DataError: a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
+    """Tokenize a text corpus, or one of conversations, into memory-mapped stores of train, validation and test. Raises
+    DataError if a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
     """
     _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))

@@ -27,21 +27,13 @@ COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 class Stream(NamedTuple):
-    """Which rows of which data set are read.
+    """Which rows of which data set are read."""
 
-    Attributes:
-        name: of the data set, or its directory.
-        configuration: of the data set; None: it has only one.
-        split: of its parts.
-        take: how many rows; None: all of them.
-        column: of the text; None: text or messages.
-    """
-
-    name: str
-    configuration: str | None
-    split: str
-    take: int | None
-    column: str | None
+    name: str  # of the data set, or its directory
+    configuration: str | None  # of the data set; None: it has only one
+    split: str  # of its parts
+    take: int | None  # how many rows; None: all of them
+    column: str | None  # of the text; None: text or messages
 
 
 def parse_stream(written: str) -> Stream:
@@ -67,10 +59,8 @@ def parse_stream(written: str) -> Stream:
 
 def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int], None] = lambda n: None) -> Path:
     """Return the file of a data set's rows, as `parse_stream` reads its name, written now if it was not before;
-    `progress` is told how many more bytes are.
-
-    Raises:
-        DataError: there is no such data set, it lacks a column, or cannot be read.
+    `progress` is told how many more bytes are. Raises DataError if there is no such data set, it lacks a column, or
+    cannot be read.
     """
     stream = parse_stream(written)
     file = cache_dir / "streams" / f"{fingerprint(kind, *stream)[:32]}.jsonl"

@@ -14,20 +14,15 @@ UNKNOWN = "<unk>"
 
 
 class Tokenizer(abc.ABC):
-    """What every tokenizer offers; see `training.data.tokenizers`.
+    """What every tokenizer offers; see `training.data.tokenizers`."""
 
-    Attributes:
-        N_V: size of the vocabulary.
-        special: the special tokens of the model that the tokenizer came with; None: the paper's.
-        special_origins: its own IDs for mask, bos and eos, where it has them.
-        unknown: the token for text outside the vocabulary, if there is one.
-        chat_template: how a conversation is written for the model, if it can have one; see `training.data.chat`.
-    """
-
-    N_V: int
+    N_V: int  # size of the vocabulary
+    # the special tokens of the model that the tokenizer came with; None: the paper's
     special: SpecialTokens | None = None
+    # its own IDs for mask, bos and eos, where it has them
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
-    unknown: int | None = None
+    unknown: int | None = None  # the token for text outside the vocabulary, if there is one
+    # how a conversation is written for the model, if it can have one; see `training.data.chat`
     chat_template: str | None = None
 
     @property
@@ -73,10 +68,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the token IDs of `text`, without bos and eos.
-
-        Raises:
-            DataError: the text has something that the vocabulary lacks.
+        """Return the token IDs of `text`, without bos and eos. Raises DataError if the text has something that the
+        vocabulary lacks.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -84,11 +77,7 @@ class Tokenizer(abc.ABC):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token IDs; the special tokens give nothing.
-
-        Raises:
-            DataError: an ID is outside [0, N_V).
-        """
+        """Return the text of token IDs, of special ones nothing. Raises DataError if an ID is outside [0, N_V)."""
         ordinary, special = [], set(self.special_tokens)
         for token in map(int, ids):
             if not 0 <= token < self.N_V:

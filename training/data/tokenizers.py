@@ -303,10 +303,8 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
 
 
 def from_json(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `Tokenizer.to_json` described.
-
-    Raises:
-        KeyError, TypeError: the description is incomplete or of an unknown kind.
+    """Return the tokenizer that `Tokenizer.to_json` described. Raises KeyError or TypeError if the description is
+    incomplete or of an unknown kind.
     """
     if state["kind"] == "library":
         special = SpecialTokens.from_json(state["special"]) if "special" in state else None
@@ -332,11 +330,8 @@ def gpt2_tokenizer(vocabulary: str | Path, merges: str | Path) -> LibraryTokeniz
 
 
 def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
-    """Return BERT's WordPiece tokenizer from its vocab.txt; it lower-cases if no entry has an upper-case
-    letter.
-
-    Raises:
-        DataError: the vocabulary has no [UNK].
+    """Return BERT's WordPiece tokenizer from its vocab.txt; it lower-cases if no entry has an upper-case letter. Raises
+    DataError if the vocabulary has no [UNK].
     """
     lines = Path(vocabulary).read_text(encoding="utf-8").splitlines()
     if "[UNK]" not in lines:
@@ -366,9 +361,7 @@ def _load_directory(path: Path) -> Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer: a file that `Tokenizer.save` wrote; a tokenizer.json of the `tokenizers` library; BERT's
     vocab.txt; or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or vocab.json, merges.txt).
-
-    Raises:
-        DataError: the file does not exist, or is of another kind.
+    Raises DataError if the file does not exist, or is of another kind.
     """
     path = Path(path)
     if path.is_dir():

@@ -49,10 +49,8 @@ def of_checkpoints(directory: str | Path) -> dict[int, Run]:
 
 
 def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
-    """Check that models can be used as one; with `sizes`, that these are equal, too.
-
-    Raises:
-        RunError: one of them has another task, tokenizer, classes or sizes than the first.
+    """Check that models can be used as one; with `sizes`, that these are equal, too. Raises RunError if one of them has
+    another task, tokenizer, classes or sizes than the first.
     """
     first = runs[0]
     for run, name in zip(runs[1:], names[1:], strict=True):

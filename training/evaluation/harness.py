@@ -13,8 +13,6 @@ from training.generation.scoring import are_likeliest, log_probabilities
 from training.generation.text import Continuer, Options
 from training.runs.directory import Run
 
-__all__ = ["HarnessModel"]
-
 LM: Any = importlib.import_module("lm_eval.api.model").LM
 ROLLING: Any = importlib.import_module("lm_eval.utils")
 MOST_TOKENS = 256
@@ -25,10 +23,8 @@ class HarnessModel(LM):
     """Answers the three kinds of requests that the tasks make; every text begins after bos, as in training."""
 
     def __init__(self, run: Run, *, batch_size: int = 16) -> None:
-        """Wrap a trained decoder that reads this many texts side by side.
-
-        Raises:
-            ValueError: the run is not a decoder.
+        """Wrap a trained decoder that reads this many texts side by side. Raises ValueError if the run is not a
+        decoder.
         """
         if run.task != "d":
             raise ValueError(f"the run is of the task {run.task}; the harness needs a decoder, task d")
@@ -66,10 +62,8 @@ class HarnessModel(LM):
         return found
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
-        """Continue each context up to one of the texts that end it.
-
-        Raises:
-            ValueError: an option of the task's is not known here.
+        """Continue each context up to one of the texts that end it. Raises ValueError if an option of the task's is not
+        known here.
         """
         texts = []
         for request in requests:

@@ -24,17 +24,11 @@ BEYOND = 0.95  # cos θ above which the pendulum counts as upright
 
 
 class Swings(NamedTuple):
-    """What became of pendulums.
+    """What became of pendulums."""
 
-    Attributes:
-        cos: of the angle from upright, [swings, steps].
-        torques: [swings, steps].
-        rewards: [swings, steps].
-    """
-
-    cos: np.ndarray
-    torques: np.ndarray
-    rewards: np.ndarray
+    cos: np.ndarray  # of the angle from upright, [swings, steps]
+    torques: np.ndarray  # [swings, steps]
+    rewards: np.ndarray  # [swings, steps]
 
     def figures(self) -> dict[str, float]:
         """Return the mean sum of the rewards, and the share of the last half of the time that it stood upright."""

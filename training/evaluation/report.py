@@ -51,17 +51,11 @@ Figures = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The results of an evaluation.
+    """The results of an evaluation."""
 
-    Attributes:
-        rows: figures by method, this model first.
-        samples: lines that show examples of the model's output.
-        missing: packages that would have added a method.
-    """
-
-    rows: dict[str, Figures]
-    samples: list[str] = dataclasses.field(default_factory=list)
-    missing: list[str] = dataclasses.field(default_factory=list)
+    rows: dict[str, Figures]  # figures by method, this model first
+    samples: list[str] = dataclasses.field(default_factory=list)  # lines that show examples of the model's output
+    missing: list[str] = dataclasses.field(default_factory=list)  # packages that would have added a method
 
     def baseline(self, module: str, package: str) -> ModuleType | None:
         """Return a module of baselines, or notes that it needs a package that is not installed."""
@@ -75,11 +69,8 @@ class Comparison:
 
 
 def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
-    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or
-    classify (0: all).
-
-    Raises:
-        DataError: the part is empty.
+    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or classify
+    (0: all). Raises DataError if the part is empty.
     """
     if part not in PARTS:
         raise DataError(f"there is no part {part!r}; choose one of {', '.join(PARTS)}")
@@ -216,14 +207,11 @@ def _continuation(run: Run) -> str:
 
 
 class Evaluation(NamedTuple):
-    """How the runs of a task are evaluated.
+    """How the runs of a task are evaluated."""
 
-    Attributes:
-        compare: from run, description, data, part and the chosen records of it to what was found.
-        sample: shows an example of the trained model's output; None where there is nothing to show.
-    """
-
+    # from run, description, data, part and the chosen records of it to what was found
     compare: Callable[..., Comparison]
+    # shows an example of the trained model's output; None where there is nothing to show
     sample: Callable[[Run], str] = lambda run: ""
 
 

@@ -25,7 +25,7 @@ from algorithms import (
     eos_token,
 )
 from algorithms.inside import At
-from algorithms.machinery.contract import check_key
+from algorithms.machinery.axes import check_key
 from algorithms.ops.draws import by_own_key
 from training.generation import beam_search, decoding, inputs
 from training.generation.cache import bucket, capacity

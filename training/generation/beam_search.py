@@ -12,8 +12,6 @@ from training.generation import decoding
 from training.generation.cache import capacity
 from training.generation.decoding import Context, State, Weights
 
-__all__ = ["beam_search"]
-
 
 def beam_search(
     weights: Weights,

@@ -27,18 +27,6 @@ from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.linear import linear, product
 from algorithms.ops.softmax import capped, softmax
 
-__all__ = [
-    "KeyValues",
-    "Projections",
-    "attend_cached",
-    "bucket",
-    "capacity",
-    "held",
-    "keys_and_values",
-    "mh_attention_cached",
-    "scores_of_distances",
-]
-
 EQUAL_ROWS = 8
 """On a TPU, eight rows cost no more than one and are much faster: a query is repeated that often."""
 

@@ -20,8 +20,6 @@ from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
 from training.generation.windows import window_start
 
-__all__ = ["Continuation", "Model"]
-
 ROOM = 256
 """Tokens that a cache has room for from the beginning, so that a usual answer needs one compiled loop."""
 

@@ -36,27 +36,6 @@ from training.generation.cache import KeyValues, Projections, held, keys_and_val
 from training.generation.repetition import History, penalized
 from training.generation.sampling import SamplingArrays, draw
 
-__all__ = [
-    "Context",
-    "Likeliest",
-    "State",
-    "Weights",
-    "apart",
-    "begun",
-    "chosen",
-    "decode",
-    "decoded",
-    "empty_state",
-    "encode",
-    "grow",
-    "joined",
-    "layer_read",
-    "prefill",
-    "step",
-    "unstacked",
-    "widest_window",
-]
-
 NO_KEYS = (None, None, None)
 """What a layer draws its dropout with, where nothing is dropped."""
 
@@ -80,31 +59,20 @@ class Likeliest(NamedTuple):
 
 
 class State(NamedTuple):
-    """B sequences, as far as they have come; see the module's docstring.
+    """B sequences, as far as they have come; see the module's docstring."""
 
-    Attributes:
-        caches: for each layer, keys and values of the slots before `slot`, or of the last R of them.
-        tokens: the token in each slot, up to and with `slot`.
-        log_p: the log-probability of the generated token in each slot, 0 of the others and behind the end.
-        ended: which sequences have ended.
-        slot: the last slot that has a token, which is to be read next.
-        first: the slot of the last token of each prompt.
-        lengths: tokens of each prompt.
-        drawn: how many tokens of each were generated before those behind `first`.
-        history: all tokens so far, where they decide what may come; or None.
-        likeliest: what else each slot could have had, where that is wanted; or None.
-    """
-
+    # for each layer, keys and values of the slots before `slot`, or of the last R of them
     caches: tuple[KeyValues, ...]
-    tokens: Int[Array, "B C"]
+    tokens: Int[Array, "B C"]  # the token in each slot, up to and with `slot`
+    # the log-probability of the generated token in each slot, 0 of the others and behind the end
     log_p: Float[Array, "B C"]
-    ended: Bool[Array, "B"]
-    slot: Int[Array, ""]
-    first: Int[Array, "B"]
-    lengths: Int[Array, "B"]
-    drawn: Int[Array, "B"]
-    history: History | None = None
-    likeliest: Likeliest | None = None
+    ended: Bool[Array, "B"]  # which sequences have ended
+    slot: Int[Array, ""]  # the last slot that has a token, which is to be read next
+    first: Int[Array, "B"]  # the slot of the last token of each prompt
+    lengths: Int[Array, "B"]  # tokens of each prompt
+    drawn: Int[Array, "B"]  # how many tokens of each were generated before those behind `first`
+    history: History | None = None  # all tokens so far, where they decide what may come; or None
+    likeliest: Likeliest | None = None  # what else each slot could have had, where that is wanted; or None
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:

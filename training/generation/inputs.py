@@ -5,20 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.machinery.contract import check_key
+from algorithms.machinery.axes import check_key
 from algorithms.model.shapes import check_present
 from algorithms.model.sizes import TransformerConfig
-
-__all__ = [
-    "check_count",
-    "check_model",
-    "check_room",
-    "check_rows",
-    "check_sampling",
-    "check_token",
-    "check_translation",
-    "checked",
-]
 
 LEAST_PENALTY = 0.01
 """Smaller repetition penalties, and larger ones than its inverse, overflow what they divide or multiply."""
@@ -96,20 +85,14 @@ def checked(
 
 
 def check_rows(z: np.ndarray, x: np.ndarray) -> None:
-    """Check that there are as many contexts as sequences.
-
-    Raises:
-        ValueError: if there are not.
-    """
+    """Check that there are as many contexts as sequences, or raise ValueError if there are not."""
     if len(z) != len(x):
         raise ValueError(f"z: expected a context for each of the {len(x)} sequences of x, got {len(z)}")
 
 
 def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
-    """Check that every prompt can be continued by l_gen tokens (the last of which is not read any more).
-
-    Raises:
-        ValueError: if one cannot.
+    """Check that every prompt can be continued by l_gen tokens (the last of which is not read any more). Raises
+    ValueError if one cannot.
     """
     r = int(lengths.argmax())
     if lengths[r] + l_gen - 1 > l_max:
@@ -173,21 +156,13 @@ def _check_biases(sampling: Any, N_V: int) -> None:
 
 
 def check_token(name: str, token: int | None, N_V: int) -> None:
-    """Check a token that may be left out.
-
-    Raises:
-        ValueError: if it is outside the vocabulary.
-    """
+    """Check a token that may be left out, or raise ValueError if it is outside the vocabulary."""
     if token is not None and not 0 <= token < N_V:
         raise ValueError(f"{name}: expected a token in [0, N_V) = [0, {N_V}), got {token}")
 
 
 def check_temperature(tau: Any) -> None:
-    """Check a temperature.
-
-    Raises:
-        ValueError: if it is negative or NaN.
-    """
+    """Check a temperature, or raise ValueError if it is negative or NaN."""
     if not tau >= 0:
         raise ValueError(f"tau: expected a temperature >= 0 (0 is greedy, inf is uniform), got {tau}")
 

@@ -16,8 +16,6 @@ from algorithms.inside import At, at, intervene, record
 from training.generation import decoding
 from training.generation.decoding import State
 
-__all__ = ["Inside", "Reading"]
-
 SCORES = ("S", "A")
 """What has a row for each context token."""
 
@@ -27,10 +25,7 @@ class Inside:
 
     def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str], L: int) -> None:
         """Look inside a model of L layers at these names, changed as `algorithms.inside.intervene` takes it, of all
-        tokens.
-
-        Raises:
-            ValueError: if one of them is a part of the tokens, or K or V are changed.
+        tokens. Raises ValueError if one of them is a part of the tokens, or K or V are changed.
         """
         places = {_of_all_tokens(name): new for name, new in changes.items()}
         for where in places:

@@ -44,11 +44,7 @@ class Gato:
     """A trained model of several modalities."""
 
     def __init__(self, run: Run) -> None:
-        """Use a run.
-
-        Raises:
-            DataError: it is of another task.
-        """
+        """Use a run, or raise DataError if it is of another task."""
         if run.task != "gato":
             raise DataError(f"expected a run of the task gato, got one of the task {run.task}")
         self._params, self.config = run.theta, run.config

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from training.data.tokenizers import Tokenizer
 
-__all__ = ["Pieces", "pieces_of"]
-
 REPLACEMENT = "\ufffd"
 
 

@@ -23,8 +23,6 @@ from training.generation import decoding
 from training.generation.cache import KeyValues, attend_cached, bucket, capacity, scores_of_distances
 from training.generation.decoding import State
 
-__all__ = ["Prefixes", "read_more"]
-
 LEAST = 16
 """Tokens: what is shorter is not worth looking for."""
 

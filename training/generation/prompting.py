@@ -27,10 +27,8 @@ class Shot(NamedTuple):
 
 
 def read_shots(path: str | Path) -> list[Shot]:
-    """Read a file of examples, a line of source TAB target each.
-
-    Raises:
-        DataError: it cannot be read, a line is no example, or there is none.
+    """Read a file of examples, a line of source TAB target each. Raises DataError if it cannot be read, a line is no
+    example, or there is none.
     """
     try:
         lines = read_text(Path(path)).splitlines()
@@ -99,10 +97,8 @@ class Voted:
     streams = False
 
     def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:
-        """Let the n answers that an answerer gives to each text vote; for `after`, see `final_answer`.
-
-        Raises:
-            DataError: it gives a single one.
+        """Let the n answers that an answerer gives to each text vote; for `after`, see `final_answer`. Raises DataError
+        if it gives a single one.
         """
         if answerer.n < 2:
             raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, say")

@@ -6,21 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-__all__ = ["Prompt", "side_by_side"]
-
 
 class Prompt(NamedTuple):
-    """A prompt.
+    """A prompt."""
 
-    Attributes:
-        tokens: of the prompt, from bos on.
-        given: how many characters of its end its continuation repeats.
-        begins: the tokens that the continuation may begin with; None for all.
-    """
-
-    tokens: list[int]
-    given: int = 0
-    begins: Bool[np.ndarray, "N_V"] | None = None
+    tokens: list[int]  # of the prompt, from bos on
+    given: int = 0  # how many characters of its end its continuation repeats
+    begins: Bool[np.ndarray, "N_V"] | None = None  # the tokens that the continuation may begin with; None for all
 
 
 def side_by_side(

@@ -7,21 +7,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-__all__ = ["History", "penalized"]
-
 
 class History(NamedTuple):
-    """All tokens of B sequences so far.
+    """All tokens of B sequences so far."""
 
-    Attributes:
-        tokens: of each, those of its prompt first.
-        lengths: how many each has.
-        given: how many of them are the prompt's.
-    """
-
-    tokens: Int[Array, "B T"]
-    lengths: Int[Array, "B"]
-    given: Int[Array, "B"]
+    tokens: Int[Array, "B T"]  # of each, those of its prompt first
+    lengths: Int[Array, "B"]  # how many each has
+    given: Int[Array, "B"]  # how many of them are the prompt's
 
     def with_token(self, y: Int[Array, "B"]) -> "History":
         """Return the history with one more token of each sequence."""

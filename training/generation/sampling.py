@@ -17,35 +17,24 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.draws import by_own_key
 from algorithms.ops.softmax import softmax
 
-__all__ = ["DRAWN_FAITHFULLY", "Sampling", "SamplingArrays", "draw", "permitted"]
-
 
 class Sampling(TypedDict, total=False):
-    """How the next token is drawn.
+    """How the next token is drawn."""
 
-    Attributes:
-        tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly.
-        top_k: draw from the k likeliest tokens only (and those as likely as the last of them); None: from all.
-        top_p: draw from the nucleus only, the fewest likeliest tokens which together have this probability, at
-            temperature τ and after `top_k`; None: from all.
-        eos: a token that ends a sequence, or several; what follows is the first of them again. None: none does.
-        repetition_penalty: what the scores of tokens that were there before are divided by where they are positive, and
-            multiplied by where they are negative, before all else; 1: nothing.
-        no_repeat_ngram_size: forbid repeating any n-gram of this size (eos where that rules out all). 0: allow all.
-        frequency_penalty: what is taken from the score of a token for each time that it was generated; 0: nothing.
-        presence_penalty: what is taken from it once if it was generated at all; 0: nothing.
-        logit_bias: what is added to the scores of some tokens, after the penalty and before the temperature; None:
-            nothing.
-    """
-
-    tau: float
-    top_k: int | None
+    tau: float  # temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
+    top_k: int | None  # draw from the k likeliest tokens only (and those as likely as the last of them); None: from all
+    # draw from the nucleus only, the fewest likeliest tokens which together have this probability, at temperature τ and
+    # after `top_k`; None: from all
     top_p: float | None
+    # a token that ends a sequence, or several; what follows is the first of them again. None: none does
     eos: int | Sequence[int] | None
+    # what the scores of tokens that were there before are divided by where they are positive, and multiplied by where
+    # they are negative, before all else; 1: nothing
     repetition_penalty: float
-    no_repeat_ngram_size: int
-    frequency_penalty: float
-    presence_penalty: float
+    no_repeat_ngram_size: int  # forbid repeating any n-gram of this size (eos where that rules out all). 0: allow all
+    frequency_penalty: float  # what is taken from the score of a token for each time that it was generated; 0: nothing
+    presence_penalty: float  # what is taken from it once if it was generated at all; 0: nothing
+    # what is added to the scores of some tokens, after the penalty and before the temperature; None: nothing
     logit_bias: dict[int, float] | None
 
 
@@ -64,29 +53,17 @@ DRAWN_FAITHFULLY: Sampling = {
 
 
 class SamplingArrays(NamedTuple):
-    """The `Sampling` of each of B sequences.
+    """The `Sampling` of each of B sequences."""
 
-    Attributes:
-        tau: temperatures.
-        top_k: 0 where it is None.
-        top_p: 1 where it is None.
-        eos: those of each, then −1; the first ones fill what is behind an end.
-        repetition_penalty: 1 where there is none.
-        no_repeat_ngram_size: 0 where there is none.
-        frequency_penalty: 0 where there is none.
-        presence_penalty: likewise.
-        logit_bias: 0 where there is none; None where no sequence has one.
-    """
-
-    tau: Float[Array, "B"]
-    top_k: Int[Array, "B"]
-    top_p: Float[Array, "B"]
-    eos: Int[Array, "B E"]
-    repetition_penalty: Float[Array, "B"]
-    no_repeat_ngram_size: Int[Array, "B"]
-    frequency_penalty: Float[Array, "B"]
-    presence_penalty: Float[Array, "B"]
-    logit_bias: Float[Array, "N_V B"] | None
+    tau: Float[Array, "B"]  # temperatures
+    top_k: Int[Array, "B"]  # 0 where it is None
+    top_p: Float[Array, "B"]  # 1 where it is None
+    eos: Int[Array, "B E"]  # those of each, then −1; the first ones fill what is behind an end
+    repetition_penalty: Float[Array, "B"]  # 1 where there is none
+    no_repeat_ngram_size: Int[Array, "B"]  # 0 where there is none
+    frequency_penalty: Float[Array, "B"]  # 0 where there is none
+    presence_penalty: Float[Array, "B"]  # likewise
+    logit_bias: Float[Array, "N_V B"] | None  # 0 where there is none; None where no sequence has one
 
     @staticmethod
     def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":

@@ -38,17 +38,6 @@ from training.generation.cache import bucket
 from training.tasks.classify import ClassifierParams, class_probabilities
 from training.tasks.objectives import has_next, next_tokens
 
-__all__ = [
-    "are_likeliest",
-    "bits_per_byte",
-    "classify",
-    "fill_masks",
-    "log_probabilities",
-    "perplexity",
-    "scored",
-    "sentence_embeddings",
-]
-
 COLUMNS_AT_ONCE = 32
 
 Tokens = Int[Array, "B l"] | np.ndarray
@@ -146,13 +135,11 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, every token of which is
-    predicted once. A window of l_max tokens slides over the text by ``stride`` (half of l_max unless given; fewer
-    see more and take longer), and what is new in it is predicted from all that stands before it in the window. The
-    first one begins with bos, the paper's unless given.
-
-    Raises:
-        ValueError: for a text without tokens or bytes, an unknown token, or a stride outside [1, l_max − 1].
+    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, every token of which is predicted
+    once. A window of l_max tokens slides over the text by ``stride`` (half of l_max unless given; fewer see more and
+    take longer), and what is new in it is predicted from all that stands before it in the window. The first one begins
+    with bos, the paper's unless given. Raises ValueError for a text without tokens or bytes, an unknown token, or a
+    stride outside [1, l_max − 1].
     """
     l_max = config.l_max
     stride = max(1, l_max // 2) if stride is None else stride

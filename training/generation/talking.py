@@ -15,8 +15,6 @@ from training.generation.prompts import Prompt
 from training.generation.text import Answer, AnswerError, Continuer, Options, first_of
 from training.runs.directory import Run
 
-__all__ = ["Talker"]
-
 ROOM = 4
 """An answer has room for the fourth part of the context at least, or for what it may have: older turns make way."""
 

@@ -24,8 +24,6 @@ from training.generation.prompts import Prompt, side_by_side
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
 
-__all__ = ["Answer", "AnswerError", "Answerer", "Continuer", "Options", "answerer_for", "first_of"]
-
 L_GEN, TAU, TOP_P = 200, 0.7, 0.9
 LARGEST_SEED = 2**32 - 1
 MASK = "[MASK]"
@@ -40,39 +38,23 @@ class AnswerError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to answer; None is the run's default.
+    """How to answer; None is the run's default."""
 
-    Attributes:
-        n: answers to each text; the likeliest tokens of a mask.
-        l_gen: most tokens of a continuation.
-        l_max: most tokens of a translation.
-        tau: temperature.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the nucleus only.
-        repetition_penalty: makes what came before less likely.
-        no_repeat_ngram_size: forbid repeating any n-gram of this size.
-        beam_size: translations to keep in a beam search.
-        length_penalty: of a beam search.
-        seed: of what is drawn.
-        stop: texts before which an answer ends.
-        steer: changes of what the model computes, as `algorithms.inside.intervene` takes them.
-        weights: "int8" rounds those that are read for every token.
-    """
-
-    n: int | None = None
-    l_gen: int | None = None
-    l_max: int | None = None
-    tau: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    beam_size: int | None = None
-    length_penalty: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] | None = None
+    n: int | None = None  # answers to each text; the likeliest tokens of a mask
+    l_gen: int | None = None  # most tokens of a continuation
+    l_max: int | None = None  # most tokens of a translation
+    tau: float | None = None  # temperature
+    top_k: int | None = None  # draw from the k likeliest tokens only
+    top_p: float | None = None  # draw from the nucleus only
+    repetition_penalty: float | None = None  # makes what came before less likely
+    no_repeat_ngram_size: int | None = None  # forbid repeating any n-gram of this size
+    beam_size: int | None = None  # translations to keep in a beam search
+    length_penalty: float | None = None  # of a beam search
+    seed: int | None = None  # of what is drawn
+    stop: tuple[str, ...] | None = None  # texts before which an answer ends
+    # changes of what the model computes, as `algorithms.inside.intervene` takes them
     steer: Mapping[At, Any] | None = None
-    weights: Literal["int8"] | None = None
+    weights: Literal["int8"] | None = None  # "int8" rounds those that are read for every token
 
 
 def answerer_for(run: Run, options: Options) -> "Answerer":

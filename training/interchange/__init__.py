@@ -239,11 +239,7 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
 
 
 def _unending(path: Path, model: Model) -> str:
-    """Say what a model without an eos token cannot do.
-
-    Raises:
-        InterchangeError: it can do nothing at all.
-    """
+    """Say what a model without an eos token cannot do, or raise InterchangeError if it can do nothing at all."""
     token = read_json(path).get("eos_token_id")
     named = f"{path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
     if model.task == "ed":
@@ -259,10 +255,8 @@ def _sizes(model: Model, variant: str) -> dict[str, Any]:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path is of a run's directory, or of what was converted to one.
-
-    Raises:
-        InterchangeError: there is nothing, or a file of another kind.
+    """Return whether a path is of a run's directory, or of what was converted to one. Raises InterchangeError if there
+    is nothing, or a file of another kind.
     """
     if path.is_file() and path.suffix == SUFFIX:
         return False
@@ -317,11 +311,7 @@ def _read(path: Path, dtype: Any) -> tuple[Model, dict[str, np.ndarray], Tokeniz
 
 
 def _check_files(path: Path) -> None:
-    """Check that the paths of files are files.
-
-    Raises:
-        InterchangeError: one is a pipe, or a directory.
-    """
+    """Check that the paths of files are files, or raise InterchangeError if one is a pipe, or a directory."""
     for file in sorted(path.iterdir()):
         if file.suffix in SUFFIXES:
             try:

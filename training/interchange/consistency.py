@@ -31,10 +31,8 @@ def likely_type(names: Iterable[str]) -> str | None:
 
 
 def check(fields: Fields, model: Model, tensors: Tensors) -> None:
-    """Check the number of layers, and that of the classes, which the fields describe.
-
-    Raises:
-        InterchangeError: the tensors are of another number.
+    """Check the number of layers, and that of the classes, which the fields describe. Raises InterchangeError if the
+    tensors are of another number.
     """
     found = [match.groups() for match in map(LAYER.search, tensors.names) if match]
     for size, side in SIDES.items():

@@ -21,33 +21,22 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 class Family(NamedTuple):
-    """Properties of all models of a `model_type`, including those that their config.json may omit.
+    """Properties of all models of a `model_type`, including those that their config.json may omit."""
 
-    Attributes:
-        name: of the class, without ForCausalLM.
-        biases: of queries, keys and values; None: as attention_bias says.
-        normalizes_heads: whether queries and keys have norms.
-        gemma: whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity.
-        sandwiched: whether the outputs of sublayers are normalized, and query_pre_attn_scalar scales the scores.
-        window: the default of sliding_window, where there is one.
-        period: the last of this many layers attends to everything, unless layer_types differs; 1: as the kind has
-            it (all layers of Mistral, those from max_window_layers on of Qwen).
-        H_kv: the default of num_key_value_heads; None: as many as of queries.
-        d_head: the default of head_dim; None: d_e/H.
-        unplaced: the last of this many layers has no positions, unless no_rope_layers differs; 0: all have them.
-        after: whether norms are of the outputs of sublayers alone, and those of queries and keys of all heads together.
-    """
-
-    name: str
-    biases: Literal["qkv"] | None = None
-    normalizes_heads: bool = False
-    gemma: bool = False
+    name: str  # of the class, without ForCausalLM
+    biases: Literal["qkv"] | None = None  # of queries, keys and values; None: as attention_bias says
+    normalizes_heads: bool = False  # whether queries and keys have norms
+    gemma: bool = False  # whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity
+    # whether the outputs of sublayers are normalized, and query_pre_attn_scalar scales the scores
     sandwiched: bool = False
-    window: int | None = None
+    window: int | None = None  # the default of sliding_window, where there is one
+    # the last of this many layers attends to everything, unless layer_types differs; 1: as the kind has it (all layers
+    # of Mistral, those from max_window_layers on of Qwen)
     period: int = 1
-    H_kv: int | None = None
-    d_head: int | None = None
-    unplaced: int = 0
+    H_kv: int | None = None  # the default of num_key_value_heads; None: as many as of queries
+    d_head: int | None = None  # the default of head_dim; None: d_e/H
+    unplaced: int = 0  # the last of this many layers has no positions, unless no_rope_layers differs; 0: all have them
+    # whether norms are of the outputs of sublayers alone, and those of queries and keys of all heads together
     after: bool = False
 
 

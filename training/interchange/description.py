@@ -26,17 +26,11 @@ LARGEST = 1 << 31
 
 
 class Model(NamedTuple):
-    """A model, but for its parameters.
+    """A model, but for its parameters."""
 
-    Attributes:
-        task: the one of `training.tasks.TASKS` whose parameters it has.
-        config: sizes and variant.
-        labels: the classes, by number.
-    """
-
-    task: str
-    config: Any
-    labels: tuple[str, ...] = ()
+    task: str  # the one of `training.tasks.TASKS` whose parameters it has
+    config: Any  # sizes and variant
+    labels: tuple[str, ...] = ()  # the classes, by number
 
 
 class Fields:
@@ -112,40 +106,27 @@ class Fields:
             self.needs.append(f"{what} ({name} = {self.get(name)!r})")
 
     def check(self) -> None:
-        """Raise if the model needs unsupported features.
-
-        Raises:
-            InterchangeError: lists all of it.
-        """
+        """Raise InterchangeError with a list of the unsupported features that the model needs, if there are any."""
         if self.needs:
             model = self.path if self.path.suffix == ".gguf" else self.path.parent
             raise InterchangeError(f"{model} needs what this library does not have: {', '.join(self.needs)}")
 
 
 class Architecture(NamedTuple):
-    """How models of one kind are described and stored elsewhere.
+    """How models of one kind are described and stored elsewhere."""
 
-    Attributes:
-        read_config: from the fields of config.json and the names of the tensors to the model.
-        write_config: from the model to the fields of config.json, and a list of what they cannot express.
-        entries: from the model and the fields of config.json to the tensors.
-        prefix: that the tensors' names may have or lack.
-        ignored: patterns of tensors that are not parameters.
-    """
-
+    # from the fields of config.json and the names of the tensors to the model
     read_config: Callable[[Fields, Sequence[str]], Model]
+    # from the model to the fields of config.json, and a list of what they cannot express
     write_config: Callable[[Model], tuple[dict[str, Any], list[str]]]
+    # from the model and the fields of config.json to the tensors
     entries: Callable[[Model, dict[str, Any]], list[Entry]]
-    prefix: str = ""
-    ignored: tuple[str, ...] = ()
+    prefix: str = ""  # that the tensors' names may have or lack
+    ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        InterchangeError: it cannot be read, or holds something else.
-    """
+    """Return the object in a JSON file, or raise InterchangeError if it cannot be read, or holds something else."""
     try:
         state = parse_json(read_text(path))
     except OSError as error:

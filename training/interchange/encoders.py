@@ -11,27 +11,16 @@ from training.interchange.mapping import Entry, linear, norm, table
 
 
 class Kind(NamedTuple):
-    """What is its own of a kind of encoder.
+    """What is its own of a kind of encoder."""
 
-    Attributes:
-        name: of the class that predicts masked tokens; and of the bare one.
-        variant: the lines that its config.json does not decide.
-        fields: our size or number → its name in config.json, and its default.
-        layer: the prefix of the tensors of a layer that has its own, but for its number.
-        parts: of a layer: W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2.
-        head: the names of W_f, of the norm behind it, of W_u, and of b_u.
-        pooler: the name of W_pool.
-        plain: whether ε is always 1e-12, and there are no token types.
-    """
-
-    name: tuple[str, str]
-    variant: Variant
-    fields: Mapping[str, tuple[str, Any]]
-    layer: str
-    parts: tuple[str, ...]
-    head: tuple[str, str, str, str]
-    pooler: str = "pooler.dense"
-    plain: bool = False
+    name: tuple[str, str]  # of the class that predicts masked tokens; and of the bare one
+    variant: Variant  # the lines that its config.json does not decide
+    fields: Mapping[str, tuple[str, Any]]  # our size or number → its name in config.json, and its default
+    layer: str  # the prefix of the tensors of a layer that has its own, but for its number
+    parts: tuple[str, ...]  # of a layer: W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2
+    head: tuple[str, str, str, str]  # the names of W_f, of the norm behind it, of W_u, and of b_u
+    pooler: str = "pooler.dense"  # the name of W_pool
+    plain: bool = False  # whether ε is always 1e-12, and there are no token types
 
 
 KINDS: dict[str, Kind] = {

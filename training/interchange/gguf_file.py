@@ -32,19 +32,12 @@ _ALIGNMENT = "general.alignment"
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies in the file.
+    """Where a tensor lies in the file."""
 
-    Attributes:
-        shape: rows first, as NumPy has it.
-        type: how its numbers are stored, by `gguf`'s name.
-        row_bytes: of one row.
-        start: the byte it begins at.
-    """
-
-    shape: tuple[int, ...]
-    type: str
-    row_bytes: int
-    start: int
+    shape: tuple[int, ...]  # rows first, as NumPy has it
+    type: str  # how its numbers are stored, by `gguf`'s name
+    row_bytes: int  # of one row
+    start: int  # the byte it begins at
 
     @property
     def rows(self) -> int:
@@ -62,11 +55,7 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            InterchangeError: it is damaged, or of a kind that cannot be read.
-        """
+        """Read the header, or raise InterchangeError if it is damaged or of a kind that cannot be read."""
         self.path = path
         try:
             self._bytes = np.memmap(path, np.uint8, "r")

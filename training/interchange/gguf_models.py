@@ -56,25 +56,15 @@ _NEUTRAL = {"attention.causal": True, "rope.scaling.finetuned": True, "rope.scal
 
 
 class Kind(NamedTuple):
-    """How models of one architecture are in GGUF.
+    """How models of one architecture are in GGUF."""
 
-    Attributes:
-        config: from the metadata to the fields of config.json.
-        outer: names of modules outside the layers, and theirs.
-        inner: names of modules in a layer, and theirs.
-        layers: the name of the layers' module.
-        permuted: whether the rows of q and k have another order.
-        shifted: whether norms have 1 added to their scales.
-        transposed: the modules in a layer whose matrices are transposed.
-    """
-
-    config: "Callable[[_Metadata], dict[str, Any]]"
-    outer: dict[str, str] = _OUTER
-    inner: dict[str, str] = _LLAMA
-    layers: str = "model.layers"
-    permuted: bool = False
-    shifted: bool = False
-    transposed: tuple[str, ...] = ()
+    config: "Callable[[_Metadata], dict[str, Any]]"  # from the metadata to the fields of config.json
+    outer: dict[str, str] = _OUTER  # names of modules outside the layers, and theirs
+    inner: dict[str, str] = _LLAMA  # names of modules in a layer, and theirs
+    layers: str = "model.layers"  # the name of the layers' module
+    permuted: bool = False  # whether the rows of q and k have another order
+    shifted: bool = False  # whether norms have 1 added to their scales
+    transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
 
 
 class _Metadata:
@@ -320,10 +310,8 @@ KINDS: dict[str, Kind] = {
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
-    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for.
-
-    Raises:
-        InterchangeError: the file is damaged, or its model needs something unsupported.
+    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for. Raises
+    InterchangeError if the file is damaged, or its model needs something unsupported.
     """
     file = GGUFFile(path)
     if file.metadata.get("split.count", 1) != 1:

@@ -30,21 +30,13 @@ _TEKKEN = (
 
 
 class Words(NamedTuple):
-    """How a byte-level tokenizer splits a text before it merges.
+    """How a byte-level tokenizer splits a text before it merges."""
 
-    Attributes:
-        pattern: of the words; None: GPT-2's.
-        digits: whether each digit is a word, before all else.
-        normalized: whether a text is in Unicode's form NFC first.
-        whole: whether a word that is a token is that token, whatever the merges give.
-        begins: whether the model reads bos first, where the file does not say.
-    """
-
-    pattern: str | None = None
-    digits: bool = False
-    normalized: bool = False
-    whole: bool = False
-    begins: bool = False
+    pattern: str | None = None  # of the words; None: GPT-2's
+    digits: bool = False  # whether each digit is a word, before all else
+    normalized: bool = False  # whether a text is in Unicode's form NFC first
+    whole: bool = False  # whether a word that is a token is that token, whatever the merges give
+    begins: bool = False  # whether the model reads bos first, where the file does not say
 
 
 WORDS: dict[str, Words] = {
@@ -86,10 +78,8 @@ class _Fields:
 
 
 def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | None:
-    """Return the tokenizer of a model with N_V tokens from its metadata; None if it has none.
-
-    Raises:
-        InterchangeError: the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.
+    """Return the tokenizer of a model with N_V tokens from its metadata; None if it has none. Raises InterchangeError
+    if the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.
     """
     fields = _Fields(path, metadata)
     kind = fields.get("ggml.model", str, None)

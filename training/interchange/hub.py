@@ -13,11 +13,8 @@ WANTED = ("*.json", "*.txt", "*.spm", "*.jinja", "*.safetensors")
 
 @contextlib.contextmanager
 def downloaded(source: str) -> Iterator[Path]:
-    """Give the directory of a checkpoint, downloaded where it is ``hf:`` and a name such as
-    ``openai-community/gpt2``.
-
-    Raises:
-        InterchangeError: huggingface_hub is not installed, the hub cannot be reached, or has no such model.
+    """Give the directory of a checkpoint, downloaded where it is ``hf:`` and a name such as ``openai-community/gpt2``.
+    Raises InterchangeError if huggingface_hub is not installed, the hub cannot be reached, or has no such model.
     """
     yield _download(source.removeprefix(HUB)) if source.startswith(HUB) else Path(source)
 

@@ -22,24 +22,16 @@ NAMED = 3
 
 
 class Entry(NamedTuple):
-    """A tensor of a checkpoint.
+    """A tensor of a checkpoint."""
 
-    Attributes:
-        name: the checkpoint's.
-        leaves: our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model
-            that lacks them is written with.
-        layer: the layer's number; None for arrays that are not stacked.
-        transposed: whether its rows are our columns.
-        lead: axes of size 1 in front of it.
-        aliases: names under which a checkpoint may have it too, or instead.
-    """
-
-    name: str
+    name: str  # the checkpoint's
+    # our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model that lacks
+    # them is written with
     leaves: tuple[str, ...]
-    layer: int | None = None
-    transposed: bool = False
-    lead: Shape = ()
-    aliases: tuple[str, ...] = ()
+    layer: int | None = None  # the layer's number; None for arrays that are not stacked
+    transposed: bool = False  # whether its rows are our columns
+    lead: Shape = ()  # axes of size 1 in front of it
+    aliases: tuple[str, ...] = ()  # names under which a checkpoint may have it too, or instead
 
     def of_leaf(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of one of our arrays, of the layer."""
@@ -106,11 +98,9 @@ def read(
     ignored: Sequence[str] = (),
     dtype: Any = None,
 ) -> dict[str, np.ndarray]:
-    """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or
-    lack the prefix; those that match `ignored` are not parameters.
-
-    Raises:
-        InterchangeError: tensors are missing, unexpected, or of another shape.
+    """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or lack
+    the prefix; those that match `ignored` are not parameters. Raises InterchangeError if tensors are missing,
+    unexpected, or of another shape.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}

@@ -34,19 +34,12 @@ LACKING: dict[str, tuple[str, Any]] = {
 
 
 class Adapter(NamedTuple):
-    """An adapter that was read.
+    """An adapter that was read."""
 
-    Attributes:
-        leaves: our arrays, by their dotted names.
-        rank: of all of them; those of a lower one are filled up with zeros.
-        alpha: s times the rank.
-        matrices: names of those that it is for.
-    """
-
-    leaves: dict[str, np.ndarray]
-    rank: int
-    alpha: float
-    matrices: tuple[str, ...]
+    leaves: dict[str, np.ndarray]  # our arrays, by their dotted names
+    rank: int  # of all of them; those of a lower one are filled up with zeros
+    alpha: float  # s times the rank
+    matrices: tuple[str, ...]  # names of those that it is for
 
 
 def is_adapter(path: Path) -> bool:
@@ -141,10 +134,7 @@ def _joined(entry: Entry, leaves: Mapping[str, np.ndarray], rows: Mapping[str, i
 
 def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
     """Read an adapter of θ, or of its shapes, from a directory; `entries` are those of the checkpoint that it is to
-    adapt.
-
-    Raises:
-        InterchangeError: it needs what is not here, is of another model, or is damaged.
+    adapt. Raises InterchangeError if it needs what is not here, is of another model, or is damaged.
     """
     fields = Fields(path / CONFIG, read_json(path / CONFIG))
     _check_config(fields)

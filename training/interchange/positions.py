@@ -15,10 +15,8 @@ TOLERANCE = 0.01
 
 
 def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
-    """Compare the stored tables with the sinusoids of the variant; rows of zeros are those of padding.
-
-    Raises:
-        InterchangeError: a table holds something else, such as positions that were learned.
+    """Compare the stored tables with the sinusoids of the variant; rows of zeros are those of padding. Raises
+    InterchangeError if a table holds something else, such as positions that were learned.
     """
     form = model.config.variant.embedding.positions
     if form in (None, "learned"):

@@ -20,23 +20,14 @@ from training.tasks.low_rank import adapter_shapes
 
 
 class Start(NamedTuple):
-    """The starting point of a training.
+    """The starting point of a training."""
 
-    Attributes:
-        settings: those of the run, with the sizes of the model.
-        config: the model's, with the run's l_max and dropout.
-        tokenizer: the model's.
-        labels: its classes, by number.
-        theta: its parameters, for the run's l_max; all of them where the run adapts them.
-        fingerprints: of the parameters, where the run adapts them.
-    """
-
-    settings: Settings
-    config: Any
-    tokenizer: Tokenizer
-    labels: tuple[str, ...]
-    theta: Any
-    fingerprints: dict[str, str]
+    settings: Settings  # those of the run, with the sizes of the model
+    config: Any  # the model's, with the run's l_max and dropout
+    tokenizer: Tokenizer  # the model's
+    labels: tuple[str, ...]  # its classes, by number
+    theta: Any  # its parameters, for the run's l_max; all of them where the run adapts them
+    fingerprints: dict[str, str]  # of the parameters, where the run adapts them
 
     def params(self, labels: tuple[str, ...]) -> Any:
         """Return the parameters to start with; a classifier of other classes begins with W_c and b_c at 0."""

@@ -16,10 +16,8 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def apply(path: Path, inner: library.Tokenizer, model_type: str) -> None:
-    """Change a checkpoint's tokenizer as the files beside it say.
-
-    Raises:
-        InterchangeError: an added token would get another ID than the files say.
+    """Change a checkpoint's tokenizer as the files beside it say. Raises InterchangeError if an added token would get
+    another ID than the files say.
     """
     named = path / "tokenizer_config.json"
     settings = read_json(named) if named.is_file() else {}

@@ -34,9 +34,7 @@ TEMPLATE = "chat_template.jinja"
 
 def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, with the model's special tokens; None if it has none that can be read.
-
-    Raises:
-        InterchangeError: it is damaged, or has more tokens than the model.
+    Raises InterchangeError if it is damaged, or has more tokens than the model.
     """
     of_translation = translation_files.read(path, fields, model, special_tokens(path, fields, model, None))
     if of_translation:
@@ -179,10 +177,8 @@ def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
-    """Write our tokenizer as transformers reads it; return the fields of config.json on special tokens.
-
-    Raises:
-        InterchangeError: its special tokens cannot be where the model has them.
+    """Write our tokenizer as transformers reads it; return the fields of config.json on special tokens. Raises
+    InterchangeError if its special tokens cannot be where the model has them.
     """
     special = tokenizer.special or _papers(tokenizer, model)
     ends = [special.eos, *special.ends] if special.ends else special.eos

@@ -16,21 +16,13 @@ READS = ("X@3", "Y@2", "X@8")
 
 
 class Attribution(NamedTuple):
-    """What each part of the model adds to a weighted sum of logits; all together they are that sum.
+    """What each part of the model adds to a weighted sum of logits; all together they are that sum."""
 
-    Attributes:
-        embedding: of lines 1-3.
-        heads: of each head.
-        b_o: of the bias of each attention.
-        mlp: of each MLP.
-        constant: of β and b_u.
-    """
-
-    embedding: Float[Array, "*columns"]
-    heads: Float[Array, "L H *columns"]
-    b_o: Float[Array, "L *columns"]
-    mlp: Float[Array, "L *columns"]
-    constant: Float[Array, ""]
+    embedding: Float[Array, "*columns"]  # of lines 1-3
+    heads: Float[Array, "L H *columns"]  # of each head
+    b_o: Float[Array, "L *columns"]  # of the bias of each attention
+    mlp: Float[Array, "L *columns"]  # of each MLP
+    constant: Float[Array, ""]  # of β and b_u
 
     def total(self) -> Float[Array, "*columns"]:
         """The weighted sum of the logits."""

@@ -25,31 +25,19 @@ Heads = Integer[np.ndarray, "n 2"]
 
 
 class Repeating(NamedTuple):
-    """Random tokens that repeat.
+    """Random tokens that repeat."""
 
-    Attributes:
-        x: the tokens.
-        repeats: which of those after the first can be told from what came before.
-    """
-
-    x: Integer[Array, "B l"]
-    repeats: Bool[Array, "B n"]
+    x: Integer[Array, "B l"]  # the tokens
+    repeats: Bool[Array, "B n"]  # which of those after the first can be told from what came before
 
 
 class Measured(NamedTuple):
-    """The predictions of a decoder for such tokens.
+    """The predictions of a decoder for such tokens."""
 
-    Attributes:
-        first: the mean loss of tokens that nothing tells, in nats.
-        again: that of tokens that repeat.
-        previous: `scores.previous_token_scores`.
-        induction: `scores.induction_scores`.
-    """
-
-    first: Float[Array, ""]
-    again: Float[Array, ""]
-    previous: Float[Array, "L H"]
-    induction: Float[Array, "L H"]
+    first: Float[Array, ""]  # the mean loss of tokens that nothing tells, in nats
+    again: Float[Array, ""]  # that of tokens that repeat
+    previous: Float[Array, "L H"]  # `scores.previous_token_scores`
+    induction: Float[Array, "L H"]  # `scores.induction_scores`
 
 
 def losses(theta: DTransformerParams, tokens: Repeating, variant: Variant) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -102,10 +90,8 @@ def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few.
-
-    Raises:
-        ValueError: if there are too few others.
+    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few. Raises
+    ValueError if there are too few others.
     """
     every = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1)
     rest = every[~(every[:, None] == heads[None]).all(-1).any(1)]

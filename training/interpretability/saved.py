@@ -16,11 +16,7 @@ def save_recorded(path: pathlib.Path | str, seen: Mapping[str, Array]) -> None:
 
 
 def load_recorded(path: pathlib.Path | str) -> dict[str, Array]:
-    """Read such a file: ``load_recorded(path)[at("X@8", layer=3)]``.
-
-    Raises:
-        ValueError: if it is not one.
-    """
+    """Read such a file: ``load_recorded(path)[at("X@8", layer=3)]``. Raises ValueError if it is not one."""
     try:
         return load_file(str(path))
     except SafetensorError as error:

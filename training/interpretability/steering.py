@@ -51,11 +51,7 @@ def save_direction(path: Path | str, name: str, direction: Any) -> None:
 
 
 def load_direction(path: Path | str) -> tuple[At, Array]:
-    """Read such a file: where to add it, and the direction.
-
-    Raises:
-        SteeringError: if it is none.
-    """
+    """Read such a file: where to add it, and the direction. Raises SteeringError if it is another file."""
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata, names = file.metadata() or {}, list(file.keys())

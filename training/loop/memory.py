@@ -9,8 +9,6 @@ import jax
 from training.mesh.shape import MeshError, check_sizes
 from training.settings import Settings, SettingsError
 
-__all__ = ["in_more_parts", "is_exhausted", "limit", "needed"]
-
 
 def limit(devices: int) -> int:
     """Return the bytes that a computation may take on each device, as the first one says, or of this machine's,

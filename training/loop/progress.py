@@ -8,27 +8,16 @@ from typing import Any
 
 @dataclasses.dataclass
 class Progress:
-    """The progress of a training; saved with the arrays.
+    """The progress of a training; saved with the arrays."""
 
-    Attributes:
-        step: updates that are done.
-        pending: the line of an update whose evaluation is still to be done.
-        best_loss: of the evaluations so far.
-        best_step: where it was.
-        worse: evaluations since then.
-        stopped: whether the training stopped early.
-        results: of the last evaluation.
-        seconds: that the updates took, without evaluations and checkpoints.
-    """
-
-    step: int = 0
-    pending: dict[str, Any] | None = None
-    best_loss: float = math.inf
-    best_step: int = 0
-    worse: int = 0
-    stopped: bool = False
-    results: dict[str, float] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
+    step: int = 0  # updates that are done
+    pending: dict[str, Any] | None = None  # the line of an update whose evaluation is still to be done
+    best_loss: float = math.inf  # of the evaluations so far
+    best_step: int = 0  # where it was
+    worse: int = 0  # evaluations since then
+    stopped: bool = False  # whether the training stopped early
+    results: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last evaluation
+    seconds: float = 0.0  # that the updates took, without evaluations and checkpoints
 
     def note(self, results: dict[str, float], patience: int) -> bool:
         """Take note of an evaluation, and return whether its loss is the best so far; `patience` evaluations

@@ -25,14 +25,10 @@ class LossScale(NamedTuple):
     """What the loss of float16 is multiplied by, and its gradient divided by.
 
     A gradient that is not finite is left out, and the scale halved; where that does not help, it falls below 1.
-
-    Attributes:
-        scale: the factor.
-        sound: updates since the scale was last changed.
     """
 
-    scale: Float[Array, ""]
-    sound: Int[Array, ""]
+    scale: Float[Array, ""]  # the factor
+    sound: Int[Array, ""]  # updates since the scale was last changed
 
     @staticmethod
     def first() -> "LossScale":
@@ -47,21 +43,14 @@ class LossScale(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """What an update changes.
+    """What an update changes."""
 
-    Attributes:
-        params: the parameters that are trained, float32: θ, or an adapter of low rank.
-        opt_state: the optimizer's.
-        healthy: false from the first update on whose loss or gradient is not finite; nothing changes any more then.
-        ema: exponential moving average of the parameters, or None.
-        loss_scale: in float16; else None.
-    """
-
-    params: Any
-    opt_state: Any
+    params: Any  # the parameters that are trained, float32: θ, or an adapter of low rank
+    opt_state: Any  # the optimizer's
+    # false from the first update on whose loss or gradient is not finite; nothing changes any more then
     healthy: Bool[Array, ""]
-    ema: Any
-    loss_scale: LossScale | None = None
+    ema: Any  # exponential moving average of the parameters, or None
+    loss_scale: LossScale | None = None  # in float16; else None
 
 
 class StepMetrics(NamedTuple):

@@ -52,25 +52,15 @@ PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
 class Facts(NamedTuple):
-    """Facts about a training before its first update.
+    """Facts about a training before its first update."""
 
-    Attributes:
-        step: updates that are done already.
-        parameters: numbers in the model.
-        trained: how many of them are trained, or how many low-rank ones beside them.
-        tokens: of the training data.
-        epochs: how often the training sees each of its examples.
-        device: what computes.
-        seconds: that the updates which are left will take, about.
-    """
-
-    step: int
-    parameters: int
-    trained: int
-    tokens: int
-    epochs: float
-    device: str
-    seconds: float
+    step: int  # updates that are done already
+    parameters: int  # numbers in the model
+    trained: int  # how many of them are trained, or how many low-rank ones beside them
+    tokens: int  # of the training data
+    epochs: float  # how often the training sees each of its examples
+    device: str  # what computes
+    seconds: float  # that the updates which are left will take, about
 
 
 class Observer(Protocol):
@@ -105,10 +95,8 @@ class Trainer:
         processes: Processes | None = None,
     ) -> None:
         """Make a trainer, which begins with the `initial` parameters (None: random ones); where low-rank ones are
-        trained, those stay frozen. `processes` are those that train together (None: this one alone).
-
-        Raises:
-            ValueError: the settings of the optimizer do not fit together.
+        trained, those stay frozen. `processes` are those that train together (None: this one alone). Raises ValueError
+        if the settings of the optimizer do not fit together.
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
@@ -227,10 +215,8 @@ class Trainer:
         self._rates = Rates(self._clock, flops=flops, peak=peak)
 
     def _split_batch(self) -> None:
-        """Compute a batch in more parts, which changes no number but by rounding, and note that in the run.
-
-        Raises:
-            TrainingError: there cannot be more.
+        """Compute a batch in more parts, which changes no number but by rounding, and note that in the run. Raises
+        TrainingError if there cannot be more.
         """
         before, settings = self._settings, memory.in_more_parts(self._settings)
         if self._processes.count > 1:  # each would see another memory

@@ -31,10 +31,8 @@ class Placement:
     """
 
     def __init__(self, mesh: str = "", devices: Sequence[Any] | None = None) -> None:
-        """Choose the devices: all there are unless given, arranged as in "data=4,model=2"; "" for one device.
-
-        Raises:
-            MeshError: the mesh is none, or has another number of devices.
+        """Choose the devices: all there are unless given, arranged as in "data=4,model=2"; "" for one device. Raises
+        MeshError if that is not a mesh, or has another number of devices.
         """
         self.sizes = parse(mesh)
         self._mesh: Mesh | None = None

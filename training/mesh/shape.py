@@ -64,11 +64,7 @@ def written(sizes: dict[str, int]) -> str:
 
 
 def check_devices(sizes: dict[str, int], n: int) -> None:
-    """Check that a mesh has as many places as there are devices.
-
-    Raises:
-        MeshError: it has not that many.
-    """
+    """Check that a mesh has as many places as there are devices, or raise MeshError."""
     places = math.prod(sizes.values())
     if not sizes or places == n:
         return
@@ -82,11 +78,8 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:
-    """Check that the mesh of a run divides all sizes that it splits, the N_V columns of the embedding too where
-    given.
-
-    Raises:
-        MeshError: it does not, or is not a mesh.
+    """Check that the mesh of a run divides all sizes that it splits, the N_V columns of the embedding too where given.
+    Raises MeshError if it does not, or is not a mesh.
     """
     sizes, parts = parse(settings.mesh), settings.accumulation_steps
     split = {axis: n for axis, n in sizes.items() if axis in OF_BATCH}

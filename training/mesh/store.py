@@ -11,8 +11,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["Store", "StoreError"]
-
 HOME = "jax._src.distributed"
 METHODS = ("key_value_set", "blocking_key_value_get", "key_value_dir_get")
 
@@ -25,11 +23,7 @@ class Store:
     """The store of the coordinator that this process has joined: texts by their names."""
 
     def __init__(self) -> None:
-        """Find the store.
-
-        Raises:
-            StoreError: this version of JAX has it elsewhere.
-        """
+        """Find the store, or raise StoreError if this version of JAX has it elsewhere."""
         try:
             self._client: Any = importlib.import_module(HOME).global_state.client
             for method in METHODS:

@@ -36,17 +36,11 @@ class CheckpointError(RuntimeError):
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read and verified.
+    """A checkpoint that was read and verified."""
 
-    Attributes:
-        step: updates that were done.
-        trees: its pytrees of arrays, by name.
-        meta: what else was saved with it.
-    """
-
-    step: int
-    trees: dict[str, Any]
-    meta: dict[str, Any]
+    step: int  # updates that were done
+    trees: dict[str, Any]  # its pytrees of arrays, by name
+    meta: dict[str, Any]  # what else was saved with it
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -56,10 +50,8 @@ def saved_steps(directory: Path) -> list[int]:
 
 def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
     """Read one checkpoint and verify it. Each item is read like its template, a pytree of anything with shape and
-    dtype: as JAX arrays with their shardings, or as NumPy arrays where they have none.
-
-    Raises:
-        CheckpointError: it cannot be read, or differs from what was saved.
+    dtype: as JAX arrays with their shardings, or as NumPy arrays where they have none. Raises CheckpointError if it
+    cannot be read, or differs from what was saved.
     """
     import orbax.checkpoint as ocp
 
@@ -113,10 +105,8 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays of each item, and write them in the background, each process what its devices have.
-
-        Raises:
-            CheckpointError: this checkpoint or the one before it cannot be written.
+        """Copy the arrays of each item, and write them in the background, each process what its devices have. Raises
+        CheckpointError if this checkpoint or the one before it cannot be written.
         """
         import orbax.checkpoint as ocp
 
@@ -133,11 +123,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def wait(self) -> None:
-        """Return when the last checkpoint is complete.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Return when the last checkpoint is complete, or raise CheckpointError if it cannot be written."""
         try:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -146,10 +132,8 @@ class Checkpoints:
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
         """Read the newest checkpoint that is sound, like `read_checkpoint`; None if there has never been one. Those
-        that are not sound are set aside, with a warning.
-
-        Raises:
-            CheckpointError: there were checkpoints, but none is sound.
+        that are not sound are set aside, with a warning. Raises CheckpointError if there were checkpoints, but none is
+        sound.
         """
         steps = self.steps()
         for step in steps:
@@ -177,11 +161,7 @@ class Checkpoints:
                 raise
 
     def close(self) -> None:
-        """Wait for the last checkpoint and end orbax's threads.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Wait for the last checkpoint and end orbax's threads, or raise CheckpointError if it cannot be written."""
         try:
             self.wait()
         finally:

@@ -49,37 +49,22 @@ class RunError(ValueError):
 
 
 class Run(NamedTuple):
-    """A trained model.
+    """A trained model."""
 
-    Attributes:
-        theta: its parameters.
-        config: its sizes and variant.
-        tokenizer: what makes its tokens.
-        task: one of `training.tasks.TASKS`.
-        labels: the classes, by number; none but for classification.
-    """
-
-    theta: Any
-    config: Any
-    tokenizer: Tokenizer
-    task: str
-    labels: tuple[str, ...] = ()
+    theta: Any  # its parameters
+    config: Any  # its sizes and variant
+    tokenizer: Tokenizer  # what makes its tokens
+    task: str  # one of `training.tasks.TASKS`
+    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
 
 
 class Description(NamedTuple):
-    """What config.json says.
+    """What config.json says."""
 
-    Attributes:
-        settings: of the training.
-        config: the model's.
-        labels: the classes, by number.
-        fingerprints: of tokenizer and data.
-    """
-
-    settings: Settings
-    config: Any
-    labels: tuple[str, ...]
-    fingerprints: dict[str, str]
+    settings: Settings  # of the training
+    config: Any  # the model's
+    labels: tuple[str, ...]  # the classes, by number
+    fingerprints: dict[str, str]  # of tokenizer and data
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of config.json."""
@@ -111,11 +96,7 @@ class RunDirectory:
         self.results = self.path / "results.json"
 
     def exists(self) -> bool:
-        """Return whether a run began here.
-
-        Raises:
-            RunError: there is something else.
-        """
+        """Return whether a run began here, or raise RunError if there is something else."""
         self.check_files()
         if self.config.is_file():
             return True
@@ -130,10 +111,8 @@ class RunDirectory:
         return False
 
     def check_files(self) -> None:
-        """Check that the files of the run are files, and that those which grow or are drawn anew lie in it.
-
-        Raises:
-            RunError: one is a pipe or a directory, or a link, through which a file elsewhere would be overwritten.
+        """Check that the files of the run are files, and that those which grow or are drawn anew lie in it. Raises
+        RunError if one is a pipe or a directory, or a link, through which a file elsewhere would be overwritten.
         """
         written = (self.metrics, self.picture, self.parameters, self.adapter, self.results)
         for file in (self.config, self.tokenizer, *written):
@@ -146,11 +125,7 @@ class RunDirectory:
                 raise RunError(f"{file}: {reason(error)}; name another directory") from None
 
     def description(self) -> Description:
-        """Return what config.json says.
-
-        Raises:
-            RunError: it is missing or damaged.
-        """
+        """Return what config.json says, or raise RunError if it is missing or damaged."""
         try:
             state = parse_json(read_text(self.config))
             if state.get("format") != FORMAT:
@@ -168,9 +143,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process out of the directory, which is made; if nothing is written to it, it goes again.
-
-        Raises:
-            RunError: another process trains here, or the directory cannot be made.
+        Raises RunError if another process trains here, or the directory cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -190,11 +163,7 @@ class RunDirectory:
             os.close(directory)
 
     def begin(self, description: Description, tokenizer: Tokenizer) -> None:
-        """Write tokenizer.json and, last, config.json.
-
-        Raises:
-            RunError: they cannot be written.
-        """
+        """Write tokenizer.json and, last, config.json, or raise RunError if they cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.tokenizer, tokenizer.save)
@@ -213,11 +182,7 @@ class RunDirectory:
             self.note(description)
 
     def note(self, description: Description) -> None:
-        """Update config.json.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Update config.json, or raise RunError if it cannot be written."""
         try:
             self._write(description)
         except OSError as error:
@@ -327,11 +292,8 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
 
 
 def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
-    """Read the trained adapter of a run, or that of the last sound checkpoint of an unfinished run; θ may be
-    shapes.
-
-    Raises:
-        RunError: it cannot be read.
+    """Read the trained adapter of a run, or that of the last sound checkpoint of an unfinished run; θ may be shapes.
+    Raises RunError if it cannot be read.
     """
     settings = description.settings
     template = adapter_shapes(theta, settings)

@@ -51,11 +51,7 @@ class MetricsLog:
         self._writers = writers
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one line, which begins with its step.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write one line, which begins with its step, or raise OSError if it cannot be written."""
         self._file.write(json.dumps(_finite(line)).encode() + b"\n")
         self._file.flush()
         for name, value in line.items():

@@ -31,11 +31,7 @@ def _name(path: Any) -> str:
 
 
 def unflatten(template: Any, leaves: Mapping[str, Any]) -> Any:
-    """Return a pytree like the template, with these leaves.
-
-    Raises:
-        KeyError: a leaf is missing.
-    """
+    """Return a pytree like the template, with these leaves, or raise KeyError if a leaf is missing."""
     return jax.tree_util.tree_map_with_path(lambda path, _: leaves[_name(path)], template)
 
 
@@ -105,11 +101,7 @@ def _checksum(array: np.ndarray) -> int:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write contiguous arrays to a safetensors file.
-
-    Raises:
-        OSError: it cannot be written, as when the disk is full.
-    """
+    """Write contiguous arrays to a safetensors file. Raises OSError if it cannot, as when the disk is full."""
     try:
         safetensors.numpy.save_file(dict(tensors), path, metadata)
     except safetensors.SafetensorError as error:

@@ -28,8 +28,6 @@ from training.serving.metrics import Metrics
 from training.serving.served import Decoder, Served
 from training.serving.tokenizing import tokenized
 
-__all__ = ["make_app"]
-
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
 PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health", "/metrics")

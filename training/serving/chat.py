@@ -12,8 +12,6 @@ from training.serving.fields import boolean, check_fields, check_model, integer
 from training.serving.generating import FIELDS, Asked, text_of, wishes
 from training.serving.served import Decoder, Served
 
-__all__ = ["Chat", "chat_of", "conversation"]
-
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
@@ -31,20 +29,14 @@ REPLACEMENT = "\ufffd"
 
 @dataclasses.dataclass(kw_only=True)
 class Chat:
-    """A request for the next answer in a conversation.
-
-    Attributes:
-        asked: what is to be generated.
-        tokenizer: the model's.
-        logprobs: how many of the likeliest tokens to tell; None: no log-probabilities at all.
-    """
+    """A request for the next answer in a conversation."""
 
     prefix = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 
-    asked: Asked
-    tokenizer: Tokenizer
-    logprobs: int | None
+    asked: Asked  # what is to be generated
+    tokenizer: Tokenizer  # the model's
+    logprobs: int | None  # how many of the likeliest tokens to tell; None: no log-probabilities at all
 
     def opening(self) -> list[dict[str, Any]]:
         """Return what a stream begins with: who speaks."""

@@ -13,33 +13,23 @@ from training.serving.fields import boolean, check_fields, check_model, integer
 from training.serving.generating import FIELDS, Asked, text_of, token_list, wishes
 from training.serving.served import Decoder, Served
 
-__all__ = ["Completion", "completion_of"]
-
 NEUTRAL: dict[str, tuple[Any, ...]] = {"best_of": (None, 1), "suffix": (None, "")}
 MOST_LOGPROBS = 5
 
 
 @dataclasses.dataclass(kw_only=True)
 class Completion:
-    """A request for completions, and what its answers begin with.
-
-    Attributes:
-        asked: what is to be generated.
-        tokenizer: the model's.
-        logprobs: how many of the likeliest tokens to tell; None: no log-probabilities at all.
-        echo: whether the answers begin with the prompts.
-        texts: the prompts as text.
-        scores: what is known of the tokens of each prompt, where they are told.
-    """
+    """A request for completions, and what its answers begin with."""
 
     prefix = "cmpl"
     objects = ("text_completion", "text_completion")
 
-    asked: Asked
-    tokenizer: Tokenizer
-    logprobs: int | None
-    echo: bool
-    texts: list[str]
+    asked: Asked  # what is to be generated
+    tokenizer: Tokenizer  # the model's
+    logprobs: int | None  # how many of the likeliest tokens to tell; None: no log-probabilities at all
+    echo: bool  # whether the answers begin with the prompts
+    texts: list[str]  # the prompts as text
+    # what is known of the tokens of each prompt, where they are told
     scores: list[dict[str, list[Any]]] = dataclasses.field(default_factory=list)
 
     @property

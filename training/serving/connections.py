@@ -9,8 +9,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from training.serving.errors import error
 
-__all__ = ["connections"]
-
 
 def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
     """Return the protocol of a server's connections, as uvicorn takes it.

@@ -10,8 +10,6 @@ from training.serving.fields import check_fields, check_model, integer
 from training.serving.generating import token_list
 from training.serving.served import Encoder, Served
 
-__all__ = ["embeddings", "texts_of"]
-
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
 
 

@@ -20,8 +20,6 @@ from training.generation.pieces import Pieces
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt, side_by_side
 
-__all__ = ["LIKELIEST", "Engine", "Failed", "FullError", "Job", "Step"]
-
 GATHERING = 0.01
 """Seconds that the first of several requests waits for the others."""
 
@@ -34,21 +32,13 @@ class FullError(RuntimeError):
 
 
 class Step(NamedTuple):
-    """One more token of a continuation.
+    """One more token of a continuation."""
 
-    Attributes:
-        text: what is certain now and was not before.
-        token: the token.
-        log_p: its log-probability under the model.
-        likeliest: the likeliest tokens in its place, and their log-probabilities.
-        finish: "stop" or "length" where it is the last.
-    """
-
-    text: str
-    token: int
-    log_p: float
-    likeliest: list[tuple[int, float]]
-    finish: str | None
+    text: str  # what is certain now and was not before
+    token: int  # the token
+    log_p: float  # its log-probability under the model
+    likeliest: list[tuple[int, float]]  # the likeliest tokens in its place, and their log-probabilities
+    finish: str | None  # "stop" or "length" where it is the last
 
 
 class Failed(NamedTuple):
@@ -59,27 +49,18 @@ class Failed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """A continuation that is asked for.
+    """A continuation that is asked for."""
 
-    Attributes:
-        prompt: what is continued.
-        l_gen: most tokens.
-        sampling: how they are drawn.
-        seed, number: decide what is drawn: the key is ``fold_in(key(seed), number)``.
-        stop: texts before which it ends.
-        ends: tokens that end it.
-        emit: takes each step, in the engine's thread.
-        abandoned: set when nobody waits for it any more.
-    """
-
-    prompt: Prompt
-    l_gen: int
-    sampling: Sampling
+    prompt: Prompt  # what is continued
+    l_gen: int  # most tokens
+    sampling: Sampling  # how they are drawn
+    # seed, number: decide what is drawn: the key is ``fold_in(key(seed), number)``
     seed: int
     number: int
-    stop: tuple[str, ...]
-    ends: frozenset[int]
-    emit: Callable[[Step | Failed], None]
+    stop: tuple[str, ...]  # texts before which it ends
+    ends: frozenset[int]  # tokens that end it
+    emit: Callable[[Step | Failed], None]  # takes each step, in the engine's thread
+    # set when nobody waits for it any more
     abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
@@ -155,11 +136,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait, all or none.
-
-        Raises:
-            FullError: too many wait.
-        """
+        """Let jobs wait, all or none, or raise FullError if too many wait."""
         with self._changed:
             if self._closing or len(self._waiting) + len(jobs) > self._queue:
                 raise FullError(

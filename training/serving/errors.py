@@ -5,8 +5,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-__all__ = ["JSON", "RequestError", "error", "refusal"]
-
 
 class RequestError(ValueError):
     """A request cannot be answered as it is.

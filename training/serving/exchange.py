@@ -18,8 +18,6 @@ from training.serving.errors import RequestError, error
 from training.serving.generating import usage
 from training.serving.served import Served
 
-__all__ = ["Exchange", "Stream", "unless_gone"]
-
 T = TypeVar("T")
 
 
@@ -72,11 +70,7 @@ class Exchange:
             job.abandoned.set()
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer when it is complete.
-
-        Raises:
-            RequestError: there is none.
-        """
+        """Return the answer when it is complete, or raise RequestError if there is none."""
         asked = self._wanted.asked
         found: list[list[Step]] = [[] for _ in range(len(asked.prompts) * asked.n)]
         async for index, step in self._each():

@@ -5,8 +5,6 @@ from typing import Any
 
 from training.serving.errors import RequestError
 
-__all__ = ["boolean", "check_fields", "check_model", "integer", "number"]
-
 
 def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Check that a request is an object with no other fields than these, or `neutral` ones with values that change
@@ -25,11 +23,7 @@ def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[A
 
 
 def check_model(name: Any, model: str) -> None:
-    """Check the name of the model.
-
-    Raises:
-        RequestError: it is another one, or none.
-    """
+    """Check the name of the model, or raise RequestError if it is another one, or none."""
     if name is None:
         raise RequestError(f"model: expected {model!r}, got nothing", parameter="model")
     if name != model:
@@ -38,10 +32,8 @@ def check_model(name: Any, model: str) -> None:
 
 
 def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
-    """Return an integer, or the default where there is none.
-
-    Raises:
-        RequestError: it is something else, or outside these limits.
+    """Return an integer, or the default where there is none. Raises RequestError if it is something else, or outside
+    these limits.
     """
     value = default if body.get(name) is None else body[name]
     if type(value) is not int or not least <= value <= most:
@@ -50,11 +42,7 @@ def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, mos
 
 
 def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number, or the default where there is none.
-
-    Raises:
-        RequestError: it is something else.
-    """
+    """Return a number, or the default where there is none, or raise RequestError if it is something else."""
     value = default if body.get(name) is None else body[name]
     if type(value) not in (int, float):
         raise RequestError(f"{name}: expected a number, got {value!r}", parameter=name)
@@ -65,11 +53,7 @@ def number(body: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def boolean(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """Return a truth value, or the default where there is none.
-
-    Raises:
-        RequestError: it is something else.
-    """
+    """Return a truth value, or the default where there is none, or raise RequestError if it is something else."""
     value = default if body.get(name) is None else body[name]
     if not isinstance(value, bool):
         raise RequestError(f"{name}: expected true or false, got {value!r}", parameter=name)

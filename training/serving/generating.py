@@ -12,8 +12,6 @@ from training.serving.errors import RequestError
 from training.serving.fields import boolean, integer, number
 from training.serving.served import Served
 
-__all__ = ["FIELDS", "Asked", "text_of", "token_list", "usage", "wishes"]
-
 FIELDS = (
     "model",
     "max_tokens",
@@ -39,35 +37,20 @@ MOST_STOPS, LARGEST_SEED = 4, 2**32 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be generated: of each prompt n.
+    """What is to be generated: of each prompt n."""
 
-    Attributes:
-        prompts: what is continued.
-        n: continuations of each.
-        l_gen: most tokens of each, or 0 for none at all.
-        sampling: how they are drawn.
-        stop: texts before which they end.
-        seed: decides what is drawn; None: each time something else.
-        stream: whether to answer piece by piece.
-        include_usage: whether a stream ends with how many tokens there were.
-    """
-
-    prompts: list[Prompt]
-    n: int
-    l_gen: int
-    sampling: Sampling
-    stop: tuple[str, ...]
-    seed: int | None
-    stream: bool
-    include_usage: bool
+    prompts: list[Prompt]  # what is continued
+    n: int  # continuations of each
+    l_gen: int  # most tokens of each, or 0 for none at all
+    sampling: Sampling  # how they are drawn
+    stop: tuple[str, ...]  # texts before which they end
+    seed: int | None  # decides what is drawn; None: each time something else
+    stream: bool  # whether to answer piece by piece
+    include_usage: bool  # whether a stream ends with how many tokens there were
 
 
 def wishes(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
-    """Return the fields of `Asked` but its prompts and l_gen.
-
-    Raises:
-        RequestError: one is not what it should be.
-    """
+    """Return the fields of `Asked` but its prompts and l_gen, or raise RequestError if one is not what it should be."""
     stream = boolean(body, "stream")
     return {
         "n": integer(body, "n", 1, least=1, most=served.limits.choices),
@@ -80,10 +63,8 @@ def wishes(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
 
 
 def _stream_options(body: Mapping[str, Any]) -> bool:
-    """Return whether a stream is to end with how many tokens there were.
-
-    Raises:
-        RequestError: there are other options.
+    """Return whether a stream is to end with how many tokens there were. Raises RequestError if there are other
+    options.
     """
     options = {} if body.get("stream_options") is None else body["stream_options"]
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:

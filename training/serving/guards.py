@@ -13,8 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from training.serving.errors import refusal
 
-__all__ = ["HostGuard", "RequestGuard"]
-
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN = frozenset({"/health"})
 """What needs no key, so that whoever starts the server can see whether it is well."""

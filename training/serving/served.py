@@ -19,28 +19,18 @@ from training.generation.text import AnswerError, Continuer, Options
 from training.runs.directory import Run
 from training.serving.engine import LIKELIEST
 
-__all__ = ["Decoder", "Encoder", "Limits", "Served", "served_of"]
-
 TEXTS_AT_ONCE = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that is taken.
+    """The most that is taken."""
 
-    Attributes:
-        body: bytes of a request.
-        tokens: of a continuation.
-        choices: continuations of a request, or texts to embed.
-        seconds: that an answer may take, waiting included.
-        prefixes: bytes of keys and values that are kept of texts, so that those that begin alike are read once.
-    """
-
-    body: int
-    tokens: int
-    choices: int
-    seconds: float
-    prefixes: int
+    body: int  # bytes of a request
+    tokens: int  # of a continuation
+    choices: int  # continuations of a request, or texts to embed
+    seconds: float  # that an answer may take, waiting included
+    prefixes: int  # bytes of keys and values that are kept of texts, so that those that begin alike are read once
 
     @property
     def too_long(self) -> str:
@@ -50,49 +40,32 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """What a decoder does.
+    """What a decoder does."""
 
-    Attributes:
-        generator: the model.
-        read: makes a prompt of a text.
-        converse: writes a conversation as the tokens that the next answer follows; None: the model has no template.
-        score: the log-probability of each token of a text after the first, and the likeliest in its place, with theirs.
-    """
-
-    generator: Generator
-    read: Callable[[str], Prompt]
+    generator: Generator  # the model
+    read: Callable[[str], Prompt]  # makes a prompt of a text
+    # writes a conversation as the tokens that the next answer follows; None: the model has no template
     converse: Callable[[Sequence[Message]], list[int]] | None
+    # the log-probability of each token of a text after the first, and the likeliest in its place, with theirs
     score: Callable[[list[int]], tuple[Float[ndarray, "m"], Int[ndarray, "m N"], Float[ndarray, "m N"]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """What an encoder does.
+    """What an encoder does."""
 
-    Attributes:
-        embed: the embeddings of texts, given by their tokens.
-    """
-
-    embed: Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]
+    embed: Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]  # the embeddings of texts, given by their tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """What is served.
+    """What is served."""
 
-    Attributes:
-        name: of the model.
-        model: what it does.
-        tokenizer: of the model.
-        config: its sizes.
-        limits: the most that is taken.
-    """
-
-    name: str
-    model: Decoder | Encoder
-    tokenizer: Tokenizer
-    config: Any
-    limits: Limits
+    name: str  # of the model
+    model: Decoder | Encoder  # what it does
+    tokenizer: Tokenizer  # of the model
+    config: Any  # its sizes
+    limits: Limits  # the most that is taken
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -101,10 +74,8 @@ class Served:
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
-    """Return a run as it is served under a name; "int8" rounds a decoder's weights.
-
-    Raises:
-        AnswerError: it is neither a decoder nor an encoder, or an encoder whose weights are to be rounded.
+    """Return a run as it is served under a name; "int8" rounds a decoder's weights. Raises AnswerError if it is neither
+    a decoder nor an encoder, or an encoder whose weights are to be rounded.
     """
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):

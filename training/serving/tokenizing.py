@@ -7,14 +7,10 @@ from training.serving.errors import RequestError
 from training.serving.fields import boolean, check_fields, check_model
 from training.serving.served import Decoder, Served
 
-__all__ = ["tokenized"]
-
 
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
     """Return the answer to a request: the tokens as the model reads them, how many they are, and how many it can read.
-
-    Raises:
-        RequestError: a field is unknown, or not what it should be.
+    Raises RequestError if a field is unknown, or not what it should be.
     """
     check_fields(body, ("model", "prompt", "messages", "add_special_tokens"), {})
     if body.get("model") is not None:

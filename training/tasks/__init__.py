@@ -22,10 +22,8 @@ TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY, GATO)
 
 
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
-    """Return settings with these values, and the task's defaults for the rest.
-
-    Raises:
-        SettingsError: a name that the task does not have, a value of another kind, or one that cannot be.
+    """Return settings with these values, and the task's defaults for the rest. Raises SettingsError for a name that the
+    task does not have, a value of another kind, or one that is impossible.
     """
     if task not in TASKS:
         raise SettingsError(f"there is no task {task!r}; choose one of {', '.join(TASKS)}")

@@ -8,10 +8,8 @@ from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm, Unembedding
 
 
 def lines_from_flags(flags: Mapping[str, Any]) -> Variant:
-    """Return the lines that the flags of a config.json described.
-
-    Raises:
-        KeyError, ValueError: they are not such flags.
+    """Return the lines that the flags of a config.json described. Raises KeyError or ValueError if they are not such
+    flags.
     """
     norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[flags["norm"]]
     return Variant(

@@ -44,11 +44,9 @@ def sides(W: Any) -> tuple[int, int]:
 
 
 def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[str, ...] = ()) -> Any:
-    """Return an adapter of θ, or of its shapes, that changes nothing yet: B is 0, and A is uniform up to ±1/√d_in.
-    It is for these matrices; with none named, for all of the layers'.
-
-    Raises:
-        SettingsError: there is no such matrix, or none of so high a rank.
+    """Return an adapter of θ, or of its shapes, that changes nothing yet: B is 0, and A is uniform up to ±1/√d_in. It
+    is for these matrices; with none named, for all of the layers'. Raises SettingsError if there is no such matrix, or
+    none of so high a rank.
     """
     found = matrices_of(theta)
     names = dict.fromkeys(path[-1].name for path in found)

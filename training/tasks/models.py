@@ -16,11 +16,7 @@ from training.tasks.flags import lines_from_flags
 
 
 def model_config(settings: Settings, N_V: int) -> Any:
-    """Return the configuration of the model that a run trains.
-
-    Raises:
-        ValueError: the sizes do not fit together.
-    """
+    """Return the configuration of the model that a run trains, or raise ValueError if the sizes do not fit together."""
     config, N_V = TASKS[settings.task].config, N_V + TASKS[settings.task].extra_tokens
     sizes = {
         field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
@@ -35,10 +31,8 @@ def model_config(settings: Settings, N_V: int) -> Any:
 
 
 def check_sizes(settings: Settings) -> None:
-    """Check what can be checked of a model before its vocabulary is known.
-
-    Raises:
-        ValueError: the sizes do not fit together.
+    """Check what can be checked of a model before its vocabulary is known. Raises ValueError if the sizes do not fit
+    together.
     """
     model_config(settings, max(settings.N_V, 4))
 
@@ -61,10 +55,8 @@ def config_to_json(config: TransformerConfig) -> dict[str, Any]:
 
 
 def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
-    """Return the configuration that `config_to_json` described.
-
-    Raises:
-        TypeError, KeyError, ValueError: it is not one.
+    """Return the configuration that `config_to_json` described. Raises TypeError, KeyError or ValueError if it is not
+    one.
     """
     written = state["variant"]
     variant = Record.from_json(written) if "record" in written else lines_from_flags(written)

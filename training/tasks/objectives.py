@@ -30,19 +30,12 @@ Batch = Mapping[str, Array]
 
 
 class Columns(NamedTuple):
-    """The columns of a batch, and their targets.
+    """The columns of a batch, and their targets."""
 
-    Attributes:
-        X: hidden states, tokens as columns.
-        W_u: the matrix that makes logits of them.
-        b_u: the logits' bias, or None.
-        targets: IDs to predict.
-    """
-
-    X: Float[Array, "d B l"]
-    W_u: Float[Array, "N d"]
-    b_u: Float[Array, "N"] | None
-    targets: Int[Array, "B l"]
+    X: Float[Array, "d B l"]  # hidden states, tokens as columns
+    W_u: Float[Array, "N d"]  # the matrix that makes logits of them
+    b_u: Float[Array, "N"] | None  # the logits' bias, or None
+    targets: Int[Array, "B l"]  # IDs to predict
 
 
 class Totals(NamedTuple):
@@ -55,16 +48,12 @@ class Totals(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The objective of a task.
+    """The objective of a task."""
 
-    Attributes:
-        columns: from parameters, batch, keys of the sequences (None: no dropout) and the arguments of the hidden-state
-            functions to the columns of the batch.
-        weights: from a batch to the weight of each column, 0 where nothing is predicted.
-    """
-
+    # from parameters, batch, keys of the sequences (None: no dropout) and the arguments of the hidden-state functions
+    # to the columns of the batch
     columns: Callable[..., Columns]
-    weights: Callable[[Batch], Array]
+    weights: Callable[[Batch], Array]  # from a batch to the weight of each column, 0 where nothing is predicted
 
     def loss(
         self,

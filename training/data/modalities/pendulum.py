@@ -19,19 +19,12 @@ STEPS = 200
 
 
 class Episodes(NamedTuple):
-    """Episodes of control.
+    """Episodes of control."""
 
-    Attributes:
-        observations: cos θ, sin θ and ω, [episodes, steps, 3].
-        torques: what the controller asked for, [episodes, steps, 1].
-        acted: what acted, [episodes, steps, 1].
-        rewards: of each step, [episodes, steps].
-    """
-
-    observations: np.ndarray
-    torques: np.ndarray
-    acted: np.ndarray
-    rewards: np.ndarray
+    observations: np.ndarray  # cos θ, sin θ and ω, [episodes, steps, 3]
+    torques: np.ndarray  # what the controller asked for, [episodes, steps, 1]
+    acted: np.ndarray  # what acted, [episodes, steps, 1]
+    rewards: np.ndarray  # of each step, [episodes, steps]
 
 
 def moved(state: np.ndarray, torque: np.ndarray) -> np.ndarray:

@@ -51,16 +51,11 @@ class Discrete(NamedTuple):
 
 
 class Control(NamedTuple):
-    """Steps of control.
+    """Steps of control."""
 
-    Attributes:
-        observations: what is observed, [steps, d].
-        actions: what is to be done then, within ±1, [steps or steps − 1, d].
-        done: what was done where it was something else, which the next steps read; None: the actions.
-    """
-
-    observations: np.ndarray
-    actions: np.ndarray
+    observations: np.ndarray  # what is observed, [steps, d]
+    actions: np.ndarray  # what is to be done then, within ±1, [steps or steps − 1, d]
+    # what was done where it was something else, which the next steps read; None: the actions
     done: np.ndarray | None = None
 
 
@@ -71,35 +66,21 @@ EXTRA_TOKENS = BINS + 1
 
 
 class Columns(NamedTuple):
-    """A sequence.
+    """A sequence."""
 
-    Attributes:
-        x: token IDs, [l]; 0 where a patch stands.
-        read: the token IDs that the model reads: x, but with the actions done for those asked for, [l].
-        at: which patch stands there, −1 for none, [l].
-        predicted: whether the column is to be predicted, [l].
-        patches: [n, side, side, channels].
-        places: row and column of each patch in its image, [n, 2].
-    """
-
-    x: np.ndarray
-    read: np.ndarray
-    at: np.ndarray
-    predicted: np.ndarray
-    patches: np.ndarray
-    places: np.ndarray
+    x: np.ndarray  # token IDs, [l]; 0 where a patch stands
+    read: np.ndarray  # the token IDs that the model reads: x, but with the actions done for those asked for, [l]
+    at: np.ndarray  # which patch stands there, −1 for none, [l]
+    predicted: np.ndarray  # whether the column is to be predicted, [l]
+    patches: np.ndarray  # [n, side, side, channels]
+    places: np.ndarray  # row and column of each patch in its image, [n, 2]
 
 
 class Vocabulary(NamedTuple):
-    """What numbers the tokens have, and how images are divided.
+    """What numbers the tokens have, and how images are divided."""
 
-    Attributes:
-        tokenizer: of text, whose tokens come first.
-        config: the model's sizes.
-    """
-
-    tokenizer: Tokenizer
-    config: GatoConfig
+    tokenizer: Tokenizer  # of text, whose tokens come first
+    config: GatoConfig  # the model's sizes
 
     @property
     def first(self) -> int:
@@ -128,11 +109,7 @@ class Vocabulary(NamedTuple):
         return np.asarray(inverse_mu_law(undiscretize(jnp.asarray(tokens) - self.first)))
 
     def discrete(self, values: np.ndarray) -> np.ndarray:
-        """Return the tokens of integers from 0 to 1,023.
-
-        Raises:
-            DataError: there are others among them.
-        """
+        """Return the tokens of integers from 0 to 1,023, or raise DataError if there are others among them."""
         values = np.asarray(values)
         if values.dtype.kind not in "iu":
             raise DataError(f"discrete values: expected integers from 0 to {BINS - 1}, got {values.dtype}")

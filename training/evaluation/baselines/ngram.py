@@ -23,15 +23,10 @@ from training.data.store import TokenStore
 
 
 class NgramScore(NamedTuple):
-    """How well an n-gram model predicts held-out text.
+    """How well an n-gram model predicts held-out text."""
 
-    Attributes:
-        perplexity: of a token, bos not counted.
-        bits_per_byte: of the text's UTF-8 bytes.
-    """
-
-    perplexity: float
-    bits_per_byte: float
+    perplexity: float  # of a token, bos not counted
+    bits_per_byte: float  # of the text's UTF-8 bytes
 
 
 class _WittenBellToUniform(WittenBell):
@@ -48,11 +43,8 @@ class _WittenBellToUniform(WittenBell):
 
 
 def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
-    """Count the n-grams of framed sequences: `unmasked_score(token, context)` is a token's probability after a
-    tuple of them.
-
-    Raises:
-        ValueError: the order is less than 1.
+    """Count the n-grams of framed sequences: `unmasked_score(token, context)` is a token's probability after a tuple of
+    them. Raises ValueError if the order is less than 1.
     """
     if order < 1:
         raise ValueError(f"order: expected at least 1, got {order}")
@@ -65,10 +57,8 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
 
 
 def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> NgramScore:
-    """Train an n-gram model and score held-out text, every token but bos once, by perplexity and bits per byte.
-
-    Raises:
-        ValueError: the order is less than 1, or the stores' vocabularies differ.
+    """Train an n-gram model and score held-out text, every token but bos once, by perplexity and bits per byte. Raises
+    ValueError if the order is less than 1, or the stores' vocabularies differ.
     """
     if train.N_V != held_out.N_V:
         raise ValueError(f"the training text has N_V = {train.N_V}, the held-out text {held_out.N_V}: expected one")

@@ -10,11 +10,8 @@ from training.data.records import DataError
 
 
 def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
-    """Train scikit-learn's classifier with its defaults on the words of (text, label) pairs, and return the labels
-    of texts.
-
-    Raises:
-        DataError: the training texts have no words.
+    """Train scikit-learn's classifier with its defaults on the words of (text, label) pairs, and return the labels of
+    texts. Raises DataError if the training texts have no words.
     """
     model = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     try:

@@ -23,126 +23,74 @@ class PageError(ValueError):
 
 
 class Attended(NamedTuple):
-    """The attention of one line of the algorithm, in every layer and head.
+    """The attention of one line of the algorithm, in every layer and head."""
 
-    Attributes:
-        title: which.
-        of: the text whose tokens attend.
-        to: the text that they attend to.
-        A: the weights; those of each token add up to 1.
-    """
-
-    title: str
-    of: str
-    to: str
-    A: Float[np.ndarray, "L H l_x l_z"]
+    title: str  # which
+    of: str  # the text whose tokens attend
+    to: str  # the text that they attend to
+    A: Float[np.ndarray, "L H l_x l_z"]  # the weights; those of each token add up to 1
 
 
 class Prediction(NamedTuple):
-    """What each layer would predict at each token.
+    """What each layer would predict at each token."""
 
-    Attributes:
-        of: the text.
-        rows: what each row comes from, the embedding and the layers.
-        tokens: the likeliest tokens, the likeliest first.
-        p: their probabilities.
-        final: the probability in each row of what the last row predicts.
-        follows: the last row's probability of the token that comes next in the text; NaN for the last one.
-        note: what the reader should know.
-    """
-
-    of: str
-    rows: list[str]
-    tokens: Int[np.ndarray, "rows l k"]
-    p: Float[np.ndarray, "rows l k"]
-    final: Float[np.ndarray, "rows l"]
+    of: str  # the text
+    rows: list[str]  # what each row comes from, the embedding and the layers
+    tokens: Int[np.ndarray, "rows l k"]  # the likeliest tokens, the likeliest first
+    p: Float[np.ndarray, "rows l k"]  # their probabilities
+    final: Float[np.ndarray, "rows l"]  # the probability in each row of what the last row predicts
+    # the last row's probability of the token that comes next in the text; NaN for the last one
     follows: Float[np.ndarray, "l"]
-    note: str
+    note: str  # what the reader should know
 
 
 class Written(NamedTuple):
-    """What each part adds to the logit of the likeliest token, above the mean of all logits.
+    """What each part adds to the logit of the likeliest token, above the mean of all logits."""
 
-    Attributes:
-        heads: of each head, at each token.
-        mlp: of each MLP.
-        embedding: of the embedding.
-        rest: of all biases together.
-    """
-
-    heads: Float[np.ndarray, "L H l"]
-    mlp: Float[np.ndarray, "L l"]
-    embedding: Float[np.ndarray, "l"]
-    rest: Float[np.ndarray, "l"]
+    heads: Float[np.ndarray, "L H l"]  # of each head, at each token
+    mlp: Float[np.ndarray, "L l"]  # of each MLP
+    embedding: Float[np.ndarray, "l"]  # of the embedding
+    rest: Float[np.ndarray, "l"]  # of all biases together
 
 
 class Patched(NamedTuple):
-    """How far values of the prompt, put into the run of another, bring its answer back: 0 not at all, 1 entirely.
+    """How far values of the prompt, put into the run of another, bring its answer back: 0 not at all, 1 entirely."""
 
-    Attributes:
-        other: tokens of the other prompt.
-        tokens: of the residual stream after each layer, at each token.
-        heads: of each head's output, at all tokens.
-        score: what is measured.
-        ends: of the two runs.
-        is_estimate: whether by one gradient.
-    """
-
-    other: list[str]
-    tokens: Float[np.ndarray, "L l"]
-    heads: Float[np.ndarray, "L H"]
-    score: str
-    ends: tuple[float, float]
-    is_estimate: bool
+    other: list[str]  # tokens of the other prompt
+    tokens: Float[np.ndarray, "L l"]  # of the residual stream after each layer, at each token
+    heads: Float[np.ndarray, "L H"]  # of each head's output, at all tokens
+    score: str  # what is measured
+    ends: tuple[float, float]  # of the two runs
+    is_estimate: bool  # whether by one gradient
 
 
 class Circuits(NamedTuple):
-    """What heads do with any text.
+    """What heads do with any text."""
 
-    Attributes:
-        scores: by name, see `training.interpretability.scores` and `circuits`.
-        composition: of an earlier head with a later one, by letter; empty where there is none.
-        note: what the reader should know.
-    """
-
-    scores: dict[str, Float[np.ndarray, "L H"]]
+    scores: dict[str, Float[np.ndarray, "L H"]]  # by name, see `training.interpretability.scores` and `circuits`
+    # of an earlier head with a later one, by letter; empty where there is none
     composition: dict[str, Float[np.ndarray, "L H L H"]]
-    note: str
+    note: str  # what the reader should know
 
 
 class Look(NamedTuple):
     """A look inside a model that reads a text.
 
     A section that cannot be is the sentence that says why; one that was not asked for is None.
-
-    Attributes:
-        name: of the run.
-        facts: what the model is, in words.
-        texts: the tokens of each text.
-        words: the vocabulary, as far as it is mentioned.
-        attention: at least one.
-        prediction: by layers.
-        written: the parts of the answer.
-        patched: what brings the answer of the prompt back.
-        circuits: of the model.
     """
 
-    name: str
-    facts: list[str]
-    texts: dict[str, list[str]]
-    words: dict[int, str]
-    attention: list[Attended]
-    prediction: Prediction | str | None
-    written: Written | str | None
-    patched: Patched | str | None
-    circuits: Circuits | str | None
+    name: str  # of the run
+    facts: list[str]  # what the model is, in words
+    texts: dict[str, list[str]]  # the tokens of each text
+    words: dict[int, str]  # the vocabulary, as far as it is mentioned
+    attention: list[Attended]  # at least one
+    prediction: Prediction | str | None  # by layers
+    written: Written | str | None  # the parts of the answer
+    patched: Patched | str | None  # what brings the answer of the prompt back
+    circuits: Circuits | str | None  # of the model
 
     def html(self) -> str:
-        """The page: one text, which needs nothing else.
-
-        Raises:
-            PageError: if it were larger than 5 MB.
-        """
+        """The page: one text, which needs nothing else. Raises PageError if it would be larger than 5 MB."""
         arrays = packed(dict(self._arrays()))
         data = json.dumps(self._described() | {"arrays": arrays.table}, ensure_ascii=False, separators=(",", ":"))
         parts = {

@@ -9,15 +9,11 @@ import numpy as np
 
 
 class Packed(NamedTuple):
-    """Arrays as a text.
+    """Arrays as a text."""
 
-    Attributes:
-        text: their bytes one after the other, deflated, in base64.
-        table: of each array its name, shape, bits, the offset of its first byte, and low and step: number n stands for
-            ``low + n step``. Signed arrays have 0 among these, and NaN is the highest n.
-    """
-
-    text: str
+    text: str  # their bytes one after the other, deflated, in base64
+    # of each array its name, shape, bits, the offset of its first byte, and low and step: number n stands for ``low + n
+    # step``. Signed arrays have 0 among these, and NaN is the highest n
     table: list[dict[str, Any]]
 
 
