@@ -74,7 +74,8 @@ def model_of(path):
 def by_name(path, theta):
     """The leaves of a pytree like theta by the names of the checkpoint's tensors, in its orientation."""
     _, entries = model_of(path)
-    return dict(mapping.write(entries, flatten(theta)))
+    found = dict(mapping.write(entries, flatten(theta)))
+    return found | {alias: found[entry.name] for entry in entries for alias in entry.aliases}
 
 
 def assert_same(ours, theirs, dtype, what):

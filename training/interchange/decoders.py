@@ -127,13 +127,14 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
         in_window = _windows(fields, kind, L)
         window = fields.integer("sliding_window", family.window)
         lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, 10_000.0), window=window)
-    in_turn = [lines[SLIDING if w else FULL] for w in in_window]
+    of_layers = [lines[SLIDING if w else FULL] for w in in_window]
     if family.unplaced:
         fields.require("use_sliding_window", False, "windows in some layers")
-        in_turn = [
-            one if has else one.but(positions=None) for one, has in zip(in_turn, _placed(fields, kind, L), strict=True)
+        of_layers = [
+            one if has else one.but(positions=None)
+            for one, has in zip(of_layers, _placed(fields, kind, L), strict=True)
         ]
-    return _in_turn(in_turn)
+    return in_turn(of_layers)
 
 
 def _placed(fields: Fields, kind: str, L: int) -> list[bool]:
@@ -162,7 +163,7 @@ def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
     return [one == SLIDING for one in types]
 
 
-def _in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
+def in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
     """The fewest lines that give those of the layers, taken in turn."""
     n = next(n for n in range(1, len(lines) + 1) if all(line == lines[l % n] for l, line in enumerate(lines)))
     return tuple(lines[:n])
@@ -179,12 +180,13 @@ def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
         state = Fields(fields.path, state).table(kind)
     said = Fields(fields.path, state)
     said.require("partial_rotary_factor", 1.0, "positions of a part of the rows")
-    positions = Rotary(base=said.number("rope_theta", base), scaling=_scaling(said, l_max))
+    positions = Rotary(base=said.number("rope_theta", base), scaling=read_scaling(said, l_max))
     fields.needs += said.needs
     return positions
 
 
-def _scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
+def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
+    """Return how rotary frequencies are scaled."""
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind == "default":
         return None
@@ -229,7 +231,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         "max_position_embeddings": c.l_max,
         "rms_norm_eps": v.norm.epsilon,
         "tie_word_embeddings": c.tied,
-        "rope_parameters": _rope_parameters(first, c.l_max),
+        "rope_parameters": rotary_fields(first.positions),
         "attention_dropout": v.dropout,
         "pad_token_id": None,
     }
@@ -254,7 +256,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state["attn_logit_softcapping"], state["final_logit_softcapping"] = first.cap, v.unembedding.cap
     if kind == "gemma3_text":
         kinds = {SLIDING: window or first, FULL: full or first}
-        state["rope_parameters"] = {name: _rope_parameters(line, c.l_max) for name, line in kinds.items()}
+        state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
     return state, _lacks(model, state, kind)
 
 
@@ -274,10 +276,11 @@ def _lacks(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     )
 
 
-def _rope_parameters(line: Attention, l_max: int) -> dict[str, Any]:
-    if not isinstance(line.positions, Rotary):  # which is otherwise when it is read, and so is said
+def rotary_fields(positions: Any) -> dict[str, Any]:
+    """Return the fields of rotary positions; for others the default ones, which differ when they are read back."""
+    if not isinstance(positions, Rotary):
         return {"rope_type": "default", "rope_theta": 10_000.0}
-    scaling, found = line.positions.scaling, {"rope_type": "default", "rope_theta": line.positions.base}
+    scaling, found = positions.scaling, {"rope_type": "default", "rope_theta": positions.base}
     if isinstance(scaling, Linear):
         return found | {"rope_type": "linear", "factor": scaling.factor}
     if isinstance(scaling, Llama3):

@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     transposed: bool = False  # whether its rows are our columns
     lead: Shape = ()  # axes of size 1 in front of it
     aliases: tuple[str, ...] = ()  # names under which a checkpoint may have it too, or instead
+    by_head: bool = False  # whether our arrays take turns in its rows, head by head
 
     def of_leaf(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of one of our arrays, of the layer."""
@@ -53,13 +54,20 @@ def _is_vector(leaf: str) -> bool:
 
 
 def linear(
-    name: str, W: str | Sequence[str], b: str | Sequence[str], layer: int | None = None, *, transposed: bool = False
+    name: str,
+    W: str | Sequence[str],
+    b: str | Sequence[str],
+    layer: int | None = None,
+    *,
+    transposed: bool = False,
+    by_head: bool = False,
 ) -> list[Entry]:
-    """Return the entries of a linear map's weight and bias, each one of our arrays, or several one above another;
-    `transposed` for a `Conv1D`.
+    """Return the entries of a linear map's weight and bias, each one of our arrays, or several one above another, or
+    head by head (`by_head`); `transposed` for a `Conv1D`.
     """
     W, b = ((a,) if isinstance(a, str) else tuple(a) for a in (W, b))
-    return [Entry(f"{name}.weight", W, layer, transposed), Entry(f"{name}.bias", b, layer)]
+    of_weight = Entry(f"{name}.weight", W, layer, transposed, by_head=by_head)
+    return [of_weight, Entry(f"{name}.bias", b, layer, by_head=by_head)]
 
 
 def norm(name: str, leaf: str, layer: int | None = None) -> list[Entry]:
@@ -124,7 +132,11 @@ def read(
         shape = entry.of_leaf(shapes)
         array = array if dtype is None else array.astype(dtype)
         array = array.reshape(array.shape[len(entry.lead) :])
-        parts = (array.T if entry.transposed else array).reshape(len(entry.leaves), *shape)
+        array = array.T if entry.transposed else array
+        if entry.by_head:
+            parts = array.reshape(shape[0], len(entry.leaves), *shape[1:]).swapaxes(0, 1)
+        else:
+            parts = array.reshape(len(entry.leaves), *shape)
         for leaf, part in zip(entry.leaves, parts, strict=True):
             _store(leaves, leaf, part, entry.layer, shapes[leaf], tensors)
         progress(1, len(entries))
@@ -182,7 +194,9 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
             continue
         parts = [leaves[leaf] if entry.layer is None else leaves[leaf][entry.layer] for leaf in entry.leaves]
         shape = entry.shape(shapes)[len(entry.lead) :]
-        if len(shape) == 1:
+        if entry.by_head:
+            array = np.stack([np.asarray(part) for part in parts], axis=1).reshape(shape)
+        elif len(shape) == 1:
             array = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
         else:
             array = np.concatenate([np.asarray(part).reshape(-1, part.shape[-1]) for part in parts])

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen, OLMo 2 and Gemma of transformers, at random: logits, gradients by name, and both directions."""
+"""Decoders of transformers, from OPT to Gemma, at random: logits, gradients by name, and both directions."""
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +60,17 @@ MODELS = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
     "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 7, "rope_parameters": BY_KIND}),
+    "opt": ("opt", {"ffn_dim": 17}),
+    "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
+    "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}),
+    "gpt_neox": ("gpt_neox", {"hidden_size": 48, "head_dim": 8, "rotary_pct": 0.5, "layer_norm_eps": 1e-3}),
+    "gpt_neox, in turn": (
+        "gpt_neox",
+        {"hidden_size": 48, "head_dim": 8, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "bloom": ("bloom", {"seq_length": 32, "layer_norm_epsilon": 1e-3}),
 }
-QUICK = ("llama with biases", "qwen3", "gemma3")
+QUICK = ("llama with biases", "qwen3", "gemma3", "gpt_neox", "bloom")
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
 
 
