@@ -140,9 +140,11 @@ class Rotary(Line):
         if self.scaling is not None:
             frequencies, factor = self.scaling(frequencies, self.base)
         dtype = accumulation_dtype(Q.dtype)
-        t = jnp.asarray(t)
+        # known positions: here, not in every fusion that rotates; for long sequences they would be large constants
+        of = np if isinstance(t, np.ndarray) and t.size <= 8192 else jnp
+        t = of.asarray(t)
         t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)
-        angle = jnp.asarray(frequencies, dtype).reshape(-1, *(1,) * (t.ndim - 1)) * t
-        cos, sin = (f(angle) if factor == 1 else f(angle) * factor for f in (jnp.cos, jnp.sin))
+        angle = of.asarray(frequencies, dtype).reshape(-1, *(1,) * (t.ndim - 1)) * t
+        cos, sin = (jnp.asarray(f(angle) if factor == 1 else f(angle) * factor) for f in (of.cos, of.sin))
         rotated = rotate(Q[:, :d], cos, sin, self.pairs, implementation)
         return rotated if d == Q.shape[1] else jnp.concatenate([rotated, Q[:, d:]], axis=1)

@@ -9,7 +9,7 @@ the upper quartile. PyTorch and transformers are measured where they are install
 
 from collections.abc import Sequence
 
-from scripts.benchmarks import accelerators, attention, decode, training_step
+from scripts.benchmarks import accelerators, attention, decode, startup, training_step
 from scripts.benchmarks.timing import machine
 from training.commands.arguments import Parser, at_least
 
@@ -19,6 +19,9 @@ PARTS = {
     "memory": lambda _: attention.memory() + "\n\n" + training_step.loss_memory(),
     "training": training_step.run,
     "generation": decode.run,
+    "llama": decode.llama,
+    "int8": decode.narrow,
+    "startup": startup.run,
     "compilation": lambda _: training_step.compilation(),
     "accelerators": accelerators.run,
 }

@@ -26,6 +26,9 @@ def run(rounds: int) -> str:
         "printed lines, jax.grad (PAPER)": _ours(PAPER, "paper"),
         "hand-derived (PAPER: GELU by erf)": _ours(PAPER, "auto"),
         "hand-derived (GPT2: GELU by tanh)": _ours(GPT2, "auto"),
+        "the same with unrolled layers": _ours(GPT2, "auto", unroll=True),
+        "the same in bfloat16": _ours(GPT2, "auto", jnp.bfloat16),
+        "the same in bfloat16 with unrolled layers": _ours(GPT2, "auto", jnp.bfloat16, unroll=True),
     }
     hugging_face = _hugging_face()
     if hugging_face is not None:
@@ -44,7 +47,7 @@ def run(rounds: int) -> str:
         for name, t in timing.items()
     ]
     sizes = ", ".join(f"{k} = {v}" for k, v in SIZES.items())
-    title = f"Training step, AdamW, float32, {sizes}, batch {BATCH}; its matrix products at the peak of "
+    title = f"Training step, AdamW, float32 unless said, {sizes}, batch {BATCH}; its matrix products at the peak of "
     title += f"{peak / 1e9:.0f} GFLOP/s would take {1e3 * _flops() / peak:.0f} ms."
     header = ["", "ms", "tokens/s", "share of peak", "times Hugging Face's speed"]
     return f"{title}\n\n{table(header, rows)}"
@@ -77,12 +80,23 @@ def loss_memory() -> str:
     return "log_loss, forward and backward, N_V = 50257, l = 1024.\n\n" + table(["", "MB", "share"], rows)
 
 
-def training_step(optimizer: optax.GradientTransformation, variant: Variant, implementation: Implementation) -> Any:
-    """A compiled step of training: parameters, optimizer state and tokens ``[B, l]`` to both anew, and the loss."""
+def training_step(
+    optimizer: optax.GradientTransformation,
+    variant: Variant,
+    implementation: Implementation,
+    dtype: Any = jnp.float32,
+    *,
+    unroll: bool = False,
+) -> Any:
+    """A compiled step of training: parameters, optimizer state and tokens ``[B, l]`` to both anew, and the loss.
+
+    Loss and gradients are computed in ``dtype``; parameters and optimizer state stay as they are.
+    """
 
     def loss(theta, x):
+        theta = jax.tree.map(lambda a: a.astype(dtype), theta)
         W_u = variant.unembedding.matrix(theta)
-        X = d_hidden_state(x, theta, variant=variant, implementation=implementation)
+        X = d_hidden_state(x, theta, variant=variant, implementation=implementation, unroll=unroll)
         weights = jnp.broadcast_to(jnp.arange(x.shape[1]) < x.shape[1] - 1, x.shape).astype(X.dtype)
         targets = jnp.roll(x, -1, axis=1)
         return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
@@ -95,10 +109,12 @@ def training_step(optimizer: optax.GradientTransformation, variant: Variant, imp
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def _ours(variant: Variant, implementation: Implementation) -> Callable[[], object]:
+def _ours(
+    variant: Variant, implementation: Implementation, dtype: Any = jnp.float32, *, unroll: bool = False
+) -> Callable[[], object]:
     config = DTransformerConfig(**SIZES, variant=variant)
     optimizer = optax.adamw(1e-3)
-    step = training_step(optimizer, variant, implementation)
+    step = training_step(optimizer, variant, implementation, dtype, unroll=unroll)
     theta: Any = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
     carried = [theta, optimizer.init(theta)]
     x = jax.random.randint(jax.random.key(1), (BATCH, SIZES["l_max"]), 0, SIZES["N_V"])

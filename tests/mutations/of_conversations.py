@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_CONVERSATIONS"]
+__all__ = ["CONVERSATION_MUTATIONS"]
 
 MODELS = "training/interchange/gguf_models.py"
 FILE = "training/interchange/gguf_file.py"
@@ -27,7 +27,7 @@ MERGED = (f"{RANK}::test_merged_adds_s_times_the_product_head_by_head",)
 OTHER = (f"{RANK}::test_a_model_that_is_gone_or_has_changed_is_said",)
 PEFT = ("tests/training/interchange/test_peft.py::test_an_adapter_of_peft_becomes_a_run_and_goes_back",)
 
-OF_CONVERSATIONS: dict[str, Mutation] = {
+CONVERSATION_MUTATIONS: dict[str, Mutation] = {
     "rows of q and k in the order of GGUF": Mutation(
         MODELS, "_unpermuted", "return", "halves.swapaxes(1, 2)", "halves", 10, None, OF_LLAMA
     ),

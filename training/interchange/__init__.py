@@ -84,9 +84,7 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
 def load_model(path: str | Path, *, dtype: Any = None) -> Run:
     """Read a checkpoint as `load_pretrained`, or a run as `training.runs.directory.load_run`; they become `dtype`.
-
-    Raises:
-        InterchangeError: as `load_pretrained`.
+    Raises InterchangeError as `load_pretrained`.
     """
     path = Path(path)
     if is_ours(path):

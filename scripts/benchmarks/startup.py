@@ -1,0 +1,55 @@
+"""The processor time of whole commands, with what they compile in the cache and without; and of the import."""
+
+import os
+import pydoc_data.topics
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from scripts.benchmarks.timing import table
+
+__all__ = ["run"]
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = "--tokenizer bytes --L 2 --d_e 32 --d_mlp 64 --H 2 --l_max 32 --batch-size 8 --steps 20 --quiet"
+
+
+def run(rounds: int) -> str:
+    """Measure, and return the Markdown table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        (place / "book.txt").write_text("".join(pydoc_data.topics.topics.values())[:180_000], encoding="utf-8")
+        seconds: dict[str, list[float]] = {}
+        for i in range(rounds):
+            for name, arguments in _commands(place, i).items():
+                seconds.setdefault(name, []).append(_processor_seconds(arguments, place))
+    rows = [[name, f"{statistics.median(s):.1f} ({min(s):.1f}-{max(s):.1f})"] for name, s in seconds.items()]
+    title = "Processor time, user and system, of whole commands: median and range"
+    return f"{title}.\n\n{table(['command', 's'], rows)}"
+
+
+def _commands(place: Path, i: int) -> dict[str, list[str]]:
+    """The commands by name; round i begins with an empty cache, which each command fills for the next one."""
+    train = [str(ROOT / "scripts/train.py"), "d", "--data", str(place / "book.txt"), *TRAIN.split()]
+    generate = [str(ROOT / "scripts/generate.py"), str(place / f"cold-{i}"), "--prompt", "The "]
+    imports = "import jax, jax.numpy, jaxtyping, numpy, optax"
+    return {
+        "`train.py`, empty cache": [*train, "--run", str(place / f"cold-{i}"), "--clear-compilation-cache"],
+        "`train.py`, what it compiles is in the cache": [*train, "--run", str(place / f"warm-{i}")],
+        "`generate.py`, empty cache": [*generate, "--clear-compilation-cache"],
+        "`generate.py`, what it compiles is in the cache": generate,
+        "`import algorithms`": ["-c", "import algorithms"],
+        f"`{imports}`": ["-c", imports],
+    }
+
+
+def _processor_seconds(arguments: list[str], place: Path) -> float:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"XDG_CACHE_HOME": str(place / "cache"), "PYTHONPATH": str(ROOT)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
