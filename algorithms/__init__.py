@@ -35,6 +35,7 @@ from algorithms.gato import (
     raster_places,
     undiscretize,
 )
+from algorithms.machinery.platform import for_platform
 from algorithms.machinery.registry import REGISTRY
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
 from algorithms.model.initialization import (
@@ -109,7 +110,7 @@ __all__ = [
     "AttentionParams", "DTransformerConfig", "DTransformerParams", "EDDecoderLayerParams", "EDTransformerConfig",
     "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",
     "MLPParams", "TransformerLayerParams", "Variant", "banded", "bos_token", "count_params", "documents", "eos_token",
-    "gelu", "gelu_tanh", "init_d_transformer", "init_e_transformer", "init_ed_transformer", "mask_token", "padding",
+    "for_platform", "gelu", "gelu_tanh", "init_d_transformer", "init_e_transformer", "init_ed_transformer", "mask_token", "padding",
     "relu", "sinusoidal_positional_embedding",
 ]
 # fmt: on

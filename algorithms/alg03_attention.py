@@ -25,7 +25,7 @@ class Hooks(NamedTuple):
 
     queries: Callable[[Array], Array] = lambda Q: Q  # what becomes of Q: a rotation by the tokens' positions, say
     keys: Callable[[Array], Array] = lambda K: K  # what becomes of K
-    cap: float | None = None  # c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None for none
+    cap: float | None = None  # c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None: no cap
     # of the queries and l_z, U and P of ``scores_by_distance``, which are added to S = KᵀQ; or nothing
     by_distance: Callable[[Array, int], ByDistance] = lambda Q, l_z: ()
 

@@ -1,20 +1,15 @@
 """Algorithm 6, layer normalization, and RMSnorm, which is the same with m = β = 0."""
 
-from typing import Annotated
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.compiled import compiled
-from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
-from algorithms.notation import Implementation
+from algorithms.notation import Epsilon, Implementation
 from algorithms.ops import normalization
-
-Epsilon = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 
 
 @algorithm(6, "layer_norm")

@@ -1,17 +1,13 @@
 """Algorithm 7: unembedding."""
 
-from typing import Annotated
-
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.contract import Range
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
+from algorithms.notation import Cap
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped, softmax
-
-POSITIVE = Range("a number > 0", lambda c: c > 0)
 
 
 @algorithm(7, "Unembedding")
@@ -21,7 +17,7 @@ def unembedding(
     W_u: Float[Array, "N_V d_e"],
     *,
     b_u: Float[Array, "N_V"] | None = None,
-    cap: Annotated[float | None, POSITIVE] = None,
+    cap: Cap = None,
 ) -> Float[Array, "N_V *batch"]:
     """Algorithm 7: p ← softmax(W_u e). From a token's representation to a distribution over the vocabulary.
 

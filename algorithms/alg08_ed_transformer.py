@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of, padded, positions_in, without_padding, zero_padding
+from algorithms.layers import Lines, lines_of, pad_embeddings, padded, positions_in, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
@@ -65,152 +65,53 @@ def ed_transformer(
         >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).shape
         (5, 3)
     """
-    options = {"variant": variant, "implementation": implementation, "key": key, "z_length": z_length}
-    X = ed_hidden_state(z, x, theta, mask=mask, z_mask=z_mask, cross_mask=cross_mask, **options)  # lines 1-20
-    P = variant.unembedding(X, theta)  # return
+    f = _lines(variant, implementation, key=key)
+    X = hidden_state(z, x, theta, (mask, z_mask, cross_mask), z_length, f)  # lines 1-20
+    P = f.unembedding(X, theta)  # return
     return P
 
 
-@compiled
 @numbered
-def ed_hidden_state(
-    z: Context,
-    x: Integer[Array, "*batch l_x"],
-    theta: EDTransformerParams,
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    mask: PrimaryMask = UNIDIRECTIONAL,
-    z_mask: ContextMask = BIDIRECTIONAL,
-    cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+def hidden_state(
+    z: Any, x: Integer[Array, "*batch l_x"], theta: Any, masks: tuple[Any, Any, Any], z_length: Any, f: Lines
 ) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    lines = {"variant": variant, "implementation": implementation}
-    options = {**lines, "z_length": z_length, "remat": remat, "unroll": unroll}
-    Z = ed_encoding(z, theta, key=fold_in(key, 0), z_mask=z_mask, **options)  # lines 1-9
-    X = ed_decoding(Z, x, theta, key=fold_in(key, 1), mask=mask, cross_mask=cross_mask, **options)  # lines 10-20
+    """Lines 1-20 of Algorithm 8 by the lines f, with the masks of lines 14, 5 and 16."""
+    mask, z_mask, cross_mask = masks
+    Z = context_encoding(z, theta, z_mask, z_length, f._replace(key=fold_in(f.key, 0)))  # lines 1-9
+    f, t, cross_mask = f._replace(key=fold_in(f.key, 1)), positions_in(x), padded(cross_mask, z_length)
+    X = decoder_hidden_state(Z, x, t, theta, mask, cross_mask, f)  # lines 10-20
     return X
 
 
-@compiled
 @numbered
-def ed_encoding(
-    z: Integer[Array, "*batch l_z"],
-    theta: EDTransformerParams,
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    z_mask: ContextMask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+def context_encoding(
+    z: Integer[Array, "*batch l_z"], theta: Any, z_mask: Any, z_length: Any, f: Lines
 ) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    f = lines_of(variant, implementation, *OWN)
+    """Lines 1-9 of Algorithm 8 by the lines f: encode the context sequence."""
     t = positions_in(z)  # line 1
     Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
-    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
-    Z = ed_encoder_layers(Z, theta, key=key, z_mask=z_mask, remat=remat, unroll=unroll, **options)  # lines 4-9
+    Z = context_residual_stream(Z, t, theta, padded(z_mask, z_length), f)  # lines 4-9
     return Z
 
 
-@compiled
 @numbered
-def ed_encoder_layers(
-    Z: Float[Array, "d_e *batch l_z"],
-    theta: EDTransformerParams,
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    z_mask: ContextMask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+def context_residual_stream(
+    Z: Float[Array, "d_e *batch l_z"], t: Any, theta: Any, z_mask: Any, f: Lines
 ) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
-    table = Table(theta.encoder_distances, both_ways=True)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll, table=table)
-    Z, t = without_padding(Z, theta.W_e, z_length), positions_in(Z[0])
-    mask = padded(z_mask, z_length)
+    """Lines 4-9 of Algorithm 8: from the embeddings to the encoded context."""
+    f = f._replace(table=Table(theta.encoder_distances, both_ways=True))
 
     def layer(Z, theta_l, f):
         W_enc, norm1, mlp, norm2 = theta_l
         Z_tilde = f.before(Z, norm1)  # Z in the paper
-        Z = Z + f.mh_attention(Z_tilde, Z_tilde, W_enc, mask, t, t)  # line 5
+        Z = Z + f.mh_attention(Z_tilde, Z_tilde, W_enc, z_mask, t, t)  # line 5
         Z = f.after(Z, norm1)  # line 6
         Z = Z + f.mlp(f.before(Z, norm2), mlp)  # line 7
         Z = f.after(Z, norm2)  # line 8
         return Z
 
-    Z = f.each_layer(layer, Z, theta.encoder, reads=mask)  # line 4
+    Z = f.each_layer(layer, Z, theta.encoder, reads=z_mask)  # line 4
     return f.layer_norm(Z, theta.encoder_norm)
-
-
-def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
-    """θ with W_e, W_p and the norm that embed the context, where those are not the decoder's."""
-    own = {} if theta.context is None else theta.context._asdict()
-    return theta._replace(**{name: array for name, array in own.items() if array is not None})
-
-
-def _check_positions(variant: Variant) -> None:
-    if variant.embedding.positions == "in_attention":
-        raise ValueError(
-            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
-            "keys of other positions than its queries"
-        )
-    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
-        raise ValueError(
-            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
-            "positions than its queries"
-        )
-
-
-@compiled
-def ed_decoding(
-    Z: Float[Array, "d_e *#batch l_z"],
-    x: Integer[Array, "*batch l_x"],
-    theta: EDTransformerParams,
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    mask: PrimaryMask = UNIDIRECTIONAL,
-    cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
-) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    _check_positions(variant)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
-    return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
-
-
-@compiled
-def ed_decoder_layers(
-    Z: Float[Array, "d_e *#batch l_z"],
-    X: Float[Array, "d_e *batch l_x"],
-    theta: EDTransformerParams,
-    *,
-    variant: Variant = PAPER,
-    implementation: Implementation = "auto",
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    mask: PrimaryMask = UNIDIRECTIONAL,
-    cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
-) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
-    _check_positions(variant)
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
-    return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
 
 
 @numbered
@@ -243,3 +144,125 @@ def primary_residual_stream(
 
     X = f.each_layer(layer, X, theta.decoder, reads=(Z, mask, cross_mask), draws=3)  # line 13
     return f.layer_norm(X, theta.decoder_norm)
+
+
+def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
+    """θ with W_e, W_p and the norm that embed the context, where those are not the decoder's."""
+    own = {} if theta.context is None else theta.context._asdict()
+    return theta._replace(**{name: array for name, array in own.items() if array is not None})
+
+
+# Ways in and out in the middle
+
+
+@compiled
+def ed_hidden_state(
+    z: Context,
+    x: Integer[Array, "*batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "d_e *batch l_x"]:
+    """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
+    f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return hidden_state(z, x, theta, (mask, z_mask, cross_mask), z_length, f)
+
+
+@compiled
+def ed_encoding(
+    z: Integer[Array, "*batch l_z"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "d_e *batch l_z"]:
+    """Lines 1-9 of Algorithm 8: encode the context sequence."""
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
+    return context_encoding(z, theta, z_mask, z_length, f)
+
+
+@compiled
+def ed_encoder_layers(
+    Z: Float[Array, "d_e *batch l_z"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "d_e *batch l_z"]:
+    """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
+    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
+    Z = pad_embeddings(Z, theta.W_e, z_length)
+    return context_residual_stream(Z, positions_in(Z[0]), theta, padded(z_mask, z_length), f)
+
+
+@compiled
+def ed_decoding(
+    Z: Float[Array, "d_e *#batch l_z"],
+    x: Integer[Array, "*batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "d_e *batch l_x"]:
+    """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
+    f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return decoder_hidden_state(Z, x, positions_in(x), theta, mask, padded(cross_mask, z_length), f)
+
+
+@compiled
+def ed_decoder_layers(
+    Z: Float[Array, "d_e *#batch l_z"],
+    X: Float[Array, "d_e *batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    variant: Variant = PAPER,
+    implementation: Implementation = "auto",
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "d_e *batch l_x"]:
+    """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
+    f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
+
+
+def _lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
+    """The lines of a variant whose line 16 can have keys of other positions than its queries."""
+    if variant.embedding.positions == "in_attention":
+        raise ValueError(
+            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
+            "keys of other positions than its queries"
+        )
+    if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
+        raise ValueError(
+            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
+            "positions than its queries"
+        )
+    return lines_of(variant, implementation, *OWN, **options)

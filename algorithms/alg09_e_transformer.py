@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import lines_of, padded, positions_in, without_padding, zero_padding
+from algorithms.layers import Lines, lines_of, pad_embeddings, padded, positions_in, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
@@ -31,10 +31,6 @@ def _check_has_types(arguments: Mapping[str, Any]) -> None:
 
 Types = Annotated[Integer[Array, "*#batch l"] | None, Relation(_check_has_types)]
 WithHead = Annotated[ETransformerParams, Relation(_check_has_head)]
-
-
-OWN = "gelu", ("norm_last", "norm_first", "no_norm")
-"""The activation of Algorithm 9, and the orders of its layers; first its own."""
 
 
 @algorithm(9, "ETransformer")
@@ -66,14 +62,65 @@ def e_transformer(
         >>> e_transformer(jnp.array([3, 2, 1]), init_e_transformer(jax.random.key(0), config)).shape
         (5, 3)
     """
-    options = {"variant": variant, "implementation": implementation, "key": key}
-    X = e_hidden_state(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-11
-    P = variant.unembedding(X, theta)  # return
+    f = encoder_lines(variant, implementation, key=key)
+    X = hidden_state(x, types, theta, mask, length, f)  # lines 1-11
+    P = f.unembedding(X, theta)  # return
     return P
 
 
-@compiled
+def encoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
+    """The lines of a variant, with Algorithm 9's own defaults filled in."""
+    return lines_of(variant, implementation, "gelu", ("norm_last", "norm_first", "no_norm"), **options)
+
+
 @numbered
+def hidden_state(
+    x: Integer[Array, "*batch l"], types: Any, theta: Any, mask: Any, length: Any, f: Lines
+) -> Float[Array, "d_f *batch l"]:
+    """Lines 1-11 of Algorithm 9 by the lines f."""
+    X = encoding(x, types, theta, mask, length, f)  # lines 1-9
+    X = f.activate(linear(theta.W_f, X, theta.b_f, f.implementation))  # line 10
+    X = f.layer_norm(X, theta.norm)  # line 11
+    return X
+
+
+@numbered
+def encoding(
+    x: Integer[Array, "*batch l"], types: Any, theta: Any, mask: Any, length: Any, f: Lines
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 1-9 of Algorithm 9: from the tokens to the residual stream after the last layer."""
+    t = positions_in(x)  # line 1
+    X = f.embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
+    X = residual_stream(X, t, theta, mask, length, f)  # lines 4-9
+    return X
+
+
+@numbered
+def residual_stream(
+    X: Float[Array, "d_e *batch l"], t: Any, theta: Any, mask: Any, length: Any, f: Lines
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 4-9 of Algorithm 9: from the embeddings to the residual stream after the last layer."""
+    X = pad_embeddings(X, theta.W_e if theta.W_in is None else theta.W_in, length)
+    mask = padded(mask, length)
+    f = f.sharing(theta.distances, X[0], t, theta, both_ways=True)
+
+    def layer(X, theta_l, f):
+        W, norm1, mlp, norm2 = theta_l
+        X_tilde = f.before(X, norm1)  # X in the paper
+        X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 5
+        X = f.after(X, norm1)  # line 6
+        X = X + f.mlp(f.before(X, norm2), mlp)  # line 7
+        X = f.after(X, norm2)  # line 8
+        return X
+
+    X = f.each_layer(layer, X, theta.layers, reads=mask)  # line 4
+    return X
+
+
+# Ways in and out in the middle
+
+
+@compiled
 def e_hidden_state(
     x: Integer[Array, "*batch l"],
     theta: WithHead,
@@ -88,16 +135,11 @@ def e_hidden_state(
     unroll: Unroll = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
-    options = {"variant": variant, "implementation": implementation, "key": key, "remat": remat, "unroll": unroll}
-    X = e_encoding(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-9
-    f = lines_of(variant, implementation, *OWN)
-    X = f.activate(linear(theta.W_f, X, theta.b_f, implementation))  # line 10
-    X = f.layer_norm(X, theta.norm)  # line 11
-    return X
+    f = encoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return hidden_state(x, types, theta, mask, length, f)
 
 
 @compiled
-@numbered
 def e_encoding(
     x: Integer[Array, "*batch l"],
     theta: ETransformerParams,
@@ -115,10 +157,8 @@ def e_encoding(
 
     ``types`` has the type of each token, where the parameters embed it: BERT's two sentences. None: all are of type 0.
     """
-    lines = {"variant": variant, "implementation": implementation, "length": length}
-    X = e_embedding(x, theta, types=types, **lines)  # lines 1-3
-    X = e_layers(X, theta, key=key, mask=mask, remat=remat, unroll=unroll, **lines)  # lines 4-9
-    return X
+    f = encoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return encoding(x, types, theta, mask, length, f)
 
 
 @compiled
@@ -133,14 +173,12 @@ def e_embedding(
     types: Types = None,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-3 of Algorithm 9: the embeddings X of tokens, from which `e_layers` continues."""
-    f = lines_of(variant, implementation, *OWN)
     t = positions_in(x)  # line 1
-    X = f.embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
+    X = encoder_lines(variant, implementation).embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
     return X
 
 
 @compiled
-@numbered
 def e_layers(
     X: Float[Array, "d_e *batch l"],
     theta: ETransformerParams,
@@ -154,19 +192,5 @@ def e_layers(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 4-9 of Algorithm 9: the layers, entered with embeddings X, whose columns need not be tokens."""
-    X, t = without_padding(X, theta.W_e if theta.W_in is None else theta.W_in, length), positions_in(X[0])
-    f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
-    f = f.sharing(theta.distances, X[0], t, theta, both_ways=True)
-    mask = padded(mask, length)
-
-    def layer(X, theta_l, f):
-        W, norm1, mlp, norm2 = theta_l
-        X_tilde = f.before(X, norm1)  # X in the paper
-        X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 5
-        X = f.after(X, norm1)  # line 6
-        X = X + f.mlp(f.before(X, norm2), mlp)  # line 7
-        X = f.after(X, norm2)  # line 8
-        return X
-
-    X = f.each_layer(layer, X, theta.layers, reads=mask)  # line 4
-    return X
+    f = encoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
+    return residual_stream(X, positions_in(X[0]), theta, mask, length, f)

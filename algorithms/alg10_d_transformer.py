@@ -5,7 +5,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of, padded, positions_in, side_by_side, without_padding, zero_padding
+from algorithms.layers import Lines, lines_of, pad_embeddings, padded, positions_in, side_by_side, zero_padding
 from algorithms.machinery.compiled import compiled
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
@@ -49,6 +49,48 @@ def d_transformer(
     X = hidden_state(x, None, theta, mask, length, f)  # lines 1-10
     P = f.unembedding(X, theta)  # return
     return P
+
+
+def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
+    """The lines of a variant, with Algorithm 10's own defaults filled in."""
+    return lines_of(variant, implementation, "gelu", ("norm_first", "norm_last", "side_by_side", "no_norm"), **options)
+
+
+@numbered
+def hidden_state(
+    x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, length: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    t = positions_in(x) if t is None else t  # line 1
+    X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
+    X = residual_stream(X, t, theta, padded(mask, length), f)  # lines 4-10
+    return X
+
+
+@numbered
+def residual_stream(
+    X: Float[Array, "d_e *columns"], t: Any, theta: Any, mask: Any, f: Lines
+) -> Float[Array, "d_e *columns"]:
+    """Lines 4-10 of Algorithm 10: from the embeddings to the hidden state."""
+    f = f.sharing(theta.distances, X[0], t, theta)
+
+    def layer(X, theta_l, f):
+        W, norm1, mlp, norm2 = theta_l
+        X_tilde = f.before(X, norm1)  # line 5
+        X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6
+        X = f.after(X, norm1)
+        X_tilde = f.before(X, norm2)  # line 7
+        X = X + f.mlp(X_tilde, mlp)  # line 8
+        X = f.after(X, norm2)
+        return X
+
+    layer = side_by_side(mask, t) if f.order == "side_by_side" else layer
+    X = f.each_layer(layer, X, theta.layers, reads=mask)  # line 4
+    X = f.layer_norm(X, theta.norm)  # line 10
+    return X
+
+
+# Ways in and out in the middle
 
 
 @compiled
@@ -126,7 +168,7 @@ def d_layers(
     mask = mask if segments is None else mask & documents(segments)
     f = decoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     t = positions_in(X[0]) if positions is None else positions
-    return residual_stream(without_padding(X, theta.W_e, length), t, theta, padded(mask, length), f)
+    return residual_stream(pad_embeddings(X, theta.W_e, length), t, theta, padded(mask, length), f)
 
 
 def _check_distances(variant: Variant, positions: Any, segments: Any) -> None:
@@ -139,42 +181,3 @@ def _check_distances(variant: Variant, positions: Any, segments: Any) -> None:
             "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
             "got an array; give segments, too"
         )
-
-
-def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
-    """The lines of a variant, with Algorithm 10's own defaults filled in."""
-    return lines_of(variant, implementation, "gelu", ("norm_first", "norm_last", "side_by_side", "no_norm"), **options)
-
-
-@numbered
-def hidden_state(
-    x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, length: Any, f: Lines
-) -> Float[Array, "d_e *columns"]:
-    """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
-    t = positions_in(x) if t is None else t  # line 1
-    X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
-    X = residual_stream(X, t, theta, padded(mask, length), f)  # lines 4-10
-    return X
-
-
-@numbered
-def residual_stream(
-    X: Float[Array, "d_e *columns"], t: Any, theta: Any, mask: Any, f: Lines
-) -> Float[Array, "d_e *columns"]:
-    """Lines 4-10 of Algorithm 10: from the embeddings to the hidden state."""
-    f = f.sharing(theta.distances, X[0], t, theta)
-
-    def layer(X, theta_l, f):
-        W, norm1, mlp, norm2 = theta_l
-        X_tilde = f.before(X, norm1)  # line 5
-        X = X + f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6
-        X = f.after(X, norm1)
-        X_tilde = f.before(X, norm2)  # line 7
-        X = X + f.mlp(X_tilde, mlp)  # line 8
-        X = f.after(X, norm2)
-        return X
-
-    layer = side_by_side(mask, t) if f.order == "side_by_side" else layer
-    X = f.each_layer(layer, X, theta.layers, reads=mask)  # line 4
-    X = f.layer_norm(X, theta.norm)  # line 10
-    return X

@@ -3,7 +3,7 @@
 ``training.generation`` computes the same tokens fast.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
 from algorithms.machinery.varying import match_varying_axes
-from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
 from algorithms.ops.draws import by_own_key
@@ -29,7 +28,8 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams
 
 
 def _check_room(arguments) -> None:
-    l, l_gen, l_max = arguments["x"].shape[-1], arguments["l_gen"], _limit(arguments["theta"], arguments["variant"])
+    l, l_gen = arguments["x"].shape[-1], arguments["l_gen"]
+    l_max = arguments["variant"].embedding.limit(arguments["theta"])
     if l_max is not None and l + l_gen - 1 > l_max:
         raise ValueError(
             f"l_gen: a prompt of {l} tokens and {l_gen} more need l_max >= {l + l_gen - 1}, got l_max = {l_max}; "
@@ -38,16 +38,11 @@ def _check_room(arguments) -> None:
 
 
 def _check_longest(arguments) -> None:
-    l_max, limit = arguments["l_max"], _limit(arguments["theta"], arguments["variant"])
+    l_max, limit = arguments["l_max"], arguments["variant"].embedding.limit(arguments["theta"])
     if l_max is None and limit is None:
         raise ValueError("l_max: expected the longest output in tokens, since these parameters set no limit, got None")
     if l_max is not None and limit is not None and l_max > limit:
         raise ValueError(f"l_max: expected at most {limit}, the l_max of the parameters, got {l_max}")
-
-
-def _limit(theta: Any, variant: Variant) -> int | None:
-    """The longest sequence that the parameters have positions for; None: sinusoids set no limit."""
-    return variant.embedding.limit(theta)
 
 
 @algorithm(14, "DInference")
@@ -126,7 +121,7 @@ def ed_inference(
         ((4,), 3)
     """
     bos, eos, batch = bos_token(theta.W_e.shape[1]), eos_token(theta.W_e.shape[1]), z.shape[:-1]
-    l_max = l_max or _limit(theta, variant) or 0  # checked by _check_longest
+    l_max = l_max or variant.embedding.limit(theta) or 0  # checked by _check_longest
     options = {"variant": variant, "implementation": implementation, "z_length": z_length}
     x_hat = jnp.full((*batch, l_max), eos).at[..., 0].set(bos)  # line 1
     y = jnp.zeros(batch, int)  # line 2: any token but eos_token

@@ -239,7 +239,7 @@ def gato_embedding(
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-3 of Algorithm 10 as Gato has them: embeddings of text, values and patches in one sequence.
 
-    ``at[t]`` says which of the patches stands at t; −1: the token x[t], of text or of a value::
+    ``at[t]`` is the number of the patch at t, or −1 for the token x[t], of text or of a value::
 
         1  ℓ ← length(x)
         2  for t ∈ [ℓ]: e_t ← W_e[:, x[t]] + W_p[:, t]                 where at[t] = −1

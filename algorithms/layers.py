@@ -21,7 +21,9 @@ from algorithms.model.variant import Variant
 from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
+from algorithms.ops.attention.vendor import CUDNN_FORWARD
 from algorithms.ops.dropout import fold_in
+from algorithms.ops.linear import PRODUCT
 
 Layer = Callable[..., Float[Array, "d_e *batch l"]]
 
@@ -214,8 +216,12 @@ def side_by_side(mask: Any, t: Any) -> Layer:
 def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll) -> Callable[..., Any]:
     if not remat:
         return turn
-    kept = () if remat is True else ATTENTION_RESIDUALS
-    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    kept = {True: (), "all but attention": ATTENTION_RESIDUALS, "all but products": (*ATTENTION_RESIDUALS, PRODUCT)}
+    by_name = jax.checkpoint_policies.save_only_these_names(*kept[remat])
+
+    def policy(primitive, *arrays, **options):
+        return by_name(primitive, *arrays, **options) or (remat is not True and primitive.name == CUDNN_FORWARD)
+
     return jax.checkpoint(turn, prevent_cse=unroll, policy=policy)
 
 
@@ -240,7 +246,7 @@ def zero_padding(
     return jnp.where(positions_in(x) < length, x, 0)
 
 
-def without_padding(
+def pad_embeddings(
     X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"], length: Integer[Array, "*#batch"] | int | None
 ) -> Float[Array, "d_e *batch l"]:
     """Embeddings with W's first column, W_e's or W_in's, where t >= length: columns of 0 have no norm where ε is 0."""

@@ -113,7 +113,7 @@ def batch_axes(mask: Mask) -> Any:
 def divisible_axes(mask: Mask) -> Any:
     """Which axis of each array of a mask, in its place, is that of the sequences, and which that of the queries.
 
-    None stands for an axis that the array does not have. There is one batch axis at most.
+    None where the array does not have the axis. There is at most one batch axis.
     """
     if not isinstance(mask, StructuralMask):
         return 0 if jnp.ndim(mask) > 2 else None, jnp.ndim(mask) - 1

@@ -36,8 +36,9 @@ variant          what a published model changes in the pseudocode; ``PAPER`` cha
 implementation   how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout          probability to drop an attention weight; above 0 it needs a key
 key              randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
-remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True), or
-                 ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once
+remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True),
+                 ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once, or
+                 ``"all but products"``, which keeps the products with weights, too: norms and activations are left
 unroll           whether each layer is compiled for itself: a faster program, and a longer compilation
 epsilon          ε, added to the variance of a norm; 0 in the paper
 tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
@@ -86,6 +87,7 @@ Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <
 Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 Temperature    = Annotated[float | Float[Array, "*#batch"],  # one, or one for each sequence
                            Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
+Cap            = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
 Rate           = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
 Probability    = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
 Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
@@ -93,7 +95,7 @@ Epochs         = Annotated[int, Range("at least 0", lambda n: n >= 0)]
 Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
 # fmt: on
 
-Remat = Literal[False, True, "all but attention"]
+Remat = Literal[False, True, "all but attention", "all but products"]
 Unroll = Literal[False, True]
 
 Implementation = Literal["auto", "paper", "dense", "blockwise", "strips", "cudnn", "pallas"]

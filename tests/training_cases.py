@@ -19,10 +19,10 @@ from training.tasks.models import model_config
 LETTERS = 14
 N_V = LETTERS + 3
 TINY = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 7, "batch_size": 4, "tensorboard": False, "peak": 1e9}
-OF_TOKENS = [task for task in TASKS if task != "gato"]
+TOKEN_TASKS = [task for task in TASKS if task != "gato"]
 """The tasks whose batches have tokens alone."""
 TINY |= {"optimizer": "adamw", "schedule": "cosine"}  # what compiles fast
-OF_GATO = {"l_max": 80, "batch_size": 8, "d_r": 4, "n_groups": 2, "n_places": 2}
+GATO_SETTINGS = {"l_max": 80, "batch_size": 8, "d_r": 4, "n_groups": 2, "n_places": 2}
 """Sizes of the task gato that have room for a drawing."""
 
 
@@ -43,7 +43,7 @@ def text_store(n: int, *, seed: int = 0, part: str = "train") -> TokenStore:
 
 def settings_for(task: str, **values: Any) -> Settings:
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 1}
-    more = {"p_mask": 0.3} if task == "e" else OF_GATO if task == "gato" else {}
+    more = {"p_mask": 0.3} if task == "e" else GATO_SETTINGS if task == "gato" else {}
     return settings_from({**TINY, **layers, **more, "dropout": 0.0, **values}, task=task)
 
 

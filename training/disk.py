@@ -35,11 +35,8 @@ def require_file(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8.
-
-    Raises:
-        OSError: it cannot be read, or is not a file.
-        ValueError: it is not UTF-8.
+    """Return the text of a file in UTF-8. Raises OSError if it cannot be read, or is not a file, and ValueError if it
+    is not UTF-8.
     """
     try:
         return require_file(path).read_text(encoding="utf-8")
@@ -56,10 +53,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` make a file beside `path`, and rename it when it is on the disk.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of it then, and `path` is as it was.
+    """Let `write` make a file beside `path`, and rename it when it is on the disk. Raises OSError if it cannot be
+    written; nothing is left of it then, and `path` is as it was.
     """
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.unlink(missing_ok=True)  # a link would be written through

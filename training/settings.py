@@ -37,7 +37,12 @@ LOW_RANK_DIVISOR = 4
 RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
 """The optimizers that have a weight decay."""
-REMAT: dict[str, Any] = {"nothing": False, "all-but-attention": "all but attention", "all": True}
+REMAT: dict[str, Any] = {
+    "nothing": False,
+    "all-but-products": "all but products",
+    "all-but-attention": "all but attention",
+    "all": True,
+}
 
 
 PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_in", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})

@@ -16,6 +16,7 @@ their loops; S and A ``[layers, H, l_z, *batch, l_x]``. Any other loop around is
 """
 
 from algorithms.inside.names import At, at
-from algorithms.inside.transformations import Intermediate, gradients, intermediates, intervene, record
+from algorithms.inside.recorded import Intermediate, Intermediates, Recorded
+from algorithms.inside.transformations import gradients, intermediates, intervene, record
 
-__all__ = ["At", "Intermediate", "at", "gradients", "intermediates", "intervene", "record"]
+__all__ = ["At", "Intermediate", "Intermediates", "Recorded", "at", "gradients", "intermediates", "intervene", "record"]

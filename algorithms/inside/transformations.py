@@ -15,26 +15,14 @@ from jax import Array
 from algorithms.inside.evaluation import Evaluator, Found, found_in
 from algorithms.inside.names import At, as_at, find, shortest_names
 from algorithms.inside.parts import Added, Part
+from algorithms.inside.recorded import Intermediate, Intermediates, Recorded
 from algorithms.machinery.naming import Look, Site, looking
 
 SCORES = ("kernel", "beside", "printed")
 """How attention shows S and A, see `Look`: each shows what those before it do."""
 
 
-class Intermediate(NamedTuple):
-    """What `intermediates` tells of a value."""
-
-    name: str  # the shortest that fits no other
-    shape: tuple[int, ...]  # with the axes of loops in front, ``[layers, H, rows, *batch, columns]``
-    dtype: Any  # of its entries
-    lines: str  # the line that computes it, and those that lead to it
-    place: str  # file and line of the source
-
-    def __repr__(self) -> str:
-        return f"{self.name:20} {np.dtype(self.dtype).name}{list(self.shape)}  {self.lines}, {self.place}"
-
-
-def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[str, Array]]]:
+def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recorded]]:
     """``f``, which also returns the intermediates of these names: ``out, seen = record(f, "A", "X@6")(x, theta)``.
 
     Only requested values are kept, and only the requested part of each. S and A are computed in addition where the
@@ -57,12 +45,12 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, dict[
     if len(set(places)) < len(places):
         raise ValueError(f"names: expected each once, got {', '.join(places)}")
 
-    def recorded(call: "_Call", arrays: list[Array]) -> tuple[Any, dict[str, Array]]:
+    def recorded(call: "_Call", arrays: list[Array]) -> tuple[Any, Recorded]:
         program = _Program(call, arrays, "kernel")
         if not all(program.has(where) for where in places):
             program = _Program(call, arrays, "beside")
         out, seen = program.run([program.part(where) for where in places], [])
-        return out, dict(zip(map(str, places), seen, strict=True))
+        return out, Recorded(zip(map(str, places), seen, strict=True))
 
     return _compiled(f, recorded)
 
@@ -98,7 +86,7 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, An
     return _compiled(f, changed)
 
 
-def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, dict[str, Array], dict[str, Array]]]:
+def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, Recorded, Recorded]]:
     """The value of a scalar function, intermediates of these names, and the gradient by each of them.
 
     ``value, seen, gradient = gradients(loss, "A", "X@6")(*args)``.
@@ -130,20 +118,20 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
             return of_arrays(record(moved, *names))
 
         (value, seen), gradient = jax.value_and_grad(of_sums, has_aux=True)(list(zeros.values()))
-        return value, seen, dict(zip(map(str, zeros), gradient, strict=True))
+        return value, seen, Recorded(zip(map(str, zeros), gradient, strict=True))
 
     return _compiled(f, differentiated)
 
 
-def intermediates(f: Callable[..., Any]) -> Callable[..., list[Intermediate]]:
+def intermediates(f: Callable[..., Any]) -> Callable[..., Intermediates]:
     """What `record` can record of f: call the result with f's arguments, or with their shapes."""
 
     @functools.wraps(f, updated=())  # its `lower` and `eval_shape` would be those of f
-    def listed(*args: Any, **kwargs: Any) -> list[Intermediate]:
+    def listed(*args: Any, **kwargs: Any) -> Intermediates:
         call, arrays = _Call.of(f, args, kwargs)
         program = _Program(call, arrays, "beside")
         names = shortest_names(program.by_key())
-        return [_described(names[site.key], program.found[site]) for site in program.sites]
+        return Intermediates(_described(names[site.key], program.found[site]) for site in program.sites)
 
     return listed
 

@@ -86,6 +86,6 @@ def is_static(annotation: Any) -> bool:
 
 @functools.cache
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The annotations of a pytree's fields; none for a class that holds no arrays."""
+    """The annotations of a pytree's fields; empty for a class that holds no arrays."""
     fields = kind.__annotations__ if hasattr(kind, "_fields") or dataclasses.is_dataclass(kind) else {}
     return {} if all(map(is_static, fields.values())) else dict(fields)

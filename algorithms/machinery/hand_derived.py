@@ -1,6 +1,5 @@
 """Backward passes derived by hand, registered with ``jax.custom_vjp``."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,20 +9,12 @@ from algorithms.machinery.varying import match_varying_axes
 
 
 def hand_derived(
-    function: Callable[..., Any],
-    forward: Callable[..., tuple[Any, Any]],
-    backward: Callable[..., tuple[Any, ...]],
-    static: tuple[int, ...] = (),
+    forward: Callable[..., tuple[Any, Any]], backward: Callable[..., tuple[Any, ...]], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """``function`` with this backward pass, in reverse mode; in forward mode JAX raises TypeError. ``forward``
-    returns the value and the residuals; ``backward`` takes the ``static`` arguments, which are not arrays, the
-    residuals and the cotangent, and returns the gradient by each other argument.
+    """The function whose value and residuals ``forward`` returns, with this backward pass, in reverse mode; in forward
+    mode JAX raises TypeError. ``backward`` takes the ``static`` arguments, which are not arrays, the residuals and the
+    cotangent, and returns the gradient by each other argument.
     """
-    rule = jax.custom_vjp(function, nondiff_argnums=static)
+    rule = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
     rule.defvjp(forward, backward)
-
-    @functools.wraps(function)
-    def differentiable(*arguments):
-        return rule(*match_varying_axes(arguments))
-
-    return differentiable
+    return lambda *arguments: rule(*match_varying_axes(arguments))

@@ -6,10 +6,10 @@ can keep it. Subclasses are dataclasses with ``frozen=True, kw_only=True``.
 
 import dataclasses
 import functools
-import types
 import typing
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, TypeVar
+
+from algorithms.machinery.annotations import alternatives
 
 R = TypeVar("R", bound="Record")
 
@@ -93,22 +93,12 @@ def _annotations(cls: type) -> dict[str, tuple[Any, ...]]:
     """The kinds of values that each field may have."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
-    return {name: tuple(_alternatives(hints[name])) for name in names}
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        for kind in typing.get_args(annotation):
-            yield from _alternatives(kind)
-    elif typing.get_origin(annotation) is Literal:
-        yield from (Literal[value] for value in typing.get_args(annotation))
-    else:
-        yield annotation
+    return {name: tuple(kind.type for kind in alternatives(hints[name])) for name in names}
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if typing.get_origin(kind) is Literal:
-        return typing.get_args(kind)[0] == value and type(value) is type(typing.get_args(kind)[0])
+        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_fits(v, typing.get_args(kind)[0]) for v in value)
     if kind is float:
@@ -118,6 +108,6 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _words(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
-        return repr(typing.get_args(kind)[0])
+        return " or ".join(map(repr, typing.get_args(kind)))
     words = {float: "a number", int: "an integer", type(None): "None"}
     return words.get(kind) or getattr(kind, "__name__", str(kind))

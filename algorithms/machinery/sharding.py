@@ -72,6 +72,7 @@ def split_attention(
     mask: Any,
     of_mask: Any,
     seeds: Array | None,
+    balanced: bool = False,
 ) -> Array:
     """``kernel(*tiles, by_distance, mask, seeds, first)``, by each device of the mesh for its own heads and queries.
 
@@ -85,6 +86,8 @@ def split_attention(
         of_mask: for each of these arrays, which of its axes is that of the sequences, and which that of the queries;
             None where it has no such axis.
         seeds: ``[H, B, 2]``, or None.
+        balanced: a query costs as much as there are tokens before it: where ``context`` divides the queries into
+            n parts, a device computes half i and half 2n − 1 − i of all 2n halves, so that each has as much to do.
     """
     Q = tiles[0]
     sizes = _sizes(Q)
@@ -99,15 +102,38 @@ def split_attention(
         found = dict(zip(of_array, (sequences, tokens), strict=True))
         return P(*(found.get(axis, ()) for axis in range(array.ndim)))
 
-    def of_device(Q, *others):
-        first = jax.lax.axis_index(CONTEXT) * Q.shape[-1] if tokens else None
-        return kernel(Q, *others, first)
+    def of_device(*arguments):
+        if not tokens:
+            return kernel(*arguments, None)
+        if balanced and arguments[0].shape[-1] % 2 == 0:
+            return _in_halves(kernel, arguments, in_specs, sizes[CONTEXT])
+        return kernel(*arguments, jax.lax.axis_index(CONTEXT) * arguments[0].shape[-1])
 
     of_seeds = None if seeds is None else P(heads, sequences)
     of_U_P = (queries, P(heads))[: len(by_distance)]
     in_specs = queries, context, context, of_U_P, jax.tree.map(spec, mask, of_mask), of_seeds
     options = {"mesh": _mesh(Q), "axis_names": set(sizes), "check_vma": False}
     return jax.shard_map(of_device, in_specs=in_specs, out_specs=queries, **options)(*tiles, by_distance, mask, seeds)
+
+
+def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: Any, n: int) -> Array:
+    """A device's part of the n, whose halves other devices compute: those of equal numbers min(h, 2n − 1 − h)."""
+    i, l = jax.lax.axis_index(CONTEXT), arguments[0].shape[-1] // 2
+    computed = []
+    for which in (0, 1):  # of its halves, 2i and 2i + 1, each device sends one to another one
+        halves = [2 * device + which for device in range(n)]
+        there = [(device, min(h, 2 * n - 1 - h)) for device, h in enumerate(halves)]
+
+        def sent(array, spec, which=which, there=there):
+            if CONTEXT not in spec:
+                return array
+            half = jax.lax.slice_in_dim(array, which * l, (which + 1) * l, axis=spec.index(CONTEXT))
+            return jax.lax.ppermute(half, CONTEXT, there)
+
+        received = jax.tree.map(sent, arguments, specs)
+        h = jax.numpy.where(i % 2 == which, i, 2 * n - 1 - i)
+        computed.append(jax.lax.ppermute(kernel(*received, h * l), CONTEXT, [(b, a) for a, b in there]))
+    return jax.numpy.concatenate(computed, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)

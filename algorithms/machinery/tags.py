@@ -25,7 +25,7 @@ class Tag(NamedTuple):
 
 
 def tags_in(text: str) -> dict[int, tuple[Tag, ...]]:
-    """The tags of each line of a source that has some; of ``# inside``, none."""
+    """The tags of each line of a source that has some; an empty tuple for ``# inside``."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
@@ -47,14 +47,14 @@ def without_tag(line: str) -> str:
 
 
 def tags_of(node: ast.stmt, tags: dict[int, tuple[Tag, ...]]) -> tuple[Tag, ...] | None:
-    """The tags of a statement, of a loop or function those of its head; None where it has none."""
+    """The tags of a statement, of a loop or function those of its head; None where it has no tag."""
     body = getattr(node, "body", None)
     last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
     return next((tags[n] for n in range(node.lineno, last + 1) if n in tags), None)
 
 
 def of_algorithm(tags: tuple[Tag, ...], algorithm: int | None) -> list[Tag]:
-    """Those that name the algorithm, or, without such, those that name none."""
+    """The tags that name the algorithm; if there are none, those that name no algorithm."""
     return [tag for tag in tags if tag.algorithm == algorithm] or [tag for tag in tags if tag.algorithm is None]
 
 

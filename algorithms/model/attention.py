@@ -27,7 +27,7 @@ class Attention(Line):
         positions: how queries and keys depend on the positions of their tokens, or what the distances of tokens add to
             the scores; None for not at all.
         scale: of the scores, in place of 1/√d_attn; None for that.
-        cap: c, for scores ``c tanh(S/c)``; None for none.
+        cap: c, for scores ``c tanh(S/c)``; None: no cap.
         window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.
         biases: whether there are biases, or only b_q, b_k and b_v, or only b_o.
         normalize_heads: the norm of each query and each key, before it is given a position.

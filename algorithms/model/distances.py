@@ -98,7 +98,7 @@ class Distances(ByDistance):
         """The bucket of each distance; whole numbers decide, so nothing is rounded."""
         n = self.buckets // 2 if both_ways else self.buckets
         exact = n // 2
-        # The first distances of the buckets behind the exact ones: exact (farthest/exact)^{k/(n − exact)}.
+        # The first distances of the buckets after the exact ones: exact (farthest/exact)^{k/(n − exact)}.
         firsts = [self._first(k, exact, n - exact) for k in range(1, n - exact)]
         away = jnp.abs(distances) if both_ways else jnp.maximum(-distances, 0)
         farther = (away[:, None] >= jnp.asarray(firsts)[None]).sum(axis=1)

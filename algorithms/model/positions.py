@@ -140,7 +140,8 @@ class Rotary(Line):
         if self.scaling is not None:
             frequencies, factor = self.scaling(frequencies, self.base)
         dtype = accumulation_dtype(Q.dtype)
-        of = np if isinstance(t, np.ndarray) else jnp  # known positions: once, and not in every fusion that rotates
+        # known positions: here, not in every fusion that rotates; for long sequences they would be large constants
+        of = np if isinstance(t, np.ndarray) and t.size <= 8192 else jnp
         t = of.asarray(t)
         t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)
         angle = of.asarray(frequencies, dtype).reshape(-1, *(1,) * (t.ndim - 1)) * t

@@ -140,7 +140,7 @@ class ETransformerConfig(TransformerConfig):
         L: layers.
         d_f: rows after the final projection, d_in unless given; a tied unembedding needs d_f = d_in.
         d_in: rows of an embedding, d_e unless the variant's embedding is factored; d_e unless given.
-        N_types: token types, which BERT has 2 of; 0 for none.
+        N_types: token types, 2 in BERT; 0 where tokens have no type.
     """
 
     L: int

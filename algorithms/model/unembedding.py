@@ -19,7 +19,7 @@ class Unembedding(Line):
     Attributes:
         tied: whether initializers leave W_u out by default.
         bias: whether there is an output bias b_u.
-        cap: c, for logits ``c tanh(W_u X / c)``; None for none.
+        cap: c, for logits ``c tanh(W_u X / c)``; None: no cap.
         scaled: whether a tied W_u is W_eᵀ/√d_e, as in T5.
     """
 

@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, in_rows
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.platform import multiplies_bfloat16, platform_of
+from algorithms.machinery.platform import for_this_machine, multiplies_bfloat16, platform_of
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.int8 import Int8Matrix
+
+PRODUCT = "WX"
+"""What a linear map gives, as ``checkpoint_name`` calls it."""
 
 NARROWEST = 16
 """The least rows, columns and terms of a product of bfloat16 that is left to the processor."""
@@ -34,7 +38,7 @@ def linear(
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """
-    return _affine(W, X, b) if implementation == "paper" else _linear(W, X, b)
+    return checkpoint_name(_affine(W, X, b) if implementation == "paper" else _linear(W, X, b), PRODUCT)
 
 
 def product(
@@ -113,7 +117,9 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
 
 def _is_native(A: Array, B: Array, axes: Any) -> bool:
     """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none of them narrow, on one device."""
-    if A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or not multiplies_bfloat16() or devices_sharing(A) > 1:
+    if A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or devices_sharing(A) > 1:
+        return False
+    if not (multiplies_bfloat16() and for_this_machine()):
         return False
     n = math.prod(A.shape[i] for i in axes[0])
     return are_numbers(*A.shape, *B.shape) and min(n, A.size // max(1, n), B.size // max(1, n)) >= NARROWEST
@@ -180,4 +186,4 @@ def _backward(residuals: _Residuals, dY):
     return dW.astype(W.dtype), dX.astype(X.dtype), db
 
 
-_linear = hand_derived(_affine, _forward, _backward)
+_linear = hand_derived(_forward, _backward)

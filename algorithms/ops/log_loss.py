@@ -8,8 +8,8 @@ from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import as_ids
 from algorithms.machinery.compiled import compiled
-from algorithms.machinery.contract import Range, Relation
-from algorithms.notation import Count, Implementation, Share
+from algorithms.machinery.contract import Relation
+from algorithms.notation import Cap, Count, Implementation, Share
 from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
@@ -21,8 +21,6 @@ def _check_rows(arguments) -> None:
     if N_V is not None and rows < N_V:
         raise ValueError(f"N_V: expected at most {rows} tokens, the rows of W_u, got {N_V}; give N_V=None for all rows")
 
-
-Cap = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
 
 Tokens = Annotated[Count | None, Relation(_check_rows)]
 
@@ -53,7 +51,7 @@ def log_loss(
         b_u: an output bias, as in BERT.
         label_smoothing: s of `token_losses`.
         N_V: number of tokens, if the last rows of W_u are padding; None if they are not.
-        cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None for none.
+        cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None: no cap.
         implementation: how it is computed; see ``IMPLEMENTATIONS``.
 
     Returns:

@@ -55,4 +55,4 @@ def _backward(residuals, dE):
     return dW.astype(W.dtype), None
 
 
-_lookup = hand_derived(_columns, _forward, _backward)
+_lookup = hand_derived(_forward, _backward)

@@ -54,13 +54,5 @@ def _backward(epsilon, residuals: _Residuals, dY):
     return gradients if beta is None else (*gradients, dY.sum(tokens).astype(beta.dtype))
 
 
-def _layer_norm(epsilon, X, gamma, beta):
-    return _layer_norm_forward(epsilon, X, gamma, beta)[0]
-
-
-def _rms_norm(epsilon, X, gamma):
-    return _rms_norm_forward(epsilon, X, gamma)[0]
-
-
-layer_norm = hand_derived(_layer_norm, _layer_norm_forward, _backward, static=(0,))
-rms_norm = hand_derived(_rms_norm, _rms_norm_forward, _backward, static=(0,))
+layer_norm = hand_derived(_layer_norm_forward, _backward, static=(0,))
+rms_norm = hand_derived(_rms_norm_forward, _backward, static=(0,))

@@ -26,7 +26,7 @@ class BackwardRule:
     title: str  # what it differentiates
     algorithms: tuple[int, ...]  # the algorithms that have it
     says: tuple[tuple[bool, str], ...]  # the derivation's prose and formulas, each `(is a formula, text)`
-    file: str  # the file that it stands in
+    file: str  # the file that it is in
     page: str  # the book's page of that file
     lines: tuple[CodeLine, ...]  # its code
     gradients: dict[str, float]  # for each input, the largest difference to the derivative that JAX finds itself

@@ -201,6 +201,6 @@ def scientific(value: float) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """A docstring's text, what stands in backticks set as code."""
+    """A docstring's text, with what is in backticks set as code."""
     joined = escape(" ".join(text.split()))
     return Markup(re.sub(r"`{1,2}([^`]+)`{1,2}", r"<code>\1</code>", str(joined)))

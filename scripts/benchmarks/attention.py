@@ -15,7 +15,7 @@ from scripts.benchmarks.timing import alternate, matrix_product_peak, table, tem
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
 SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))
 GPU_SIZES = tuple((16, l, d) for d in (64, 128) for l in (1024, 2048, 4096, 8192, 16384))
-# Matrix products of l x l x d, of which causal attention needs half.
+# Matrix products of l x l x d; causal attention needs half of them.
 PRODUCTS = {"forward": 2, "forward and backward": 7}
 
 

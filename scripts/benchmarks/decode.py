@@ -13,7 +13,7 @@ import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
 from scripts.benchmarks.timing import Timing, alternate, table
-from training.generation import Generator, decoding
+from training.generation import Generator, decoding, states
 from training.generation.cache import capacity
 
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
@@ -33,42 +33,24 @@ def greedy(model: Generator, prompts: np.ndarray, n: int = L_GEN) -> Callable[[]
     return lambda: np.asarray(model.generate(prompts, lengths=lengths, l_gen=n, tau=0.0, key=key))
 
 
-def hugging_face(config: DTransformerConfig) -> Callable[[np.ndarray, int], Callable[[], Any]] | None:
-    """Return a function from prompts to a call of Hugging Face's `generate`, on a given number of threads."""
+def hugging_face(config: DTransformerConfig) -> Any:
+    """Return Hugging Face's model of the same sizes, with random parameters; None where it is not installed."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return None
     transformers = importlib.import_module("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    sizes = transformers.GPT2Config(
-        n_layer=config.L,
-        n_embd=config.d_e,
-        n_head=config.H,
-        vocab_size=config.N_V,
-        n_positions=config.l_max,
-        bos_token_id=0,
-        eos_token_id=None,
-    )
-    return continuing(transformers.GPT2LMHeadModel(sizes).eval())
-
-
-def _llama(transformers: Any, config: DTransformerConfig) -> Any:
-    sizes = transformers.LlamaConfig(
-        num_hidden_layers=config.L,
-        hidden_size=config.d_e,
-        intermediate_size=config.d_mlp,
-        num_attention_heads=config.H,
-        num_key_value_heads=config.H_kv,
-        vocab_size=config.N_V,
-        max_position_embeddings=config.l_max,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=None,
-    )
-    return transformers.LlamaForCausalLM(sizes).eval()
+    tokens = {"vocab_size": config.N_V, "bos_token_id": 0, "eos_token_id": None}
+    if config.variant == GPT2:
+        sizes = {"n_layer": config.L, "n_embd": config.d_e, "n_head": config.H, "n_positions": config.l_max}
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).eval()
+    sizes = {"num_hidden_layers": config.L, "hidden_size": config.d_e, "intermediate_size": config.d_mlp}
+    sizes |= {"num_attention_heads": config.H, "num_key_value_heads": config.H_kv, "tie_word_embeddings": True}
+    sizes |= {"max_position_embeddings": config.l_max}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **tokens)).eval()
 
 
 def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
-    """Return a function from prompts to a call that continues them with a Hugging Face model, on n threads."""
+    """Return a function from prompts to a call that continues them with a Hugging Face model, on some threads."""
     torch = importlib.import_module("torch")
 
     def of_prompts(prompts: np.ndarray, threads: int, n: int = L_GEN) -> Callable[[], Any]:
@@ -93,7 +75,7 @@ def beside_pytorch(rounds: int) -> str:
         prompts = np.random.default_rng(0).integers(SMALL.N_V, size=(B, PROMPT))
         candidates = {"ours": greedy(model, prompts)}
         if theirs is not None:
-            candidates |= {f"theirs on {n}": theirs(prompts, n) for n in {1, os.cpu_count() or 1}}
+            candidates |= {f"theirs on {n}": continuing(theirs)(prompts, n) for n in {1, os.cpu_count() or 1}}
         timing = alternate(candidates, rounds)
         ours = timing.pop("ours")
         row = [str(B), per(ours, L_GEN)]
@@ -112,13 +94,10 @@ def beside_llama(rounds: int) -> str:
         "float32": greedy(generator(LLAMA_135M), prompts),
         "int8 weights": greedy(generator(LLAMA_135M, int8=True), prompts),
     }
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-        torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-        threads = os.cpu_count() or 1
-        for dtype in (torch.float32, torch.bfloat16):
-            model = _llama(transformers, LLAMA_135M).to(dtype)
-            candidates[f"Hugging Face, {str(dtype).removeprefix('torch.')}"] = continuing(model)(prompts, threads)
+    for dtype in ("float32", "bfloat16"):
+        if (model := hugging_face(LLAMA_135M)) is not None:
+            model = model.to(getattr(importlib.import_module("torch"), dtype))
+            candidates[f"Hugging Face, {dtype}"] = continuing(model)(prompts, os.cpu_count() or 1)
     timing = alternate(candidates, rounds)
     theirs = [timing.get(f"Hugging Face, {dtype}") for dtype in ("float32", "bfloat16")]
     rows = [
@@ -137,9 +116,7 @@ def llama_by_work(rounds: int) -> str:
 
     A step's time is that of all tokens but the first, divided by their number.
     """
-    transformers = importlib.import_module("transformers")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    ours, theirs = generator(LLAMA_135M), continuing(_llama(transformers, LLAMA_135M))
+    ours, theirs = generator(LLAMA_135M), continuing(hugging_face(LLAMA_135M))
     rows = []
     for B, (l, n) in WORK.items():
         prompts = np.random.default_rng(0).integers(LLAMA_135M.N_V, size=(B, l))
@@ -163,17 +140,17 @@ def per(timing: Timing, n: int) -> str:
 
 
 def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
-    """Return a call that generates n tokens, the last of which has `context` tokens before it."""
-    state = decoding.empty_state(model.weights, B=1, C=capacity(context), bos=0)
+    """Return a call that generates n tokens; the last has `context` tokens before it."""
+    state = states.empty_state(model.weights, B=1, C=capacity(context), bos=0)
     keys, greedy = jax.random.split(jax.random.key(0), 1), model.sampling_arrays([{"tau": 0.0}])
-    states = [state]
+    ready = [state]
 
     def call() -> None:
         stop = jnp.asarray(context - 1, jnp.int32)
-        begun = states.pop()._replace(slot=stop - n)
+        begun = ready.pop()._replace(slot=stop - n)
         options = {"sampling": greedy, "variant": model.config.variant}
         ended = decoding.decode(model.weights, None, begun, keys, stop=stop, **options)
-        states.append(jax.block_until_ready(ended))
+        ready.append(jax.block_until_ready(ended))
 
     return call
 

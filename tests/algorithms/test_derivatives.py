@@ -47,8 +47,8 @@ MASKS = {
     "nothing": padding(0),
 }
 KEY = jax.random.key(0)
-OF_GATO = algorithms.GatoConfig(L=1, patch=2, channels=1, d_r=4, n_groups=2, n_places=2, **cases.TINY)
-GATO = cases.random_like(jax.eval_shape(lambda key: algorithms.init_gato(key, OF_GATO), KEY))
+GATO_CONFIG = algorithms.GatoConfig(L=1, patch=2, channels=1, d_r=4, n_groups=2, n_places=2, **cases.TINY)
+GATO = cases.random_like(jax.eval_shape(lambda key: algorithms.init_gato(key, GATO_CONFIG), KEY))
 IMAGE = 0.9 * jnp.tanh(cases.normal(4, 4, 1, seed=7))
 PATCHES = cases.normal(2, 2, 1, 4, seed=8)
 PLACES = algorithms.raster_places(4, 4, side=2, n_places=2)

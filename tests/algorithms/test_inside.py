@@ -299,6 +299,19 @@ def test_many_tokens_where_the_kernel_forms_no_scores():
     cases.assert_close(seen["A[layer=0, head=1]"], paper["A[layer=0, head=1]"])
 
 
+@implementations
+def test_scores_are_computed_beside_a_kernel_only_where_they_are_asked_for(implementation):
+    f = with_implementation(d_transformer, implementation)
+
+    def is_beside(*names):
+        return "beside" in {
+            eqn.primitive.name for eqn in cases.every_equation(jax.make_jaxpr(record(f, *names))(X, D).jaxpr)
+        }
+
+    assert not is_beside("X@8", "Q", "Y@2", "P")
+    assert is_beside("X@8", "A") == is_beside("S@4") == (implementation != "paper")
+
+
 def test_on_a_mesh():
     x = cases.random_tokens(4, 6, seed=2, n=14)
     expected = record(d_transformer, "A", at("X@8", layer=1))(x, D)

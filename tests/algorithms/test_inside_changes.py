@@ -3,11 +3,22 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from algorithms import d_inference, d_training, d_transformer, ed_inference, ed_transformer
+from algorithms import (
+    d_inference,
+    d_training,
+    d_transformer,
+    e_training,
+    e_transformer,
+    ed_inference,
+    ed_training,
+    ed_transformer,
+    mask_token,
+)
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases, oracle
-from tests.algorithms.test_inside import BATCH, ED, D, X, Z, implementations, with_implementation
+from tests.algorithms.test_inside import BATCH, ED, D, E, X, Z, implementations, with_implementation
 
 # What is replaced.
 
@@ -143,13 +154,28 @@ def test_the_gradient_by_the_scores_is_that_of_the_softmax():
     cases.assert_close(g["S@4"], A * (g_A - (A * g_A).sum(2, keepdims=True)) / np.sqrt(5))
 
 
-def test_training_shows_every_step():
-    data = cases.random_tokens(2, 6, seed=4, n=14)
-    options = {"N_epochs": 2, "eta": 0.01}
-    theta_hat, seen = record(d_training, "X@8", at("A", layer=0))(data, D, **options)
-    cases.assert_trees_close(theta_hat, d_training(data, D, **options))
-    assert (seen["X@8"].shape, seen["A[layer=0]"].shape) == ((2, 2, 2, 11, 6), (2, 2, 3, 6, 6))
-    cases.assert_close(seen["X@8"][0, 0], record(d_transformer, "X@8")(data[0], D)[1]["X@8"])
+DATA, KEY = cases.random_tokens(2, 6, seed=4, n=14), jax.random.key(0)
+MASKED = {"p_mask": 1.0, "key": KEY}  # all tokens, so that no draw matters
+TRAINING = {
+    11: (ed_training, ed_transformer, (DATA[:, :5], DATA), ED, {}, "X@19", at("A/16", layer=0)),
+    12: (e_training, e_transformer, (DATA,), E, MASKED, "X@8", at("A", layer=0)),
+    13: (d_training, d_transformer, (DATA,), D, {}, "X@8", at("A", layer=0)),
+}
+
+
+@pytest.mark.parametrize("number", TRAINING)
+def test_training_shows_every_step(number):
+    """Epoch by epoch and text by text, what the model computes before the update."""
+    train, f, data, theta, options, *names = TRAINING[number]
+    options = {**options, "eta": 0.01}
+    theta_hat, seen = record(train, *names)(*data, theta, N_epochs=2, **options)
+    cases.assert_trees_close(theta_hat, train(*data, theta, N_epochs=2, **options))
+    for n in range(2):
+        before = train(*(x[:1] for x in data), theta, N_epochs=1, **options) if n else theta
+        read = [jnp.full_like(x[n], mask_token(17)) if number == 12 else x[n] for x in data]
+        _, expected = record(f, *names)(*read, before)
+        cases.assert_trees_close(jax.tree.map(lambda value, n=n: value[0, n], seen), expected)
+    assert all(len(value) == 2 and len(value[1]) == 2 for value in seen.values())
 
 
 def test_generation_shows_every_step_and_is_steered():
@@ -197,4 +223,4 @@ def test_a_loop_of_pythons_is_a_loop():
     _, seen = record(twice, "A", at("X@8", layer=1), "X@10")(X)
     for i, x in enumerate((X, X[::-1])):
         _, alone = record(d_transformer, "A", at("X@8", layer=1), "X@10")(x, D)
-        cases.assert_trees_close({name: value[i] for name, value in seen.items()}, alone)
+        cases.assert_trees_close(jax.tree.map(lambda value, i=i: value[i], seen), alone)

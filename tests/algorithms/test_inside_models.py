@@ -59,6 +59,18 @@ def test_gpt2_is_that_of_transformers(models, tmp_path):
 
 
 @pytest.mark.usefixtures("x32")
+def test_llama_is_that_of_transformers(models, tmp_path):
+    _, transformers = models
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=64, max_position_embeddings=32, **COMMON)
+    model, theta, config = loaded(models, tmp_path, transformers.LlamaForCausalLM, config)
+    out = outputs(models, model, input_ids=x)
+    _, seen = record(d_transformer, "X@3", "X@8", "X@10", "A")(jnp.asarray(x), theta, variant=config.variant)
+    assert_same([seen["X@3"], *seen["X@8"][:-1], seen["X@10"]], out.hidden_states, HIDDEN)
+    assert_same(seen["A"], out.attentions, ATTENTION)
+
+
+@pytest.mark.usefixtures("x32")
 def test_bert_is_that_of_transformers(models, tmp_path):
     _, transformers = models
     sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
@@ -29,6 +30,7 @@ from algorithms.ops.attention.dispatch import attend, automatic
 from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pallas_attention, pallas_refuses
 
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+GPU = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=1, platform="gpu")
 
 
 def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None):
@@ -71,7 +73,7 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
 
     with jax.enable_x64(False):
         out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, None, cap))
-        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap))
+        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap, ()))
     np.testing.assert_allclose(out, expected_out, atol=2e-5)
     for name, a, b in zip("QKV", of_kernel, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
@@ -188,17 +190,22 @@ def test_a_training_step_lowers_for_gpus_and_tpus(implementation):
         assert "tensor<97x16xf32>" in text or "tensor<16x97xf32>" in text
 
 
-@pytest.mark.parametrize(("remat", "kernels"), [(False, 2), ("all but attention", 2), (True, 3)])
-def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels):
+@pytest.mark.parametrize(("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")])
+@pytest.mark.parametrize(
+    ("remat", "kernels"), [(False, 2), ("all but products", 2), ("all but attention", 2), (True, 3)]
+)
+def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, device, platform, kernel, monkeypatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)  # it need not be installed
     config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
 
     def loss(theta, x):
+        theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
         return d_hidden_state(x, theta, variant=GPT2, remat=remat).sum()
 
-    with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=TPU)):
+    with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
         traced = jax.jit(jax.grad(loss)).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
-        assert traced.lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") == kernels
+        assert traced.lower(lowering_platforms=(platform,)).as_text().count(kernel) == kernels
 
 
 def test_the_tpu_kernel_lowers_for_a_tpu():

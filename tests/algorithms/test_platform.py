@@ -7,14 +7,28 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from algorithms import UNIDIRECTIONAL, mh_attention, scaled_dot_product_attention
+from algorithms import (
+    GPT2,
+    UNIDIRECTIONAL,
+    DTransformerConfig,
+    d_hidden_state,
+    for_platform,
+    init_d_transformer,
+    log_loss,
+    mh_attention,
+    scaled_dot_product_attention,
+)
+from tests import cases
 from tests.algorithms.test_attention import mh_params
 
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 KERNEL = "tpu_custom_call"
+CUDNN = [jax.export.DisabledSafetyCheck.custom_call(f"__cudnn$fmhaSoftmax{of}") for of in ("", "Backward")]
 # What the TPU's kernel takes exactly: float32, whole blocks of 128 tokens.
 TILE = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 
@@ -95,6 +109,80 @@ def test_the_heads_of_a_batch_reach_the_kernel():
         return mh_attention(X, X, W, UNIDIRECTIONAL)
 
     assert KERNEL in lowered(jax.default_device("tpu"), platform="tpu", f=f, arguments=(X, W))
+
+
+def updated(theta, x):
+    """A step of gradient descent in bfloat16, which all platforms' kernels take."""
+
+    def loss(theta):
+        half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
+        return log_loss(d_hidden_state(x, half, variant=GPT2), GPT2.unembedding.matrix(half), x)
+
+    value, gradient = jax.value_and_grad(loss)(theta)
+    return value, jax.tree.map(lambda a, g: a - 0.1 * g, theta, gradient)
+
+
+def hidden(theta, x):
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
+    return d_hidden_state(x, half, variant=GPT2)
+
+
+def model():
+    config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
+    return init_d_transformer(jax.random.key(0), config), cases.random_tokens(2, 128, n=97).astype(jnp.int32)
+
+
+def exported(f, *arguments, platforms):
+    with for_platform(platforms[0]):
+        return jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=CUDNN)(*arguments)
+
+
+@pytest.mark.parametrize(("f", "kernels"), [(hidden, 1), (updated, 2)])
+@pytest.mark.parametrize(("platform", "kernel"), [("cpu", None), ("cuda", "__cudnn$"), ("tpu", KERNEL)])
+def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kernels, monkeypatch):
+    """Forward and backward; cuDNN need not be installed here."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    with jax.enable_x64(False):
+        program = exported(f, *model(), platforms=(platform,))
+    assert program.platforms == (platform,)
+    found = {name: program.mlir_module().count(name) for name in (KERNEL, "__cudnn$")}
+    assert found == {KERNEL: 0, "__cudnn$": 0} | ({kernel: kernels} if kernel else {})
+
+
+def test_float32_on_a_gpu_is_computed_in_blocks():
+    """cuDNN takes none; the program that is exported can be lowered for it."""
+    with jax.enable_x64(False):
+        program = exported(attention_of_a_tile, TILE, TILE, TILE, platforms=("cuda",))
+    assert "custom_call @" not in program.mlir_module()
+
+
+def test_a_program_for_several_platforms_has_what_all_of_them_can_run():
+    with jax.enable_x64(False):
+        program = exported(attention_of_a_tile, TILE, TILE, TILE, platforms=("cpu", "cuda", "tpu"))
+    assert KERNEL not in program.mlir_module()
+
+
+@pytest.mark.parametrize("f", [hidden, updated])
+def test_an_exported_program_computes_the_same_also_from_a_file(f):
+    pytest.importorskip("flatbuffers")
+    with jax.enable_x64(False):
+        theta, x = model()
+        leaves, tree = jax.tree.flatten(theta)
+
+        def of_leaves(leaves, x):
+            return jax.tree.leaves(f(tree.unflatten(leaves), x))
+
+        program = exported(of_leaves, leaves, x, platforms=("cpu",))
+        with for_platform("cpu"):
+            expected = jax.jit(of_leaves)(leaves, x)
+        for other in (program, jax.export.deserialize(program.serialize())):
+            for a, b in zip(other.call(leaves, x), expected, strict=True):
+                np.testing.assert_array_equal(a.astype(jnp.float32), b.astype(jnp.float32))
+
+
+def test_another_platform_is_refused_by_its_name():
+    with pytest.raises(ValueError, match="for_platform: expected one of 'cpu', 'cuda', 'tpu', got 'gpu'"):
+        for_platform("gpu")
 
 
 def test_importing_loads_no_kernel():

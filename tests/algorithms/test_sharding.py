@@ -20,7 +20,12 @@ from algorithms import (
     mh_attention,
     padding,
 )
-from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream
+from algorithms.machinery.sharding import (
+    shard_hidden_units,
+    shard_layer_input,
+    shard_residual_stream,
+    split_attention,
+)
 from algorithms.masks import documents
 from algorithms.ops.chunked_logits import likeliest
 from tests import cases
@@ -61,6 +66,7 @@ def assert_mesh_changes_nothing(loss, *arguments, sizes):
     ("mask", "implementation", "dropout", "sizes"),
     [
         ("documents", "blockwise", 0.3, EIGHT),
+        ("unidirectional", "blockwise", 0.3, {"data": 2, "context": 3}),
         ("banded", "dense", 0.3, EIGHT),
         *(
             pytest.param(mask, how, rate, sizes, marks=pytest.mark.slow)
@@ -81,6 +87,24 @@ def test_attention_of_queries_that_are_divided(mask, implementation, dropout, si
         return (mh_attention(X, X, W, MASKS[mask], **options) ** 3).sum()
 
     assert_mesh_changes_nothing(loss, (W, X), sizes=sizes)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_devices_that_divide_the_queries_of_a_causal_mask_have_as_much_to_do(n):
+    """Of 2n halves each computes two whose numbers add up to 2n − 1, and all of them reach their places."""
+    seen = [[] for _ in range(n)]
+
+    def kernel(Q, K, V, by_distance, mask, seeds, first):
+        jax.debug.callback(lambda i, first: seen[i].append(int(first)), jax.lax.axis_index("context"), first)
+        return Q + first
+
+    Q, K = jnp.zeros((1, 1, 1, 6 * n)), jnp.zeros((1, 1, 1, 6 * n))
+    mesh = jax.make_mesh((n,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda: split_attention(kernel, (Q, K, K), (), (), (), None, balanced=True))()
+        jax.effects_barrier()
+    np.testing.assert_array_equal(found[0, 0, 0], np.arange(6 * n) // 3 * 3)
+    assert [sum(first // 3 for first in firsts) for firsts in seen] == [2 * n - 1] * n
 
 
 @pytest.mark.parametrize("sizes", [EIGHT, pytest.param({"replica": 2, "model": 4}, marks=pytest.mark.slow)])

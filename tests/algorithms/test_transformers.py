@@ -160,7 +160,7 @@ def test_a_token_outside_the_vocabulary_gives_nan(config):
 
 
 def test_what_the_backward_pass_computes_again_is_the_same():
-    """All of a layer, or all but what attention's rule keeps; it is computed once more, or not."""
+    """All of a layer, or all but what attention's rule or products give; these are computed once more, or not."""
     theta, dY = cases.random_theta(cases.D), cases.random_like(x.astype(float))
 
     def gradient(remat):
@@ -169,9 +169,12 @@ def test_what_the_backward_pass_computes_again_is_the_same():
 
         return jax.jit(jax.grad(loss)).trace(theta)
 
-    kept, of_attention, again = (gradient(remat) for remat in (False, "all but attention", True))
-    expected = kept.lower().compile()(theta)
-    for other in (of_attention, again):
+    programs = [gradient(remat) for remat in (False, "all but products", "all but attention", True)]
+    expected = programs[0].lower().compile()(theta)
+    for other in programs[1:]:
         chex.assert_trees_all_close(other.lower().compile()(theta), expected, rtol=1e-10, atol=1e-13)
-    loops = [str(f.jaxpr).count("while[") + str(f.jaxpr).count("scan[") for f in (kept, of_attention, again)]
-    assert loops[0] == loops[1] < loops[2]
+    texts = [str(program.jaxpr) for program in programs]
+    loops = [text.count("while[") + text.count("scan[") for text in texts]
+    assert loops[0] == loops[1] == loops[2] < loops[3]
+    products = [text.count("dot_general[") for text in texts]
+    assert products[0] == products[1] < products[2] < products[3]

@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_ATTENTION"]
+__all__ = ["ATTENTION_MUTATIONS"]
 
 T = "tests/algorithms"
 SINGLE_QUERY = (f"{T}/test_attention.py::test_single_query_attention_is_the_oracles",)
@@ -20,11 +20,19 @@ BATCHES = (f"{T}/test_batch_axes.py",)
 MASKS_OF_EACH = (f"{T}/test_batch_axes.py::test_masks_of_one_and_of_each_sequence",)
 MASKS = (f"{T}/test_masks.py",)
 UNEMBEDDING = (f"{T}/test_unembedding.py",)
+HALVES = (f"{T}/test_sharding.py::test_devices_that_divide_the_queries_of_a_causal_mask_have_as_much_to_do",)
+KERNELS = (f"{T}/test_library_attention.py::test_what_is_computed_again_runs_the_kernel_again_or_not",)
 
-OF_ATTENTION: dict[str, Mutation] = {
+ATTENTION_MUTATIONS: dict[str, Mutation] = {
     # Attention: Algorithms 3, 4 and 5
     "bias of the query skipped": Mutation(
         "algorithms/alg03_attention.py", "single_query_attention", "1", "e, b_q", "e, 0 * b_q", 3, "1", SINGLE_QUERY
+    ),
+    "halves of the queries on a neighbor": Mutation(
+        "algorithms/machinery/sharding.py", "_in_halves", "h", "2 * n - 1 - i", "2 * n - 2 - i", 4, None, HALVES
+    ),
+    "what cuDNN gave computed again": Mutation(
+        "algorithms/layers.py", "_recomputed.policy", "return", "remat is not True", "remat is True", 4, None, KERNELS
     ),
     "1/√d dropped, one query": Mutation(
         "algorithms/alg03_attention.py",

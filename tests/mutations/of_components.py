@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_COMPONENTS"]
+__all__ = ["COMPONENT_MUTATIONS"]
 
 T = "tests/algorithms"
 EMBEDDING = (f"{T}/test_embedding.py",)
@@ -18,7 +18,7 @@ E_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[e-
 D_ORACLE = (f"{T}/test_transformers.py::test_the_transformers_are_the_oracles[d-paper]",)
 D_TRAINING = (f"{T}/test_training_algorithms.py::test_d_training_is_the_oracles",)
 
-OF_COMPONENTS: dict[str, Mutation] = {
+COMPONENT_MUTATIONS: dict[str, Mutation] = {
     # Embeddings: Algorithms 1 and 2
     "token off by one": Mutation(
         "algorithms/alg01_embedding.py",

@@ -5,7 +5,7 @@ Where a variant is named, its cross-check must locate the edit.
 
 from .mutation import Mutation
 
-__all__ = ["OF_FAMILY"]
+__all__ = ["FAMILY_MUTATIONS"]
 
 T = "tests/algorithms/test_family.py"
 LLAMA = (f"{T}::test_the_lines_are_the_oracles[LLAMA]",)
@@ -40,12 +40,13 @@ POSITIONS = "algorithms/model/positions.py"
 ROTATION = "algorithms/ops/rotation.py"
 ATTENTION = "algorithms/model/attention.py"
 DECODING = "training/generation/decoding.py"
+STATES = "training/generation/states.py"
 CACHED = "training/generation/cache.py"
 
 DISTANCES = "algorithms/model/distances.py"
 BY_DISTANCE = "algorithms/ops/attention/distances.py"
 
-OF_FAMILY: dict[str, Mutation] = {
+FAMILY_MUTATIONS: dict[str, Mutation] = {
     "distances reversed": Mutation(
         DISTANCES, "TransformerXL.keys", "r", "sinusoid(-distances,", "sinusoid(distances,", 4, "5", GOPHER, "GOPHER"
     ),
@@ -70,7 +71,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "an encoder with the buckets of a decoder": Mutation(
         "algorithms/alg09_e_transformer.py",
-        "e_layers",
+        "residual_stream",
         "f",
         "both_ways=True",
         "both_ways=False",
@@ -107,7 +108,7 @@ OF_FAMILY: dict[str, Mutation] = {
         "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
     ),
     "prompts one slot too early in the cache": Mutation(
-        DECODING,
+        STATES,
         "prompt_tokens",
         "return",
         "first - lengths + 1",
@@ -117,7 +118,7 @@ OF_FAMILY: dict[str, Mutation] = {
         CACHE + GOPHER_CACHE + RING,
     ),
     "a ring of one row too few": Mutation(
-        DECODING, "widest_window", "return", "max(windows)", "max(windows) - 1", 14, None, RING
+        STATES, "widest_window", "return", "max(windows)", "max(windows) - 1", 14, None, RING
     ),
     "a ring written at another row": Mutation(
         CACHED,
@@ -152,7 +153,7 @@ OF_FAMILY: dict[str, Mutation] = {
         "LLAMA",
     ),
     "sines and cosines of a rotation exchanged": Mutation(
-        POSITIONS, "Rotary.__call__", "cos", "(jnp.cos, jnp.sin)", "(jnp.sin, jnp.cos)", 4, "4", LLAMA, "LLAMA"
+        POSITIONS, "Rotary.__call__", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", LLAMA, "LLAMA"
     ),
     "gradient not rotated back": Mutation(ROTATION, "_backward", "return", "-sin", "sin", 10, None, BACKWARD),
     "halves for neighbors": Mutation(
@@ -380,9 +381,9 @@ OF_FAMILY: dict[str, Mutation] = {
         "algorithms/layers.py", "Lines.each_layer", "L", "shared * jax", "jax", 10, None, SHARED
     ),
     "parameters by turns in the cache": Mutation(
-        DECODING,
-        "unstacked",
-        "each",
+        "training/generation/layout.py",
+        "_one_by_one",
+        "return",
         "for layer in layers for _ in range(variant.shared_layers)",
         "for _ in range(variant.shared_layers) for layer in layers",
         14,
@@ -402,7 +403,7 @@ OF_FAMILY: dict[str, Mutation] = {
     ),
     "final norm of the encoder dropped": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "ed_encoder_layers",
+        "context_residual_stream",
         "return",
         "f.layer_norm(Z, theta.encoder_norm)",
         "Z",

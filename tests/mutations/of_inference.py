@@ -2,14 +2,14 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_INFERENCE"]
+__all__ = ["INFERENCE_MUTATIONS"]
 
 T = "tests/algorithms"
 INFERENCE = (f"{T}/test_inference.py",)
 HALF_PRECISION = (f"{T}/test_narrow_types.py::test_what_is_drawn_in_half_precision_follows_its_distribution",)
 INITIALIZATION = (f"{T}/test_initialization.py",)
 
-OF_INFERENCE: dict[str, Mutation] = {
+INFERENCE_MUTATIONS: dict[str, Mutation] = {
     # Inference: Algorithms 14 and 15
     "column off by one": Mutation(
         "algorithms/alg14_inference.py", "d_inference.x_y", "4", "l + i - 1", "l + i - 2", 14, "4", INFERENCE

@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_MODELS"]
+__all__ = ["MODEL_MUTATIONS"]
 
 T = "tests/algorithms"
 BATCHES = (f"{T}/test_batch_axes.py",)
@@ -22,7 +22,7 @@ LOSS = (f"{T}/test_loss.py",)
 INVALID_TARGETS = (f"{T}/test_narrow_types.py::test_a_target_outside_of_the_vocabulary_is_nan_in_value_and_gradient",)
 LENGTHS = (f"{T}/test_narrow_types.py::test_a_length_beyond_the_sequence_is_refused",)
 
-OF_MODELS: dict[str, Mutation] = {
+MODEL_MUTATIONS: dict[str, Mutation] = {
     # Transformers: Algorithms 7 to 10
     "logits not of W_u": Mutation(
         "algorithms/alg07_unembedding.py",
@@ -66,9 +66,9 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "encoder unidirectional": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "ed_encoder_layers.layer",
+        "context_residual_stream.layer",
         "5",
-        "W_enc, mask",
+        "W_enc, z_mask",
         "W_enc, UNIDIRECTIONAL",
         8,
         "5",
@@ -115,11 +115,11 @@ OF_MODELS: dict[str, Mutation] = {
         ED_ORACLE,
     ),
     "no residual": Mutation(
-        "algorithms/alg09_e_transformer.py", "e_layers.layer", "7", "X + f.mlp", "f.mlp", 9, "7", E_ORACLE
+        "algorithms/alg09_e_transformer.py", "residual_stream.layer", "7", "X + f.mlp", "f.mlp", 9, "7", E_ORACLE
     ),
     "bias of W_f skipped": Mutation(
         "algorithms/alg09_e_transformer.py",
-        "e_hidden_state",
+        "hidden_state",
         "10",
         "linear(theta.W_f, X, theta.b_f",
         "linear(theta.W_f, X, 0 * theta.b_f",
@@ -169,7 +169,7 @@ OF_MODELS: dict[str, Mutation] = {
     ),
     "padding read": Mutation("algorithms/layers.py", "zero_padding", "return", "x, 0", "x, x", 9, None, PADDING),
     "padding of the sequence attended": Mutation(
-        "algorithms/alg09_e_transformer.py", "e_layers", "mask", "padded(mask, length)", "mask", 12, "8", PADDING
+        "algorithms/alg09_e_transformer.py", "residual_stream", "mask", "padded(mask, length)", "mask", 12, "8", PADDING
     ),
     "output bias skipped": Mutation(
         "algorithms/model/unembedding.py",

@@ -2,7 +2,7 @@
 
 from .mutation import Mutation
 
-__all__ = ["OF_PRACTICE"]
+__all__ = ["PRACTICE_MUTATIONS"]
 
 GATO = "algorithms/gato.py"
 T = "tests/algorithms/test_gato.py"
@@ -42,7 +42,7 @@ ANSWER = (f"{P}::test_the_answer_stands_behind_the_last_marker",)
 VOTES = (f"{P}::test_most_votes_win_and_ties_go_to_the_first",)
 STOPPED = ("tests/training/loop/test_progress.py::test_evaluations_without_a_better_loss_end_the_run",)
 
-OF_GATO = {
+GATO_MUTATIONS = {
     "patches not divided by the root of their side": Mutation(
         GATO, "raster_patches", "return", "/ side**0.5", "", 10, None, RASTER
     ),
@@ -139,7 +139,7 @@ OF_GATO = {
 }
 """Gato, the paper's §6."""
 
-OF_SECTION_8 = {
+SECTION_8_MUTATIONS = {
     "no token replaced": Mutation(
         NOISE, "Noisy.batch", "read", "(chosen < self._noise) & ordinary", "(chosen < 0) & ordinary", 13, None, TEXT
     ),
@@ -208,5 +208,5 @@ OF_SECTION_8 = {
 }
 """Section 8."""
 
-OF_PRACTICE: dict[str, Mutation] = OF_GATO | OF_SECTION_8
+PRACTICE_MUTATIONS: dict[str, Mutation] = GATO_MUTATIONS | SECTION_8_MUTATIONS
 """What was changed → the edit."""

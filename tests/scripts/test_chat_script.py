@@ -14,6 +14,7 @@ import pytest
 
 from tests.run_cases import conversing, make_run
 from training import commands
+from training.commands import generate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Generator
 from training.generation.prefixes import LEAST
@@ -205,3 +206,23 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(tmp_path):
         assert process.wait(timeout=60) == 0, notice
     assert (rest, notice) == ("", "")
     assert 0 < len(model.tokenizer.encode(first)) < 3900
+
+
+def test_after_the_end_of_the_input_the_shell_has_a_line_of_its_own(monkeypatch, capsys):
+    """Ctrl-D at the terminal's prompt."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    typed = iter(["hello"])
+
+    def read(prompt):
+        for line in typed:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", read)
+    assert list(generate.typed()) == ["hello"]
+    assert capsys.readouterr().out == "\n"

@@ -12,12 +12,14 @@ import pytest
 import sacrebleu
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
+from algorithms import d_transformer
 from tests.run_cases import BYTES, make_run
 from training.commands import evaluate, evaluate_main, train_main
+from training.data.loading import load_run_data
 from training.data.records import Pair
 from training.evaluation import report
 from training.evaluation.bleu import bleu
-from training.runs.directory import load_run
+from training.runs.directory import RunDirectory, load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
@@ -106,7 +108,7 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
     answers = {pair.source: pair.target if n < 4 else "this is not the line at all" for n, pair in enumerate(pairs)}
     monkeypatch.setattr(report, "answerer_for", lambda run, options: Answerer())
     run = load_run(directory)
-    found = report._translator(run, None, None, "validation", pairs)
+    found = report._translator(run, None, None, "validation", pairs, lambda n, total: None)
     figures = found.rows["this model"]
     assert figures["exact_match"] == pytest.approx(4 / 6)
     reference = [[pair.target for pair in pairs]]
@@ -134,6 +136,62 @@ def test_other_data_leave_the_runs_own_record_as_it_is(evaluated, tmp_path, caps
     assert (directory / "evaluation-validation.json").read_bytes() == own
     (found,) = directory.glob("evaluation-validation-*.json")
     assert json.loads(found.read_text())["data"] == [str(other)]
+
+
+def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, capsys):
+    """The loss is that of Algorithm 10's own probabilities, chunk by chunk."""
+    _, own, _, directory = evaluated("d", TRAIN, HELD_OUT, trained=True)
+    files = [str(tmp_path / "train.txt"), "--validation-data", str(tmp_path / "held-out.txt")]
+    command = [str(directory), "--cache", str(tmp_path / "cache"), "--data", *files]
+    found = {}
+    for l_max in (32, 11):
+        assert evaluate_main([*command, "--l_max", str(l_max)]) == 0
+        (kept,) = directory.glob("evaluation-validation-*.json")
+        found[l_max] = json.loads(kept.read_text())["rows"]["this model"]["loss"]
+    assert found[32] == pytest.approx(own["this model"]["loss"], rel=1e-6)
+    run = load_run(directory)
+    x = np.array(run.tokenizer.framed(run.tokenizer.encode(HELD_OUT)))
+    nats = []
+    for i in range(0, len(x) - 1, 10):
+        P = d_transformer(x[i : i + 11], run.theta, variant=run.config.variant)
+        nats += [-math.log(P[x[t + 1], t - i]) for t in range(i, min(i + 10, len(x) - 1))]
+    assert found[11] == pytest.approx(np.mean(nats), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "message"),
+    [
+        ("d", ["--limit", "3"], "--limit: expected a run of ed or classify, got one of d; leave it out"),
+        ("d", ["--l_max", "9"], "--l_max: expected --data with it, got none; name the data, or leave it out"),
+        ("d", ["--validation-data", "x"], "--validation-data: expected --data with it, got none; name the data"),
+        ("d", ["--data", "x", "--l_max", "33"], "--l_max: expected at most the 32 tokens that the model reads, got 33"),
+        ("ed", ["--data", "x", "--l_max", "9"], "--l_max: expected a run of d or e, got one of ed; leave it out"),
+    ],
+)
+def test_an_option_that_does_not_apply_is_refused(task, flags, message, tmp_path, capsys):
+    lines = [tmp_path / f"{n}.txt" for n in "ab"]
+    for n, file in enumerate(lines):
+        file.write_text("".join(f"line {i}\tthis is the line {i}\n" for i in range(9 * n, 9 * n + 9)))
+    data = {"data": (str(lines[0]),), "validation_data": (str(lines[1]),)}
+    make_run(tmp_path / "run", task, BYTES, batch_size=4, l_max=32, **data)
+    assert evaluate_main([str(tmp_path / "run"), *flags, "--cache", str(tmp_path / "cache")]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["d", "ed", "classify"])
+def test_how_much_is_done_is_told(task, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text(
+        "".join(f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" + "\n" * (task == "d") for n in range(300))
+    )
+    labels = {"labels": ("bad", "good")} if task == "classify" else {}
+    make_run(tmp_path / "run", task, BYTES, batch_size=4, data=(str(file),), **labels)
+    run, description = load_run(tmp_path / "run"), RunDirectory(tmp_path / "run").description()
+    data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=tmp_path / "cache")
+    seen = []
+    report.compare(run, description, data, "validation", progress=lambda n, total: seen.append((n, total)))
+    assert len(seen) > (task == "d")
+    assert {total for _, total in seen} == {sum(n for n, _ in seen)}
 
 
 def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, capsys):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import LABELS, LETTERS, make_run
-from tests.training_cases import OF_TOKENS, data_for, settings_for
+from tests.training_cases import TOKEN_TASKS, data_for, settings_for
 from training.compression import compress, decompress
 from training.generation import Generator, generate, translate
 from training.generation.scoring import log_probabilities
@@ -24,18 +24,18 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("dropout")
     return {
         task: [load_run(make_run(root / f"{task}{rate}", task, dropout=rate)) for rate in (0.0, 0.3)]
-        for task in OF_TOKENS
+        for task in TOKEN_TASKS
     }
 
 
-@pytest.mark.parametrize("task", OF_TOKENS)
+@pytest.mark.parametrize("task", TOKEN_TASKS)
 def test_answers_are_the_same(runs, task):
     expected, found = (answerer_for(run, Options()).answers([TEXTS[task]]) for run in runs[task])
     assert runs[task][1].config.variant.dropout == 0.3
     assert found == expected
 
 
-@pytest.mark.parametrize("task", OF_TOKENS)
+@pytest.mark.parametrize("task", TOKEN_TASKS)
 def test_evaluations_are_the_same(runs, task):
     settings = settings_for(task)
     batch = data_for(settings).validation.batch(0)

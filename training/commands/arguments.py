@@ -48,11 +48,7 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"{word}: expected a flag of {chosen}, got one of {', '.join(names)}; leave it out")
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong, as one sentence.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise what argparse found wrong as a UsageError of one sentence."""
         raise UsageError(self._sentence(message)) from None
 
     def _sentence(self, message: str) -> str:

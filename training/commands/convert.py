@@ -16,6 +16,8 @@ from pathlib import Path
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_dtype
+from training.commands.bar import Bar
+from training.commands.terminal import show
 from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.hub import HUB, downloaded
@@ -44,5 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compilation_cache.begin(arguments)
     with downloaded(arguments.source) as source:
         options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
-        print(convert(source, arguments.target, **options))
+        with Bar("reading") as bar:
+            done = convert(source, arguments.target, **options, progress=bar.advance)
+        show(done)
     return 0

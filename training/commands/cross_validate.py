@@ -8,7 +8,7 @@ Parts that are complete stay as they are, so the same command resumes. Exit stat
 """
 
 import json
-import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,17 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'part':<12}{'loss':>10}{'accuracy':>10}")
     for i, found in enumerate(results, 1):
         print(f"{f'{i}/{len(runs)}':<12}{found['loss']:>10.4f}{found['accuracy']:>10.4f}")
-    for name, of in (("mean", _mean), ("deviation", _deviation)):
+    for name, of in (("mean", statistics.fmean), ("deviation", statistics.stdev)):
         loss, accuracy = (of([found[figure] for found in results]) for figure in ("loss", "accuracy"))
         print(f"{name:<12}{loss:>10.4f}{accuracy:>10.4f}")
     return 0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation of what one part gives, estimated from K of them."""
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

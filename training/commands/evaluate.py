@@ -2,24 +2,31 @@
 
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
+    scripts/evaluate.py runs/smollm2 --data chats.jsonl --validation-data held-out.jsonl --l_max 128
 
 Prints a table and some samples, and writes both to RUN/evaluation-PART.json; those on other data (--data) to a file
 with a number of these data in its name. Exit status: 0 done; 2 wrong usage or
 input.
 """
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, at_least
+from training.commands.arguments import Parser, UsageError, at_least
+from training.commands.bar import Bar
+from training.commands.progress import Reading
 from training.commands.terminal import say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import Run, RunDirectory, load_run
+from training.settings import Settings
+
+PREDICTING = ("d", "e")
 
 
 def parser() -> Parser:
@@ -29,9 +36,35 @@ def parser() -> Parser:
     main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, or validation without it)")
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
     main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
+    main.add_argument(
+        "--validation-data", nargs="+", metavar="FILE", help="with --data: what to evaluate on (default: a twentieth)"
+    )
+    main.add_argument(
+        "--l_max", type=at_least(2), metavar="N", help="with --data: most tokens of a sequence (default: the run's)"
+    )
     main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
     compilation_cache.add_flags(main)
     return main
+
+
+def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) -> Settings:
+    """Return the settings of a run with the data that were named in place of its own.
+
+    Raises:
+        UsageError: they do not fit together.
+    """
+    given = {"--validation-data": arguments.validation_data, "--l_max": arguments.l_max}
+    if not arguments.data:
+        for flag in (flag for flag, value in given.items() if value):
+            raise UsageError(f"{flag}: expected --data with it, got none; name the data, or leave it out")
+        return settings
+    if arguments.l_max and run.task not in PREDICTING:
+        raise UsageError(f"--l_max: expected a run of {' or '.join(PREDICTING)}, got one of {run.task}; leave it out")
+    l_max = arguments.l_max or settings.l_max
+    if arguments.l_max and l_max > run.config.l_max:
+        raise UsageError(f"--l_max: expected at most the {run.config.l_max} tokens that the model reads, got {l_max}")
+    named = {"data": tuple(arguments.data), "validation_data": tuple(arguments.validation_data or ())}
+    return dataclasses.replace(settings, l_max=l_max, **named)
 
 
 def show_table(comparison: Comparison) -> None:
@@ -56,14 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = RunDirectory(arguments.run)
     description = files.description()
     cache = Path(arguments.cache) if arguments.cache else None
-    if arguments.data:
-        settings = dataclasses.replace(description.settings, data=tuple(arguments.data), validation_data=())
-        description = description._replace(settings=settings)
-    data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache)
+    description = description._replace(settings=other_settings(arguments, run, description.settings))
+    with Reading(quiet=False) as reading:
+        data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache, progress=reading.tokenized)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
     part = arguments.part or default_part(data)
-    comparison = compare(run, description, data, part, limit=arguments.limit or 0)
+    for note in data.notes if arguments.data else ():
+        say(f"note: {note}")
+    with Bar("evaluating") as bar:
+        comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
     print(f"{part} data of {files.path}:")
     show_table(comparison)
     results = {"part": part, "data": arguments.data, "rows": comparison.rows, "samples": comparison.samples}

@@ -13,6 +13,7 @@ Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
 """
 
 import argparse
+import dataclasses
 import importlib
 import io
 import itertools
@@ -32,20 +33,7 @@ from training.interpretability.steering import SteeringError, steered_by
 from training.runs.directory import load_run
 
 LINES_AT_ONCE = 32
-NAMES = (
-    "n",
-    "l_gen",
-    "l_max",
-    "tau",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "beam_size",
-    "length_penalty",
-    "seed",
-    "weights",
-)
+NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
 
 
 def parser() -> Parser:
@@ -236,6 +224,7 @@ def typed() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
+            print()
             return
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from training.commands.bar import Bar
 from training.commands.terminal import say
 from training.evaluation.report import sample
 from training.loop.trainer import Facts
@@ -120,31 +121,21 @@ class Display:
             self._bar.close()
 
 
-class Reading:
-    """Shows how much of the data is tokenized: a bar on a terminal, and a line now and then everywhere else."""
+class Reading(Bar):
+    """Shows how much of the data is tokenized, without a terminal by a line now and then."""
 
     def __init__(self, *, quiet: bool) -> None:
+        super().__init__("tokenizing", unit="B", unit_scale=True)
         self._quiet = quiet
-        self._bar: tqdm | None = None
         self._done = 0
-
-    def __enter__(self) -> "Reading":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
     def tokenized(self, n_bytes: int, total: int) -> None:
         """Take note of n_bytes more of text that is tokenized, of roughly `total` (0: not known)."""
         if self._quiet:
             return
         before, self._done = self._done, self._done + n_bytes
-        if sys.stderr.isatty():
-            shown = {"unit": "B", "unit_scale": True, "desc": "tokenizing", "leave": False}
-            self._bar = self._bar or tqdm(total=total or None, delay=1, dynamic_ncols=True, **shown)
-            self._bar.update(n_bytes)
-        elif before // LARGE < self._done // LARGE:
+        self.advance(n_bytes, total)
+        if self._bar is None and before // LARGE < self._done // LARGE:
             say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
 
 

@@ -133,11 +133,9 @@ def with_task(argv: Sequence[str]) -> list[str]:
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings, by precedence: flags, --config, --preset, those that the run began with, defaults.
-
-    Raises:
-        SettingsError: the file cannot be read, or a setting cannot be.
-        RunError: the run that is there is of another task.
+    """Return the settings, by precedence: flags, --config, --preset, those that the run began with, defaults. Raises
+    SettingsError if the file cannot be read, or a setting cannot be, and RunError if the run that is there is of
+    another task.
     """
     values: dict[str, Any] = {}
     files = RunDirectory(arguments.run)

@@ -21,7 +21,7 @@ import numpy as np
 
 from training.compression.entropy_coding import Decoder, Encoder
 from training.data.tokenizers import Tokenizer
-from training.generation import Generator, decoding
+from training.generation import Generator, decoding, states
 from training.runs.named_arrays import checksums, flatten
 
 __all__ = ["CompressionError", "compress", "decompress"]
@@ -42,11 +42,8 @@ class CompressionError(ValueError):
 
 
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
-    """Compress a text.
-
-    Raises:
-        CompressionError: the tokenizer does not give the text back.
-        DataError: the text has something that the tokenizer does not know.
+    """Compress a text. Raises CompressionError if the tokenizer does not give the text back, and DataError if the text
+    has something that the tokenizer does not know.
     """
     tokens = np.array(tokenizer.encode(text), np.int32)
     if tokenizer.decode(tokens.tolist()) != text:
@@ -170,7 +167,7 @@ class _Predictor:
             return
         C = self._state.tokens.shape[1]
         if int(self._state.slot) + 1 >= C:
-            self._state = decoding.grow(self._state, C=2 * C)
+            self._state = states.grow(self._state, C=2 * C)
         self._state = _append(self._state, jnp.asarray(tokens))
 
 

@@ -39,11 +39,8 @@ class Decoder:
         self._coder = STREAM.queue.RangeDecoder(np.frombuffer(code, WORD).astype(np.uint32))
 
     def decode(self, P: Float[np.ndarray, "n N"]) -> Int[np.ndarray, "n"]:
-        """Return the next symbols, by the probabilities that they were encoded with.
-
-        Raises:
-            ValueError: something is negative or no number.
-            AssertionError: the code cannot be that of any symbols.
+        """Return the next symbols, by the probabilities that they were encoded with. Raises ValueError if something is
+        negative or no number, and AssertionError if the code cannot be that of any symbols.
         """
         return self._coder.decode(MODEL, _checked(P))
 

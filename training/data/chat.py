@@ -52,7 +52,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, tokens: Mapping[str, str] | None = None, ends: Sequence[str] = ()) -> None:
         """Make a template of special tokens' texts, by their names in it, and the texts of those that end an
-        answer, which are eos_token if none are given. Nothing is rendered yet.
+        answer, which are eos_token unless given. Nothing is rendered yet.
         """
         self.text, self.tokens = text, dict(tokens or {})
         self.ends = tuple(ends) or tuple(t for name, t in self.tokens.items() if name == "eos_token")
@@ -89,10 +89,8 @@ class ChatTemplate:
 
     def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
         """Return a conversation in which the assistant speaks last as text, like `render`, with the spans of its
-        messages.
-
-        Raises:
-            DataError: as `render`; or there is no message of the assistant, or it cannot be located in the text.
+        messages. Raises DataError as `render`, and if there is no message of the assistant, or it cannot be located in
+        the text.
         """
         check_messages(messages, answered=True)
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -185,11 +183,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def check_messages(messages: Sequence[Message], *, answered: bool) -> None:
-    """Refuse what is not a conversation. If `answered`, the assistant may speak last; otherwise it is to speak
-    next.
-
-    Raises:
-        DataError: names the message, from 1.
+    """Refuse what is not a conversation. If `answered`, the assistant may speak last; otherwise it is to speak next.
+    Raises DataError, which names the message, numbered from 1.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise DataError(f"messages: expected a list of at least one message, got {str(messages)[:60]}")

@@ -75,10 +75,8 @@ class Answers:
         self._template, self._tokenizer = ChatTemplate.of(tokenizer), tokenizer
 
     def encode(self, record: Conversation) -> tuple[list[int], np.ndarray]:
-        """Return a conversation's tokens, and which are answers: those that have a character of one.
-
-        Raises:
-            DataError: names file and line of what the template does not take.
+        """Return a conversation's tokens, and which are answers: those that have a character of one. Raises DataError,
+        which names file and line of what the template does not take.
         """
         state: dict[str, Any] = json.loads(record.text)
         try:

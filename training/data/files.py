@@ -30,6 +30,7 @@ from typing import Any, TextIO
 from training.data.conversations import conversation
 from training.data.formats import check_table, columns, inner_suffix, is_table, opened, readable, rows, text_files
 from training.data.records import (
+    Anew,
     Corpus,
     DataError,
     Document,
@@ -93,12 +94,9 @@ def _start_says(path: Path, start: bytes) -> str | None:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Read a file once, in blocks, check that it is text in UTF-8, and return its size and the SHA-256 of its
-    contents.
-
-    Raises:
-        DataError: it cannot be read, is empty or blank, has a zero byte, or is not UTF-8; names line and
-            byte offset.
+    """Read a file once, in blocks, check that it is text in UTF-8, and return its size and the SHA-256 of its contents.
+    Raises DataError, naming line and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not
+    UTF-8.
     """
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -237,17 +235,6 @@ class FileRecords:
 
 
 @dataclass(frozen=True)
-class _Without:
-    """Records whose key's hash is not among those held out."""
-
-    records: Iterable[Any]
-    held_out: frozenset[int]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (r for r in self.records if hash64(record_key(r)) not in self.held_out)
-
-
-@dataclass(frozen=True)
 class _Split:
     """Training and validation records of files; nothing is read before one of them is wanted."""
 
@@ -259,11 +246,12 @@ class _Split:
 
     @functools.cached_property
     def parts(self) -> tuple[Iterable[Any], Iterable[Any]]:
-        """The records of both sides, none of them on two."""
+        """The records of both sides, each on one of them only."""
         if self.held_files:
             validation = list(FileRecords(self.held_files, self.kind))
             held_out = frozenset(hash64(record_key(r)) for r in validation)
-            train: Iterable[Any] = _Without(FileRecords(self.files, self.kind), held_out)
+            records = FileRecords(self.files, self.kind)
+            train: Iterable[Any] = Anew(lambda: (r for r in records if hash64(record_key(r)) not in held_out))
         else:
             records = FileRecords(self.files, self.kind, self.section)
             name = _name(self.files)

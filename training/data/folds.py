@@ -1,4 +1,4 @@
-"""Cross-validation: K equal parts of the data, each of which is held out once."""
+"""Cross-validation: K equal parts of the data, each held out once."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
     equally large.
 
     Raises:
-        DataError: there is no such part, or nothing is in it.
+        DataError: the part does not exist, or is empty.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", fold)
     i, k = map(int, match.groups()) if match else (0, 0)

@@ -48,11 +48,8 @@ def inner_suffix(path: Path) -> str:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file; its bytes are those before it was compressed.
-
-    Raises:
-        DataError: the library for its compression is not installed.
-        OSError: it cannot be opened.
+    """Open a file; its bytes are those before it was compressed. Raises DataError if the library for its compression is
+    not installed, and OSError if it cannot be opened.
     """
     return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
 
@@ -84,7 +81,7 @@ def is_table(path: Path) -> bool:
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the files of text in a directory and in those below it, by their names; none of a table's directory."""
+    """Return the files of text in a directory and in those below it, by name; nothing for a table's directory."""
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
     return sorted(file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())

@@ -18,7 +18,7 @@ from training.data.modalities.batches import Modalities
 from training.data.modalities.sequences import Vocabulary
 from training.data.multitask import SEPARATOR, as_pairs, task_store
 from training.data.noise import Noisy
-from training.data.records import Corpus, DataError, Document, Kind, Pair
+from training.data.records import Anew, Corpus, DataError, Document, Kind, Pair
 from training.data.store import (
     LabeledStore,
     PairStore,
@@ -66,7 +66,7 @@ class RunData:
     stores: Splits[Any]  # the tokens of each part
     train: Dataset  # the batches
     validation: Dataset  # the held-out batches
-    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
+    labels: tuple[str, ...] = ()  # the classes, by number; empty but for classification
     notes: tuple[str, ...] = ()  # notes for the user: examples left out or cut
 
     @property
@@ -96,11 +96,9 @@ def load_run_data(
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> RunData:
-    """Read, split and tokenize the data of a run, with its tokenizer if it has one, and check all of them.
-    `progress` is called with the bytes tokenized since, and roughly the total (0: unknown).
-
-    Raises:
-        DataError: something is wrong with the data; the message says where.
+    """Read, split and tokenize the data of a run, with its tokenizer if it has one, and check all of them. `progress`
+    is called with the bytes tokenized since, and roughly the total (0: unknown). Raises DataError if something is wrong
+    with the data; the message says where.
     """
     data = [weighted(name) for name in settings.data]
     weights = weights_of(data)
@@ -111,8 +109,8 @@ def load_run_data(
     corpus = folded(corpus, settings.fold) if settings.fold else corpus
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus, tasks)
-    of_total = functools.partial(_of_total, progress, corpus.n_bytes)
-    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=of_total)
+    size = corpus.n_bytes
+    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
     make = functools.partial(make_dataset, settings, tokenizer=tokenizer)
     train = mixture(stores.train, corpus.files, weights, make) if weights else make(stores.train)
     if tasks:
@@ -140,10 +138,6 @@ def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None 
     """
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
     return DATASETS[settings.task](store, settings, tokenizer, **sizes)
-
-
-def _of_total(progress: Callable[[int, int], None], total: int, n_bytes: int) -> None:
-    progress(n_bytes, total)
 
 
 def _corpus(
@@ -209,21 +203,11 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
     parts += [[Document(SEPARATOR)]] if tasks else []
     if kind == "characters":
         parts += [part for one in (corpus, *tasks) for part in (one.validation, one.test)]
-    texts = _Texts(parts)
+    texts = Anew(lambda: (text for part in parts for record in part for text in _texts(record)))
     if kind in ("words", "bpe"):
         size = sum(map(len, texts))
         return build_tokenizer(kind, sampled(texts, TRAINED_ON / max(size, 1)), N_V=settings.N_V)
     return build_tokenizer(kind, texts)
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """The texts of several collections of records, re-iterable."""
-
-    parts: list[Iterable[Any]]
-
-    def __iter__(self) -> Iterator[str]:
-        return (text for part in self.parts for record in part for text in _texts(record))
 
 
 def _notes(

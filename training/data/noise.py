@@ -24,7 +24,7 @@ class Noisy(Dataset):
 
     def __init__(self, data: Dataset, special: tuple[int, ...], N_V: int, *, noise: float, deletion: float) -> None:
         """Replace tokens by random ones, and leave tokens out of a source or a text to classify, with these
-        probabilities; `special` ones stay, and replace none.
+        probabilities; `special` ones stay, and never replace another.
         """
         self._data, self._special, self._noise, self._deletion = data, np.array(special), noise, deletion
         self._ordinary = np.setdiff1d(np.arange(N_V), self._special).astype(np.int32)

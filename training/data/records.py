@@ -67,6 +67,7 @@ class Conversation(NamedTuple):
 
 
 R = TypeVar("R", Document, Pair, Labeled, Conversation)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class Corpus(Generic[R]):
     validation: Iterable[R]
     test: Iterable[R]  # may be empty
     held_out: float = 0.0  # the share that was to be held out for validation; 0 where that was not asked for
-    files: tuple[str, ...] = ()  # whose records the store is to count, in their order; none unless that was asked for
+    files: tuple[str, ...] = ()  # whose records the store is to count, in their order; empty unless that was asked for
     n_bytes: int = 0  # size of the data, roughly; 0 where it is not known
 
     def parts(self) -> dict[str, Iterable[R]]:
@@ -124,25 +125,17 @@ def fingerprint(*parts: object) -> str:
 
 def records_fingerprint(records: Iterable[Any]) -> str:
     """Return a fingerprint of the records' contents, in order."""
-    digest = hashlib.sha256()
-    for record in records:
-        for part in record[:-1]:  # the last field is `where`
-            data = part.encode("utf-8", "surrogatepass")
-            digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.hexdigest()
+    return fingerprint(*(part for record in records for part in record[:-1]))  # the last field is `where`
 
 
 @dataclass(frozen=True)
-class _Selected(Generic[R]):
-    """The records whose key's hash lies in [low, high), read anew at each iteration."""
+class Anew(Generic[T]):
+    """What a function reads, anew at each iteration."""
 
-    records: Iterable[R]
-    key: Callable[[R], str]
-    low: int
-    high: int
+    read: Callable[[], Iterator[T]]
 
-    def __iter__(self) -> Iterator[R]:
-        return (r for r in self.records if self.low <= hash64(self.key(r)) < self.high)
+    def __iter__(self) -> Iterator[T]:
+        return self.read()
 
 
 @dataclass
@@ -187,7 +180,11 @@ def hold_out(
     Raises DataError if nothing would be left for training.
     """
     ends = _thresholds(records, key, fractions, name)
-    test, validation, train = (_Selected(records, key, low, high) for low, high in itertools.pairwise(ends))
+
+    def between(low: int, high: int) -> Iterable[R]:
+        return Anew(lambda: (r for r in records if low <= hash64(key(r)) < high))
+
+    test, validation, train = itertools.starmap(between, itertools.pairwise(ends))
     if isinstance(records, Sequence):
         return list(train), list(validation), list(test)
     return train, validation, test

@@ -151,10 +151,10 @@ class _ColumnWriter:
     """Appends framed sequences to an open file of tokens, and keeps their lengths."""
 
     def __init__(
-        self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, decoded: bool, is_context: bool
+        self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, verify: bool, is_context: bool
     ) -> None:
         self._directory = directory
-        self._decoded, self._exact = decoded, True
+        self._verify, self._exact = verify, True
         self._tokenizer = tokenizer
         self._is_context = is_context
         self._dtype = token_dtype(tokenizer.N_V)
@@ -166,7 +166,7 @@ class _ColumnWriter:
         """Tokenize texts, frame them with bos and eos, and write them; `where` is for messages."""
         tokenizer = self._tokenizer
         for text, ids in zip(texts, _encode(tokenizer, texts, where), strict=True):
-            if self._decoded and self._exact:
+            if self._verify and self._exact:
                 self._exact = tokenizer.decode(ids) == text
             framed = tokenizer.framed(ids) if self._is_context else [tokenizer.bos_token, *ids, tokenizer.eos_token]
             self._file.write(np.array(framed, self._dtype).tobytes())
@@ -241,7 +241,7 @@ def _write_part(
     tokenizer: Tokenizer,
     columns: Sequence[Callable[[Any], str]],
     *,
-    decoded: bool,
+    verify: bool,
     files: Sequence[str],
     progress: Progress,
     kind: Kind,
@@ -256,7 +256,7 @@ def _write_part(
             file = opened.enter_context((folder / "tokens.bin").open("wb"))
             is_context = len(folders) > 1 and i == 0
             writer = _ConversationWriter if kind == "conversations" else _ColumnWriter
-            writers.append(writer(folder, tokenizer, file, decoded=decoded, is_context=is_context))
+            writers.append(writer(folder, tokenizer, file, verify=verify, is_context=is_context))
         for batch in _batches(records):
             where = [record.where for record in batch]
             for writer, column in zip(writers, columns, strict=True):
@@ -337,7 +337,7 @@ def _tokenize(
             write_more(path)
         for part, records in corpus.parts().items():
             files = corpus.files if part == "train" else ()
-            options = {"decoded": part != "train", "files": files, "progress": progress, "kind": corpus.kind}
+            options = {"verify": part != "train", "files": files, "progress": progress, "kind": corpus.kind}
             _write_part(path / part, records, tokenizer, columns, **options)
 
     _cached(directory, write)
@@ -372,10 +372,8 @@ def tokenize_pairs(
 def tokenize_labeled(
     corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
 ) -> Splits[LabeledStore]:
-    """Tokenize a corpus of labeled texts; see `tokenize_text`.
-
-    Raises:
-        DataError: also if there is only one class, or a held-out text has a class that no training text has.
+    """Tokenize a corpus of labeled texts; see `tokenize_text`. Raises DataError also if there is only one class, or a
+    held-out text has a class that no training text has.
     """
 
     def write_labels(path: Path) -> None:

@@ -100,10 +100,8 @@ class CharacterTokenizer(_Listed):
     kind = "characters"
 
     def encode(self, text: str) -> list[int]:
-        """Return one ID for each character.
-
-        Raises:
-            DataError: names the first character that is not in the vocabulary.
+        """Return one ID for each character. Raises DataError, which names the first character that is not in the
+        vocabulary.
         """
         _utf8(text)
         try:
@@ -223,11 +221,7 @@ class NumberTokenizer(Tokenizer):
         self.N_V = special.N_V
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers in a text.
-
-        Raises:
-            DataError: names the first word that is not a token ID.
-        """
+        """Return the numbers in a text. Raises DataError, which names the first word that is not a token ID."""
         for word in text.split():
             if not (word.isascii() and word.isdigit() and int(word) < self.N_V):
                 raise DataError(

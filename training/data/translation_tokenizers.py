@@ -147,11 +147,8 @@ class MosesTokenizer(_Translation):
 
 
 def from_json(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `Tokenizer.to_json` of one of the two described.
-
-    Raises:
-        KeyError, TypeError: the description is incomplete or of an unknown kind.
-        DataError: the library that it needs is not installed.
+    """Return one of the two tokenizers from what its `to_json` described. Raises KeyError or TypeError if that is
+    incomplete or of an unknown kind, and DataError if the library that it needs is not installed.
     """
     shared = {
         "source": state["source"],

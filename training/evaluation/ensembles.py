@@ -24,11 +24,8 @@ from training.tasks.objectives import Batch, Totals, cast
 
 
 def of_checkpoints(directory: str | Path) -> dict[int, Run]:
-    """Return the models of a run's checkpoints by their steps, the last one first.
-
-    Raises:
-        RunError: there is no run, or it has no checkpoints.
-        CheckpointError: one is damaged.
+    """Return the models of a run's checkpoints by their steps, the last one first. Raises RunError if there is no run,
+    or it has no checkpoints, and CheckpointError if one is damaged.
     """
     files = RunDirectory(directory)
     description = files.description()

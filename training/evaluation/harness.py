@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from training.generation.inputs import padded_rows
 from training.generation.scoring import are_likeliest, log_probabilities
 from training.generation.text import Continuer, Options
 from training.runs.directory import Run
@@ -101,10 +102,7 @@ class HarnessModel(LM):
         found, counts = [], list(counts)
         for i in range(0, len(texts), self._batch_size):
             some = texts[i : i + self._batch_size]
-            lengths = np.array([len(text) for text in some] + [1] * (self._batch_size - len(some)))
-            x = np.zeros((len(lengths), lengths.max()), np.int64)
-            for row, text in zip(x, some, strict=False):
-                row[: len(text)] = text
+            x, lengths = padded_rows([*some, *[some[0][:1]] * (self._batch_size - len(some))])
             options = {"lengths": lengths, "config": self._run.config}
             log_p = log_probabilities(self._run.theta, x, **options)
             likeliest = are_likeliest(self._run.theta, x, **options)

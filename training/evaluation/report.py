@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from training.data.batches import Dataset
+from training.data.batches import Batch, Dataset
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation import modalities
@@ -46,7 +46,11 @@ SHOWN = 8
 AT_ONCE = 64
 SAMPLED = 60  # tokens
 
+LIMITED = ("ed", "classify")
+
 Figures = dict[str, float]
+Progress = Callable[[int, int], None]
+"""Takes how many are done since, and how many there are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,26 +72,45 @@ class Comparison:
             return None
 
 
-def compare(run: Run, description: Description, data: RunData, part: str, *, limit: int = 0) -> Comparison:
+def compare(
+    run: Run,
+    description: Description,
+    data: RunData,
+    part: str,
+    *,
+    limit: int = 0,
+    progress: Progress = lambda n, total: None,
+) -> Comparison:
     """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or classify
-    (0: all). Raises DataError if the part is empty.
+    (0: all). `progress` is called with how many batches or examples are done since, and how many there are. Raises
+    DataError if the part is empty, or `limit` is given where nothing is translated or classified.
     """
+    if limit and run.task not in LIMITED:
+        raise DataError(f"--limit: expected a run of {' or '.join(LIMITED)}, got one of {run.task}; leave it out")
     if part not in PARTS:
         raise DataError(f"there is no part {part!r}; choose one of {', '.join(PARTS)}")
     if not len(getattr(data.stores, part)):
         raise DataError(f"{data.corpus.name} has no {part} part; choose another of {', '.join(PARTS)}")
     chosen = itertools.islice(getattr(data.corpus, part), limit or None)
-    return EVALUATIONS[run.task].compare(run, description, data, part, chosen)
+    return EVALUATIONS[run.task].compare(run, description, data, part, chosen, progress)
 
 
-def _figures(run: Run, description: Description, data: Dataset) -> Figures:
+def _figures(run: Run, description: Description, data: Dataset, progress: Progress) -> Figures:
     totals = jax.jit(make_totals(TASKS[run.task].objective, description.settings, run.config.variant))
-    return evaluate(totals, run.theta, data.evaluation_batches(), tokens_per_byte=data.tokens_per_byte)
+    return evaluate(totals, run.theta, _watched(data, progress), tokens_per_byte=data.tokens_per_byte)
 
 
-def _decoder(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
+def _watched(data: Dataset, progress: Progress) -> Iterator[Batch]:
+    for batch in data.evaluation_batches():
+        yield batch
+        progress(1, data.n_steps)
+
+
+def _decoder(
+    run: Run, description: Description, data: RunData, part: str, _: Iterable[Document], progress: Progress
+) -> Comparison:
     store = getattr(data.stores, part)
-    found = Comparison({THIS: _figures(run, description, make_dataset(description.settings, store))})
+    found = Comparison({THIS: _figures(run, description, make_dataset(description.settings, store), progress)})
     if store.answers is not None:
         found.samples.append("the figures are of the answers alone, given what is said before them")
         return found
@@ -103,9 +126,11 @@ def _decoder(run: Run, description: Description, data: RunData, part: str, _: It
     return found
 
 
-def _encoder(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
+def _encoder(
+    run: Run, description: Description, data: RunData, part: str, _: Iterable[Document], progress: Progress
+) -> Comparison:
     held_out = make_dataset(description.settings, getattr(data.stores, part))
-    found = Comparison({THIS: _figures(run, description, held_out)})
+    found = Comparison({THIS: _figures(run, description, held_out, progress)})
     counts = np.bincount(data.stores.train.tokens, minlength=run.config.N_V) + 1.0
     nats = -np.log(counts / counts.sum())
     masked = np.concatenate([batch["x"][batch["loss_mask"]] for batch in held_out.evaluation_batches()])
@@ -115,7 +140,9 @@ def _encoder(run: Run, description: Description, data: RunData, part: str, _: It
     return found
 
 
-def _translator(run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Pair]) -> Comparison:
+def _translator(
+    run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Pair], progress: Progress
+) -> Comparison:
     room = run.config.l_max - 2  # bos and eos
     fitting = [pair for pair in chosen if len(run.tokenizer.encode(pair.source)) <= room]
     answerer = answerer_for(run, Options())
@@ -123,6 +150,7 @@ def _translator(run: Run, description: Description, data: RunData, part: str, ch
     for i in range(0, len(fitting), AT_ONCE):
         sources = [pair.source for pair in fitting[i : i + AT_ONCE]]
         outputs += [answers[0]["text"] for answers in answerer.answers(sources, first=i + 1)]
+        progress(len(sources), len(fitting))
     if not fitting:
         raise DataError(f"none of the {part} pairs of {data.corpus.name} fits into l_max = {run.config.l_max} tokens")
     targets = [pair.target for pair in fitting]
@@ -136,7 +164,9 @@ def _translator(run: Run, description: Description, data: RunData, part: str, ch
     return found
 
 
-def _classifier(run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Labeled]) -> Comparison:
+def _classifier(
+    run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Labeled], progress: Progress
+) -> Comparison:
     labels, chosen = run.labels, list(chosen)
     unknown = next((record for record in chosen if record.label not in labels), None)
     if unknown is not None:
@@ -147,7 +177,10 @@ def _classifier(run: Run, description: Description, data: RunData, part: str, ch
     counts = dict(zip(store.names, np.bincount(store.labels, minlength=len(store.names)).tolist(), strict=True))
     rarest = int(np.argmin([counts.get(label, 0) for label in labels]))
     truth = np.array([labels.index(record.label) for record in chosen])
-    predicted = np.concatenate([_classes(run, chosen[i : i + AT_ONCE]) for i in range(0, len(chosen), AT_ONCE)])
+    predicted = np.zeros(len(chosen), np.int64)
+    for i in range(0, len(chosen), AT_ONCE):
+        predicted[i : i + AT_ONCE] = _classes(run, chosen[i : i + AT_ONCE])
+        progress(len(chosen[i : i + AT_ONCE]), len(chosen))
     measure = functools.partial(classification_figures, truth, positive=rarest, classes=len(labels))
     found = Comparison({THIS: measure(predicted)})
     tfidf = found.baseline("baselines.tfidf", "scikit-learn sklearn")
@@ -209,13 +242,13 @@ def _continuation(run: Run) -> str:
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated."""
 
-    # from run, description, data, part and the chosen records of it to what was found
+    # from run, description, data, part, the chosen records of it and a `Progress` to what was found
     compare: Callable[..., Comparison]
     # shows an example of the trained model's output; None where there is nothing to show
     sample: Callable[[Run], str] = lambda run: ""
 
 
-def _modalities(run: Run, description: Description, data: RunData, part: str, _: Iterable[Document]) -> Comparison:
+def _modalities(run: Run, description: Description, data: RunData, part: str, *_: Any) -> Comparison:
     return Comparison(modalities.figures(run, description, data, part))
 
 

@@ -27,13 +27,13 @@ from algorithms import (
 from algorithms.inside import At
 from algorithms.machinery.axes import check_key
 from algorithms.ops.draws import by_own_key
-from training.generation import beam_search, decoding, inputs
+from training.generation import beam_search, decoding, inputs, layout, reading, states
 from training.generation.cache import bucket, capacity
 from training.generation.continuation import Continuation, Model
-from training.generation.decoding import Context, State
 from training.generation.inside import Inside
 from training.generation.prefixes import Prefixes
 from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
+from training.generation.states import Context, State
 
 __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
 
@@ -103,21 +103,17 @@ class Generator:
     ) -> None:
         """Lay out the parameters.
 
-        Args:
-            theta: trained parameters.
-            config: sizes and variant of the model.
-            prefixes: keeps what was read, so that a prompt that begins as an earlier text is read from there on; not
-                where somebody looks inside.
-            changes: what every token is read with, as `algorithms.inside.intervene` takes them.
-            names: what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes them.
-            int8: whether the matrices that every generated token reads are rounded to int8, with a scale for each row;
-                prompts are read with the parameters as they are.
+        `prefixes` keeps what was read, so that a prompt that begins as an earlier text is read from there on, except
+        where somebody looks inside. `changes` are what every token is read with, as `algorithms.inside.intervene` takes
+        them, and `names` what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes
+        them. `int8` rounds the matrices that every generated token reads, with a scale for each row; prompts are read
+        with the parameters as they are.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
-        self._apart = decoding.apart(theta, variant=self.config.variant)
+        self.weights = layout.unstacked(theta, variant=self.config.variant, int8=int8)
+        self._apart = layout.apart(theta, variant=self.config.variant)
         self.prefixes = prefixes
         self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
@@ -150,11 +146,7 @@ class Generator:
     ) -> Iterator[np.ndarray]:
         """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
         begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
-        for i in range(l_gen):
-            begun.extend(i + 1)
-            if begun.tokens.shape[1] == i:
-                return
-            yield begun.tokens[:, i]
+        yield from begun.columns(l_gen)
 
     def begin(
         self,
@@ -170,19 +162,10 @@ class Generator:
         samplings: Sequence[Sampling] | None = None,
         **sampling: Unpack[Sampling],
     ) -> Continuation:
-        """Read prompts, and return what generates their continuations step by step.
-
-        Args:
-            prompts: as of the function `generate`, like the arguments that are not here.
-            lengths: of each.
-            l_gen: how many tokens will be generated at most.
-            key: randomness.
-            first: the number of the first request, where they are some of many.
-            sliding: whether to go on past l_max.
-            begins: the tokens that each continuation may begin with.
-            likeliest: how many of the likeliest tokens to note in the place of each.
-            samplings: how to draw for each request; None: for all of them as `sampling` says.
-            **sampling: how to draw.
+        """Read prompts, and return what generates their continuations step by step; the arguments are those of the
+        function `generate`, and these: `first`, the number of the first request, where they are some of many; `begins`,
+        the tokens that each continuation may begin with; `likeliest`, how many of the likeliest tokens to note in the
+        place of each; and `samplings`, how to draw for each request (None: as `sampling` says for all).
         """
         inputs.check_count("l_gen", l_gen)
         check_key("key", key)
@@ -197,11 +180,7 @@ class Generator:
         return Continuation(self._model, x, lengths, keys, drawn, allowed, l_gen=l_gen, likeliest=likeliest)
 
     def sampling_arrays(self, samplings: Sequence[Sampling]) -> SamplingArrays:
-        """Return how the tokens of requests are drawn, checked, as `Continuation.join` takes it.
-
-        Args:
-            samplings: of each.
-        """
+        """Return how the tokens of requests are drawn, checked, as `Continuation.join` takes it."""
         for sampling in samplings:
             inputs.check_sampling({**DRAWN_FAITHFULLY, **sampling}, self.config.N_V)
         return SamplingArrays.of(samplings, self.config.N_V)
@@ -288,7 +267,7 @@ class Translator:
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
         self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = decoding.unstacked(theta, variant=self.config.variant, int8=int8)
+        self.weights = layout.unstacked(theta, variant=self.config.variant, int8=int8)
 
     def translate(
         self,
@@ -315,8 +294,8 @@ class Translator:
                 bos=self.bos,
                 eos=self.eos,
             )
-        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
-        state = decoding.decoded(self.weights, context, state, keys, l_max - 1, options)
+        state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
+        state = decoding.decode_until(self.weights, context, state, keys, l_max - 1, options)
         tokens = np.full((len(keys), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
         tokens[:, :written] = np.asarray(state.tokens)[:, :written]
@@ -336,9 +315,9 @@ class Translator:
     ) -> Iterator[np.ndarray]:
         """Yield the tokens of `translate` that follow bos_token, column by column, as they come."""
         context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
-        state = decoding.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
+        state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         for stop in range(1, l_max):
-            state = decoding.decoded(self.weights, context, state, keys, stop, options)
+            state = decoding.decode_until(self.weights, context, state, keys, stop, options)
             if int(state.slot) < stop:
                 return
             yield np.asarray(state.tokens[:, stop])
@@ -350,7 +329,7 @@ class Translator:
         z, lengths = inputs.checked("z", z, lengths, self.config, N_V=self.config.N_V_z)
         P = min(bucket(z.shape[1]), self.config.l_max)
         z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
-        context = decoding.encode(self.theta, z, lengths, variant=self.config.variant)
+        context = reading.encode(self.theta, z, lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
         sampling: Sampling = {"tau": tau, "eos": self.eos}
         drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)

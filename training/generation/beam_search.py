@@ -8,9 +8,10 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from algorithms import Variant
-from training.generation import decoding
+from training.generation import decoding, states
 from training.generation.cache import capacity
-from training.generation.decoding import Context, State, Weights
+from training.generation.layout import Weights
+from training.generation.states import Context, State
 
 
 def beam_search(
@@ -32,7 +33,7 @@ def beam_search(
     """
     B, K = context.permitted.shape[0], beam_size
     wide = _repeated(context, K)
-    state = decoding.empty_state(weights, B=B * K, C=capacity(2), bos=bos)
+    state = states.empty_state(weights, B=B * K, C=capacity(2), bos=bos)
     dtype = state.log_p.dtype
     scores = jnp.tile(jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(dtype), B)
     counts = jnp.ones(B * K, jnp.int32)
@@ -45,7 +46,7 @@ def beam_search(
         state, scores, counts = searched
         if here == l_max - 1 or int(state.slot) < here:
             break
-        state = decoding.grow(state, C=2 * C)
+        state = states.grow(state, C=2 * C)
     return _best(state.tokens, scores, counts, alpha, int(state.slot) + 1, eos, K, l_max)
 
 

@@ -98,7 +98,7 @@ class KeyValues(NamedTuple):
         return KeyValues(arrange(self.K), arrange(self.V))
 
     def beside(self, other: "KeyValues", B: int) -> "KeyValues":
-        """Return the cache of B sequences and of others behind them."""
+        """Return the cache of B sequences, followed by that of others."""
 
         def beside(cache, of_others):
             parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]

@@ -1,7 +1,7 @@
 """Prompts on their way: what was generated of each, and the state from which all of them go on."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +11,15 @@ from jax import Array
 from jaxtyping import Bool, Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
-from training.generation import decoding, inputs
+from algorithms.inside import Recorded
+from training.generation import decoding, inputs, reading, states
 from training.generation.cache import bucket, capacity
-from training.generation.decoding import Likeliest, State, Weights
 from training.generation.inside import Inside, Reading
+from training.generation.layout import Weights
 from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
+from training.generation.states import Likeliest, State
 from training.generation.windows import window_start
 
 ROOM = 256
@@ -29,7 +31,7 @@ REMEMBERED = 1024
 
 
 class Model(NamedTuple):
-    """A decoder: its parameters, the same `decoding.apart` for prompts, and laid out for single columns, its sizes, and
+    """A decoder: its parameters, the same `layout.apart` for prompts, and laid out for single columns, its sizes, and
     what it keeps of texts.
     """
 
@@ -44,10 +46,10 @@ class Model(NamedTuple):
     def most(self) -> int | None:
         """How many tokens' keys and values are kept: the widest window's; None: all, if anything reads all of them."""
         in_full = self.prefixes is not None or self.inside is not None
-        return None if in_full else decoding.widest_window(self.config.variant)
+        return None if in_full else states.widest_window(self.config.variant)
 
     def read(
-        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = decoding.prefill
+        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
     ) -> State:
         """Read prompts, padded on the right, with `prefill`; the caches get room for at least `room` tokens."""
         P = min(bucket(x.shape[1]), self.config.l_max)
@@ -86,17 +88,9 @@ class Continuation:
         l_gen: int,
         likeliest: int = 0,
     ) -> None:
-        """Read the prompts.
-
-        Args:
-            model: the decoder.
-            prompts: padded on the right.
-            lengths: of each.
-            keys: one for each.
-            sampling: how tokens are drawn.
-            begins: the tokens that each continuation may begin with, or None for all.
-            l_gen: how many tokens to generate at most.
-            likeliest: N, how many of the likeliest tokens to note.
+        """Read prompts, padded on the right, to generate at most l_gen tokens of each, with a key for each. `begins`
+        are the tokens that each continuation may begin with (None: all), and `likeliest` is N, how many of the
+        likeliest tokens to note.
         """
         B = len(prompts)
         self._model, self._keys, self._sampling, self._begins, self._N = model, keys, sampling, begins, likeliest
@@ -123,9 +117,17 @@ class Continuation:
             options = {"sampling": self._sampling, "variant": self._model.config.variant, "begins": begins}
             decode = decoding.decode if self._reading is None else self._reading.decode
             arguments = self._model.weights, None, self._state, self._keys, last, options, decode
-            self._state = decoding.decoded(*arguments, most=self._model.most)
+            self._state = decoding.decode_until(*arguments, most=self._model.most)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
+
+    def columns(self, n: int) -> Iterator[np.ndarray]:
+        """Yield the tokens of all sequences, column by column, as they come: n of them, or until all have ended."""
+        for i in range(n):
+            self.extend(i + 1)
+            if self.tokens.shape[1] == i:
+                return
+            yield self.tokens[:, i]
 
     def keep(self, r: int) -> None:
         """Let texts that begin as request r does, with what was generated of it, be read from there on."""
@@ -143,18 +145,10 @@ class Continuation:
         sampling: SamplingArrays,
         begins: Bool[np.ndarray, "b N_V"] | None = None,
     ) -> None:
-        """Go on with some of the requests, and with new ones beside them; of what nobody goes on with nothing is kept.
-
-        Where there is room for them, only the new prompts are read.
-
-        Args:
-            prompts: of the new requests, padded on the right.
-            lengths: of each.
-            keys: one for each.
-            rows: which requests go on, of the B that there are and the new ones behind them.
-            l_gen: how many tokens to generate at most from now on.
-            sampling: how the tokens of the new requests are drawn.
-            begins: the tokens that each new continuation may begin with.
+        """Continue some of the requests, and new ones beside them: `rows` says which, of the B that there are and the
+        new ones after them. Nothing is kept of the others. Where there is room for the new prompts, padded on the
+        right, only those are read. From now on at most l_gen tokens are generated; keys, `sampling` and `begins`, the
+        tokens that a continuation may begin with, are those of the new requests.
         """
         x, lengths = inputs.checked("prompts", prompts, lengths, self._model.config, sliding=True)
         chosen, (b, n) = np.asarray(rows), (len(x), self.tokens.shape[1])
@@ -209,7 +203,7 @@ class Continuation:
         slot, longest = int(before.slot), max(len(x) - window_start(len(x), l_max) for x in new)
         room = min(self._room, l_max - longest + 1, 2 * l_max - slot)
         if room > 0 and longest <= slot + 1:
-            self._state = decoding.joined(before, self._read(new), jnp.asarray(rows))
+            self._state = states.joined(before, self._read(new), jnp.asarray(rows))
             self._room = room
             if self._reading is not None:
                 self._reading.choose(rows.tolist(), beside=True)
@@ -222,7 +216,7 @@ class Continuation:
         of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
         return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
 
-    def seen(self) -> list[dict[str, Array]]:
+    def seen(self) -> list[Recorded]:
         """What was recorded of each request, as `record` gives it of one pass over the tokens before its last one.
 
         Where a text has outgrown l_max, these are the tokens of its window.
@@ -245,17 +239,14 @@ class Continuation:
         windows = [of_texts[rows.index(i)] for i in range(len(numbers))]
         windows += windows[:1] * ((1 << (len(windows) - 1).bit_length()) - len(windows))  # so that little is compiled
         windows = windows if len(windows) < len(texts) else of_texts
-        lengths = np.array([len(window) for window in windows], np.int32)
+        x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
         self._room = l_max - int(lengths.max()) + 1
-        x = np.zeros((len(windows), lengths.max()), np.int32)
-        for of_x, window in zip(x, windows, strict=True):
-            of_x[: len(window)] = window
         begun = self.tokens.shape[1] > 0
         room = self._room if begun else min(self._l_gen, self._room, ROOM)
-        prefill = decoding.prefill if self._reading is None else self._reading.prefill
+        prefill = reading.prefill if self._reading is None else self._reading.prefill
         state = self._model.read(x, lengths, room=room, prefill=prefill)
         if len(windows) < len(texts):
-            state = decoding.chosen(state, jnp.asarray(rows))
+            state = states.chosen(state, jnp.asarray(rows))
             if self._reading is not None:
                 self._reading.latest = [self._reading.latest[r] for r in rows]
         if self._N:

@@ -1,9 +1,11 @@
 """What comes to a generator from outside, checked by value: nothing is repaired, cut or skipped."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from algorithms.machinery.axes import check_key
 from algorithms.model.shapes import check_present
@@ -19,11 +21,8 @@ LARGEST_PENALTY = 2
 
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
-    """Check that parameters and configuration are of one architecture and of one size.
-
-    Raises:
-        TypeError: if one is of another architecture.
-        ValueError: if their sizes disagree.
+    """Check that parameters and configuration are of one architecture and of one size. Raises TypeError if one is of
+    another architecture, and ValueError if their sizes disagree.
     """
     if not isinstance(theta, params_type):
         raise TypeError(f"theta: expected {params_type.__name__}, got {type(theta).__name__}")
@@ -46,13 +45,10 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
 def checked(
     name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None, sliding: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Check sequences, padded on the right, and their lengths; return both as 32-bit integers, without columns that
-    are padding throughout. N_V is that of the model unless given; if ``sliding``, sequences may be longer than
-    l_max.
-
-    Raises:
-        TypeError: if they hold no integers.
-        ValueError: if a shape is wrong, or a sequence is empty, too long, or has an unknown token.
+    """Check sequences, padded on the right, and their lengths; return both as 32-bit integers, without columns that are
+    padding throughout. N_V is that of the model unless given; if ``sliding``, sequences may be longer than l_max.
+    Raises TypeError if they hold no integers, and ValueError if a shape is wrong, or a sequence is empty, too long, or
+    has an unknown token.
     """
     x, lengths = np.asarray(x), np.asarray(lengths)
     N_V = config.N_V if N_V is None else N_V
@@ -84,6 +80,15 @@ def checked(
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
 
 
+def padded_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[Int[np.ndarray, "B l"], Int[np.ndarray, "B"]]:
+    """Return rows of tokens, padded on the right with 0, and their lengths."""
+    lengths = np.array([len(row) for row in rows])
+    x = np.zeros((len(rows), lengths.max()), np.int64)
+    for of_x, row in zip(x, rows, strict=True):
+        of_x[: len(row)] = row
+    return x, lengths
+
+
 def check_rows(z: np.ndarray, x: np.ndarray) -> None:
     """Check that there are as many contexts as sequences, or raise ValueError if there are not."""
     if len(z) != len(x):
@@ -103,12 +108,7 @@ def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
 
 
 def check_count(name: str, value: Any, at_most: int | None = None, why: str = "") -> None:
-    """Check a positive integer.
-
-    Raises:
-        TypeError: if it is no integer.
-        ValueError: if it is not in [1, at_most].
-    """
+    """Check an integer in [1, at_most]. Raises TypeError if it is not an integer, and ValueError if it is outside."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if value < 1 or (at_most is not None and value > at_most):
@@ -117,11 +117,8 @@ def check_count(name: str, value: Any, at_most: int | None = None, why: str = ""
 
 
 def check_sampling(sampling: Any, N_V: int) -> None:
-    """Check how tokens are to be drawn, a `sampling.Sampling` with all its entries.
-
-    Raises:
-        TypeError: if top_k, no_repeat_ngram_size or eos is no integer.
-        ValueError: if a value is impossible.
+    """Check how tokens are to be drawn, a `sampling.Sampling` with all its entries. Raises TypeError if top_k,
+    no_repeat_ngram_size or eos is not an integer, and ValueError if a value is impossible.
     """
     top_k, top_p, penalty = sampling["top_k"], sampling["top_p"], sampling["repetition_penalty"]
     check_temperature(sampling["tau"])
@@ -170,11 +167,8 @@ def check_temperature(tau: Any) -> None:
 def check_translation(
     l_max: Any, beam_size: Any, length_penalty: Any, tau: Any, key: Any, config: TransformerConfig
 ) -> None:
-    """Check how contexts are to be translated.
-
-    Raises:
-        TypeError: if a size is no integer, or the key untyped.
-        ValueError: if a value is impossible, or two of them do not go together.
+    """Check how contexts are to be translated. Raises TypeError if a size is not an integer, or the key is untyped, and
+    ValueError if a value is impossible, or two of them do not go together.
     """
     check_count("l_max", l_max, config.l_max, ", the l_max of the model")
     check_count("beam_size", beam_size, config.N_V, ", the size of the vocabulary")

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from algorithms.inside import At, at, intervene, record
-from training.generation import decoding
-from training.generation.decoding import State
+from algorithms.inside import At, Recorded, at, intervene, record
+from training.generation import decoding, reading
+from training.generation.states import State
 
 SCORES = ("S", "A")
 """What has a row for each context token."""
 
 
 class Inside:
-    """`decoding.prefill` and `decoding.decode` with changes, which hand out what is recorded."""
+    """`reading.prefill` and `decoding.decode` with changes, which hand out what is recorded."""
 
     def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str], L: int) -> None:
         """Look inside a model of L layers at these names, changed as `algorithms.inside.intervene` takes it, of all
@@ -35,11 +35,11 @@ class Inside:
                     "once more for the cache; change what they are computed from, X_tilde@5"
                 )
         self.names = tuple(_of_all_tokens(name) for name in names)
-        in_steps = _as_it_is if L > 1 else _of_the_only_layer
-        self.prefill = record(intervene(decoding.prefill, places), *self.names)
-        steps = {in_steps(name): new for name, new in places.items()}
-        self.step_names = tuple(map(in_steps, self.names))
-        self.decode = record(intervene(decoding.decode, steps), *self.step_names)
+        self.prefill = record(intervene(reading.prefill, places), *self.names)
+        if L == 1:  # steps have no loop over one layer
+            places = {at(p.name, head=p.head, within=p.within): new for p, new in places.items()}
+        self.step_names = [at(n.name, head=n.head, within=n.within) if L == 1 else n for n in self.names]
+        self.decode = record(intervene(decoding.decode, places), *self.step_names)
 
 
 def _of_all_tokens(name: str) -> At:
@@ -51,15 +51,6 @@ def _of_all_tokens(name: str) -> At:
                 f"got {getattr(where, part)}; leave it out"
             )
     return where
-
-
-def _as_it_is(where: At) -> At:
-    return where
-
-
-def _of_the_only_layer(where: At) -> At:
-    """Steps have no loop over one layer."""
-    return at(where.name, head=where.head, within=where.within)
 
 
 class Reading:
@@ -76,7 +67,7 @@ class Reading:
         self.latest: list[dict[str, list[np.ndarray]]] = []
 
     def prefill(self, theta: Any, x: Any, lengths: Any, **options: Any) -> State:
-        """As `decoding.prefill`. The last token of each prompt is read once more by the first step."""
+        """As `reading.prefill`. The last token of each prompt is read once more by the first step."""
         state, seen = self._inside.prefill(theta, x, lengths, **options)
         values = {name: np.asarray(value) for name, value in seen.items()}
         of_rows = enumerate(np.asarray(lengths).tolist())
@@ -102,9 +93,9 @@ class Reading:
                     row[name].append(_of_step(value, name, r, slots[r], like=row[name][0]))
         return state
 
-    def seen(self) -> list[dict[str, Array]]:
+    def seen(self) -> list[Recorded]:
         """What was recorded of each sequence, ``[layers, H, rows, columns]``."""
-        return [{name: _joined(name, blocks) for name, blocks in row.items()} for row in self.rows]
+        return [Recorded((name, _joined(name, blocks)) for name, blocks in row.items()) for row in self.rows]
 
 
 def _symbol(name: str) -> str:

@@ -89,16 +89,9 @@ class Gato:
         ends: int | None = None,
         wide: bool = False,
     ) -> Int[np.ndarray, "B n"]:
-        """Return the n tokens behind each sequence, of those from the first allowed one up to the last.
-
-        Args:
-            asked: what the model reads.
-            n: tokens.
-            allowed: the first, and the one behind the last.
-            tau: temperature.
-            key: randomness.
-            ends: the token after which all that come are meaningless.
-            wide: whether to compute all l_max columns, so that sequences of all lengths are one program.
+        """Return the n tokens after each sequence, among those from the first allowed one up to the last; those after
+        `ends` are meaningless. If `wide`, all l_max columns are computed, so that sequences of all lengths are one
+        program.
         """
         lengths = np.array([len(columns.x) for columns in asked])
         needed = int(lengths.max()) + n - 1
@@ -150,7 +143,7 @@ def _next(
     allowed: tuple[int, int],
     tau: float,
 ) -> Int[Array, "B"]:
-    """Return the token behind a column of each row."""
+    """Return the token after a column of each row."""
     X = hidden_state(params, batch, variant=variant)
     last = jnp.take_along_axis(X, column[None, :, None], axis=-1)
     first, end = allowed

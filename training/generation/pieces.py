@@ -12,7 +12,7 @@ class Pieces:
 
     Attributes:
         tokens: what came so far.
-        stopped: whether a stop has come, behind which nothing counts.
+        stopped: whether a stop has come; nothing after it counts.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:

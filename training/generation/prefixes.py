@@ -19,9 +19,9 @@ from algorithms import DTransformerConfig, DTransformerParams, Variant
 from algorithms.alg10_d_transformer import decoder_lines, hidden_state
 from algorithms.model.distances import ByDistance
 from algorithms.ops.linear import linear
-from training.generation import decoding
+from training.generation import reading, states
 from training.generation.cache import KeyValues, attend_cached, bucket, capacity, scores_of_distances
-from training.generation.decoding import State
+from training.generation.states import State
 
 LEAST = 16
 """Tokens: what is shorter is not worth looking for."""
@@ -55,7 +55,7 @@ class Prefixes:
 
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
-        """Return what has room for so many texts that fill the context."""
+        """Return what has room for this many texts that fill the context."""
         of_token = config.L * config.H_kv * (config.d_attn + config.d_mid) * theta.W_e.dtype.itemsize
         return Prefixes(n * bucket(config.l_max) * of_token)
 
@@ -80,21 +80,15 @@ class Prefixes:
         config: DTransformerConfig,
         C: int,
     ) -> State:
-        """Read prompts as `decoding.prefill` does, those that begin as an earlier text from where they part.
-
-        Args:
-            theta: the parameters.
-            apart: the same, as `decoding.apart` returns them.
-            x: the prompts, padded on the right.
-            lengths: of each.
-            config: sizes of the model, with the variant without dropout.
-            C: slots of the cache, at least; more than x has columns.
+        """Read prompts, padded on the right, as `reading.prefill` does, those that begin as an earlier text from where
+        they part; ``apart`` is θ as `layout.apart` returns it. The variant has no dropout; the cache gets at least C
+        slots, more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
         if len(new) == len(texts):
-            state = decoding.prefill(apart, x, lengths, variant=config.variant, C=C)
+            state = reading.prefill(apart, x, lengths, variant=config.variant, C=C)
             for r in range(len(texts)):
                 self.keep(state, r)
             return state
@@ -102,7 +96,7 @@ class Prefixes:
         first: dict[int, KeyValues] = {}
         if new:
             new += new[:1] * ((1 << (len(new) - 1).bit_length()) - len(new))  # so that little is compiled
-            state = decoding.prefill(apart, x[new], lengths[new], variant=config.variant, C=C)
+            state = reading.prefill(apart, x[new], lengths[new], variant=config.variant, C=C)
             first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
             rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
@@ -186,15 +180,9 @@ def read_more(
     *,
     variant: Variant,
 ) -> KeyValues:
-    """Read M more tokens of one text with Algorithm 10: they attend to what was read, and to each other.
-
-    Args:
-        theta: the parameters.
-        caches: keys and values of its first n tokens, ``[L, H, C, d]`` each, with room for M more.
-        x: the tokens; what is behind their end is padding, which is never attended to.
-        t: their positions.
-        n: how many were read.
-        variant: the lines of the model.
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10: they attend to what was read, and to
+    each other. `caches` has keys and values of the first n tokens, ``[L, H, C, d]`` each, with room for M more. What
+    follows the end of x is padding, which is never attended to.
     """
     s = jnp.arange(caches.K.shape[2])[None]
 
@@ -251,13 +239,13 @@ def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
 
 @jax.jit
 def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"]) -> State:
-    """Return the state of prompts whose keys and values are known, as `decoding.prefill` returns it."""
+    """Return the state of prompts whose keys and values are known, as `reading.prefill` returns it."""
     (L, _, C, _), P = rows[0].K.shape, x.shape[1]
-    tokens = decoding.prompt_tokens(lengths, P, C)
+    tokens = states.prompt_tokens(lengths, P, C)
 
     def of_layer(l, name):
         a = jnp.stack([getattr(row, name)[l] for row in rows], axis=1)
         return a.reshape(-1, *a.shape[2:])
 
     caches = tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(L))
-    return decoding.begun(x, lengths, caches, C=C)
+    return states.begun(x, lengths, caches, C=C)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from training.generation import inputs
+
 
 class Prompt(NamedTuple):
     """A prompt."""
@@ -21,10 +23,7 @@ def side_by_side(
     """Return the tokens of at least one prompt, padded on the right, their lengths, and what they may begin with,
     or None.
     """
-    lengths = np.array([len(prompt.tokens) for prompt in prompts])
-    x = np.zeros((len(prompts), lengths.max()), np.int64)
-    for row, prompt in zip(x, prompts, strict=True):
-        row[: len(prompt.tokens)] = prompt.tokens
+    x, lengths = inputs.padded_rows([prompt.tokens for prompt in prompts])
     if all(prompt.begins is None for prompt in prompts):
         return x, lengths, None
     begins = np.ones((len(prompts), N_V), bool)

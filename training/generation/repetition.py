@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from training.generation.sampling import SamplingArrays
+
 
 class History(NamedTuple):
     """All tokens of B sequences so far."""
@@ -21,41 +23,24 @@ class History(NamedTuple):
         return History(self.tokens.at[rows, self.lengths].set(y), self.lengths + 1, self.given)
 
 
-def penalized(
-    scores: Float[Array, "N_V B"],
-    history: History,
-    *,
-    penalty: Float[Array, "B"],
-    ngram: Int[Array, "B"],
-    frequency: Float[Array, "B"],
-    presence: Float[Array, "B"],
-) -> Float[Array, "N_V B"]:
-    """Return the scores of what may come next, which the softmax makes a distribution of.
-
-    Args:
-        scores: the model's.
-        history: of the sequences.
-        penalty: what the score of a token that was there before is divided by if it is positive, and multiplied by if
-            it is negative (Keskar et al. 2019; transformers' ``repetition_penalty``); 1: nothing.
-        ngram: forbid repeating any n-gram of this size (transformers' ``no_repeat_ngram_size``); 0: allow all.
-        frequency: what is taken from the score of a token for each time that it was generated (OpenAI's
-            ``frequency_penalty``).
-        presence: what is taken from it once if it was generated at all (OpenAI's ``presence_penalty``).
+def penalized(scores: Float[Array, "N_V B"], history: History, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
+    """Return the scores of what may come next, after the penalties that `Sampling` describes (Keskar et al. 2019; the
+    library transformers; OpenAI).
     """
     rows = jnp.arange(scores.shape[1])[:, None]
 
     def marked(which: Bool[Array, "B T"]) -> Bool[Array, "N_V B"]:
         return jnp.zeros(scores.shape[::-1], bool).at[rows, history.tokens].max(which).T
 
-    by = penalty.astype(scores.dtype)[None]
+    by = sampling.repetition_penalty.astype(scores.dtype)[None]
     seen = marked(jnp.arange(history.tokens.shape[1])[None] < history.lengths[:, None])
     scores = jnp.where(seen, jnp.where(scores < 0, scores * by, scores / by), scores)
     t = jnp.arange(history.tokens.shape[1])[None]
     generated = (history.given[:, None] <= t) & (t < history.lengths[:, None])
     counts = jnp.zeros(scores.shape[::-1], scores.dtype).at[rows, history.tokens].add(generated.astype(scores.dtype)).T
-    scores = scores - frequency.astype(scores.dtype)[None] * counts
-    scores = scores - presence.astype(scores.dtype)[None] * (counts > 0)
-    return jnp.where(marked(_completes_again(history, ngram)), -jnp.inf, scores)
+    scores = scores - sampling.frequency_penalty.astype(scores.dtype)[None] * counts
+    scores = scores - sampling.presence_penalty.astype(scores.dtype)[None] * (counts > 0)
+    return jnp.where(marked(_completes_again(history, sampling.no_repeat_ngram_size)), -jnp.inf, scores)
 
 
 def _completes_again(history: History, n: Int[Array, "B"]) -> Bool[Array, "B T"]:

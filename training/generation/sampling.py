@@ -26,7 +26,7 @@ class Sampling(TypedDict, total=False):
     # draw from the nucleus only, the fewest likeliest tokens which together have this probability, at temperature τ and
     # after `top_k`; None: from all
     top_p: float | None
-    # a token that ends a sequence, or several; what follows is the first of them again. None: none does
+    # a token that ends a sequence, or several; what follows is the first of them again. None: no token does
     eos: int | Sequence[int] | None
     # what the scores of tokens that were there before are divided by where they are positive, and multiplied by where
     # they are negative, before all else; 1: nothing
@@ -58,7 +58,7 @@ class SamplingArrays(NamedTuple):
     tau: Float[Array, "B"]  # temperatures
     top_k: Int[Array, "B"]  # 0 where it is None
     top_p: Float[Array, "B"]  # 1 where it is None
-    eos: Int[Array, "B E"]  # those of each, then −1; the first ones fill what is behind an end
+    eos: Int[Array, "B E"]  # those of each, then −1; the first ones fill what follows an end
     repetition_penalty: Float[Array, "B"]  # 1 where there is none
     no_repeat_ngram_size: Int[Array, "B"]  # 0 where there is none
     frequency_penalty: Float[Array, "B"]  # 0 where there is none
@@ -99,7 +99,7 @@ class SamplingArrays(NamedTuple):
         )
 
     def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
-        """Return the settings of some of these sequences and of others behind them."""
+        """Return the settings of some of these sequences, followed by those of others."""
 
         def both(name: str) -> Array:
             parts = [np.asarray(getattr(of, name)) for of in (self, other)]
@@ -137,13 +137,7 @@ def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_
 
 
 def draw(
-    log_P: Float[Array, "N_V B"],
-    keys: Key[Array, "B"],
-    i: Int[Array, "B"],
-    *,
-    tau: Float[Array, "B"],
-    top_k: Int[Array, "B"],
-    top_p: Float[Array, "B"],
+    log_P: Float[Array, "N_V B"], keys: Key[Array, "B"], i: Int[Array, "B"], sampling: SamplingArrays
 ) -> Int[Array, "B"]:
     """Draw a token for each sequence from the distribution in its column, whose logarithm may be off by a constant,
     with the key ``fold_in(key, i)`` for token i.
@@ -151,44 +145,36 @@ def draw(
     The draw is from ``q ∝ p^{1/τ}`` of the permitted tokens, in float32 at least, as by Algorithm 14's `sample`:
     the likeliest for τ = 0, of the k likeliest only (0: all), and of the nucleus of q only (1: all).
     """
-    tau = jnp.asarray(tau, accumulation_dtype(log_P.dtype))
+    tau = jnp.asarray(sampling.tau, accumulation_dtype(log_P.dtype))
 
     def drawn(_):
         of_token = jax.vmap(by_own_key(jax.random.fold_in))(keys, i)
-        return sample(permitted(log_P, tau=tau, top_k=top_k, top_p=top_p), tau, of_token)
+        return sample(permitted(log_P, sampling), tau, of_token)
 
     likeliest = jnp.argmax(log_P, axis=0)
     return jax.lax.cond(jnp.all(is_greedy(tau)), lambda _: likeliest, drawn, None).astype(jnp.int32)
 
 
-def permitted(
-    log_P: Float[Array, "N_V B"], *, tau: Float[Array, "B"], top_k: Int[Array, "B"], top_p: Float[Array, "B"]
-) -> Float[Array, "N_V B"]:
-    """``log P`` of the tokens that may be drawn, −∞ of the others, in every column.
+def permitted(log_P: Float[Array, "N_V B"], sampling: SamplingArrays) -> Float[Array, "N_V B"]:
+    """``log P``, up to a constant in each column, of the tokens that may be drawn, −∞ of the others.
 
     First the ``top_k`` likeliest are left; of these then the nucleus, the fewest likeliest tokens which together have
-    probability ``top_p`` or more under q ∝ p^{1/τ}. Tokens as likely as the last one that is left stay too.
-
-    Args:
-        log_P: the logarithms of the distributions, up to a constant in each column.
-        tau: temperature τ > 0; inf makes all that are left equally likely.
-        top_k: how many tokens; 0 for all.
-        top_p: share of the probability, in (0, 1]; 1 for all. However small it is, the likeliest token is left.
+    probability ``top_p`` or more under q ∝ p^{1/τ}, at least one. Tokens as likely as the last that is left stay too.
 
     Example:
-        >>> log_P, of_one = jnp.log(jnp.array([[0.5], [0.125], [0.375]])), {"tau": jnp.ones(1), "top_p": jnp.ones(1)}
-        >>> jnp.isneginf(permitted(log_P, top_k=jnp.array([2]), **of_one))[:, 0].tolist()
+        >>> log_P = jnp.log(jnp.array([[0.5], [0.125], [0.375]]))
+        >>> jnp.isneginf(permitted(log_P, SamplingArrays.of([{"top_k": 2}], 3)))[:, 0].tolist()
         [False, True, False]
     """
     log_P = log_P.astype(accumulation_dtype(log_P.dtype))
-    limits = jnp.any((top_k > 0) | (top_p < 1))
-    left = jax.lax.cond(limits, lambda: _left(log_P, tau, top_k, top_p), lambda: jnp.ones_like(log_P, bool))
+    limits = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1))
+    left = jax.lax.cond(limits, lambda: _left(log_P, sampling), lambda: jnp.ones_like(log_P, bool))
     return jnp.where(left, log_P, -jnp.inf)
 
 
-def _left(log_P, tau, top_k, top_p) -> Bool[Array, "N_V B"]:
+def _left(log_P, sampling: SamplingArrays) -> Bool[Array, "N_V B"]:
     """Which tokens `top_k` and `top_p` leave of each column: at least the likeliest."""
-    N_V = log_P.shape[0]
+    N_V, (tau, top_k, top_p) = log_P.shape[0], sampling[:3]
     k = jnp.where((top_k > 0) & (top_k < N_V), top_k, N_V)
     left = jnp.take_along_axis(jnp.sort(log_P, axis=0, descending=True), k[None] - 1, axis=0) <= log_P
     Q = softmax(tempered(jnp.where(left, log_P, -jnp.inf), jnp.asarray(tau, log_P.dtype)))

@@ -54,12 +54,9 @@ def log_probabilities(
     z_lengths: Lengths | None = None,
 ) -> Float[np.ndarray, "B m"]:
     """``log P[x[t+1], t]``, in nats, of each token after the first of each sequence, 0 after its last: of a decoder, or
-    of an encoder-decoder with the contexts z.
-
-    Raises:
-        TypeError: for tokens that are not integers, or parameters of another architecture.
-        ValueError: for a sequence that is empty, longer than l_max, or has an unknown token; or for contexts that are
-            missing, or that a decoder cannot have.
+    of an encoder-decoder with the contexts z. Raises TypeError for tokens that are not integers, or parameters of
+    another architecture, and ValueError for a sequence that is empty, longer than l_max, or has an unknown token; or
+    for contexts that are missing, or that a decoder cannot have.
     """
     is_decoder = isinstance(config, DTransformerConfig)
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
@@ -81,10 +78,8 @@ def log_probabilities(
 def are_likeliest(
     theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig
 ) -> Bool[np.ndarray, "B m"]:
-    """Whether each token after the first of each sequence is the one that greedy decoding takes.
-
-    Raises:
-        TypeError, ValueError: as `log_probabilities`.
+    """Whether each token after the first of each sequence is the one that greedy decoding takes. Raises TypeError or
+    ValueError as `log_probabilities`.
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
@@ -95,11 +90,9 @@ def are_likeliest(
 def scored(
     theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig, n: int
 ) -> tuple[Float[np.ndarray, "B m"], Int[np.ndarray, "B m n"], Float[np.ndarray, "B m n"]]:
-    """The log-probability of each token after the first of each sequence; the n likeliest in its place, the
-    likeliest first; and the log-probabilities of these. After a sequence's last token they are meaningless.
-
-    Raises:
-        TypeError, ValueError: as `log_probabilities`.
+    """The log-probability of each token after the first of each sequence; the n likeliest in its place, the likeliest
+    first; and the log-probabilities of these. After a sequence's last token they are meaningless. Raises TypeError or
+    ValueError as `log_probabilities`.
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
@@ -135,9 +128,9 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, every token of which is predicted
+    """How many bits a decoder needs for each of n_bytes bytes of a text without bos, where every token is predicted
     once. A window of l_max tokens slides over the text by ``stride`` (half of l_max unless given; fewer see more and
-    take longer), and what is new in it is predicted from all that stands before it in the window. The first one begins
+    take longer), and what is new in it is predicted from all that comes before it in the window. The first one begins
     with bos, the paper's unless given. Raises ValueError for a text without tokens or bytes, an unknown token, or a
     stride outside [1, l_max − 1].
     """
@@ -152,10 +145,7 @@ def bits_per_byte(
     nats = 0.0
     for i in range(0, len(starts), batch_size):
         windows = [text[start : start + l_max] for start in starts[i : i + batch_size]]
-        lengths = np.array([len(window) for window in windows] + [1] * (batch_size - len(windows)))
-        x = np.zeros((batch_size, l_max), np.int64)
-        for row, window in zip(x, windows, strict=False):
-            row[: len(window)] = window
+        x, lengths = inputs.padded_rows(windows + [text[:1]] * (batch_size - len(windows)))
         log_p = log_probabilities(theta, x, lengths=lengths, config=config)
         for start, of_window in zip(starts[i : i + batch_size], log_p, strict=False):
             nats -= float(of_window[0 if start == 0 else l_max - stride - 1 :].sum(dtype=np.float64))
@@ -165,11 +155,9 @@ def bits_per_byte(
 def classify(
     params: ClassifierParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[Array, "B N_C"]:
-    """The probabilities of the classes of each text, from bos_token to eos_token.
-
-    Raises:
-        TypeError: for tokens that are not integers, or parameters of another kind.
-        ValueError: for a text that is empty, longer than l_max, or has an unknown token.
+    """The probabilities of the classes of each text, from bos_token to eos_token. Raises TypeError for tokens that are
+    not integers, or parameters of another kind, and ValueError for a text that is empty, longer than l_max, or has an
+    unknown token.
     """
     if not isinstance(params, ClassifierParams):
         raise TypeError(f"params: expected ClassifierParams, got {type(params).__name__}")
@@ -187,13 +175,10 @@ def fill_masks(
     n: int = 1,
     mask: int | None = None,
 ) -> list[list[list[tuple[int, float]]]]:
-    """The n likeliest tokens, with their probabilities, of each masked place of each sequence, from left to right,
-    with Algorithm 9. They are masked by ``mask``, the paper's mask_token unless given.
-
-    Raises:
-        TypeError: for tokens that are not integers, or parameters of another kind.
-        ValueError: for a sequence that is empty, longer than l_max, or has an unknown token or no mask; or an
-            impossible n.
+    """The n likeliest tokens, with their probabilities, of each masked place of each sequence, from left to right, with
+    Algorithm 9. They are masked by ``mask``, the paper's mask_token unless given. Raises TypeError for tokens that are
+    not integers, or parameters of another kind, and ValueError for a sequence that is empty, longer than l_max, or has
+    an unknown token or no mask; or an impossible n.
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     inputs.check_count("n", n, config.N_V, ", the size of the vocabulary")
@@ -215,11 +200,8 @@ def sentence_embeddings(
     theta: ETransformerParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[np.ndarray, "B d_e"]:
     """The mean of the encodings of each text's tokens, of length 1: dot products are the similarities of sentences,
-    where the encoder was trained for this.
-
-    Raises:
-        TypeError: for tokens that are not integers, or parameters of another kind.
-        ValueError: for a text that is empty, longer than l_max, or has an unknown token.
+    where the encoder was trained for this. Raises TypeError for tokens that are not integers, or parameters of another
+    kind, and ValueError for a text that is empty, longer than l_max, or has an unknown token.
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)

@@ -3,7 +3,7 @@
 talker = Talker(load_run(directory), Options(tau=0.0), system="You answer in verse.")
 talker.answers(["What is the capital of France?"])     # each text opens a conversation of its own
 talker.hear("What is the capital of France?")
-for piece in talker.reply(): …                          # the conversation goes on
+for piece in talker.reply(): …                          # the conversation continues
 """
 
 from collections.abc import Generator, Sequence
@@ -12,7 +12,7 @@ from training.data.chat import Message, converser
 from training.generation.pieces import pieces_of
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt
-from training.generation.text import Answer, AnswerError, Continuer, Options, first_of
+from training.generation.text import Answer, AnswerError, Continuer, Options
 from training.runs.directory import Run
 
 ROOM = 4
@@ -33,15 +33,8 @@ class Talker(Continuer):
     verb = "answer"
 
     def __init__(self, run: Run, options: Options, *, system: str | None = None) -> None:
-        """Open a conversation.
-
-        Args:
-            run: the model.
-            options: how to answer.
-            system: what the model is told about its task; None: what its template says.
-
-        Raises:
-            DataError: the model has no chat template.
+        """Open a conversation; `system` is what the model is told about its task (None: what its template says). Raises
+        DataError if the model has no chat template.
         """
         self._converse = converser(run.tokenizer)
         super().__init__(run, options)
@@ -55,14 +48,8 @@ class Talker(Continuer):
         self.is_cut = False
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return a text as the first message of a conversation, as the model reads it.
-
-        Args:
-            text: what the user says.
-            number: of the text, for messages.
-
-        Raises:
-            ValueError: it is empty or too long.
+        """Return a text, the one of this number, as the first message of a conversation. Raises ValueError if it is
+        empty or too long.
         """
         if not text.strip():
             raise AnswerError(f"text {number} is empty: give some text to answer")
@@ -74,28 +61,22 @@ class Talker(Continuer):
         return [answers for (answers,) in each]
 
     def hear(self, text: str) -> int:
-        """Take what the user says next, and return how many of the oldest messages were dropped to make room.
-
-        Args:
-            text: what is said.
-
-        Raises:
-            ValueError: the template refuses it, or the context has no room for it; the conversation is as before.
+        """Take what the user says next, and return how many of the oldest messages were dropped to make room. Raises
+        ValueError if the template refuses it, or the context has no room for it; the conversation is then as before.
         """
         before = len(self.messages) + 1
         self.messages, self._tokens = self._fitting([*self.messages, _said(text)])
         return before - len(self.messages)
 
     def reply(self, *, number: int = 1) -> Generator[str, None, None]:
-        """Yield the pieces of the next answer; what came of it before the iterator was closed is what was said.
-
-        Args:
-            number: of the answer, for what is drawn.
+        """Yield the pieces of the next answer; what came of it before the iterator was closed is what was said. What is
+        drawn depends on its number.
         """
         begun, l_gen, _ = self._continued([Prompt(self._tokens)], number)
         pieces = []
         try:
-            for piece in pieces_of(first_of(begun, l_gen), self.tokenizer, self.options.stop or ()):
+            tokens = (int(column[0]) for column in begun.columns(l_gen))
+            for piece in pieces_of(tokens, self.tokenizer, self.options.stop or ()):
                 pieces.append(piece)
                 yield piece
         finally:
@@ -105,11 +86,7 @@ class Talker(Continuer):
             self._say("".join(pieces))
 
     def replies(self, *, number: int = 1) -> list[Answer]:
-        """Return the next answers, of which the first is what was said.
-
-        Args:
-            number: of the answers.
-        """
+        """Return the next answers; the first is what was said."""
         (answers,) = self._answers(*self._continued([Prompt(self._tokens)] * self.n, number))
         self._say(answers[0]["text"])
         return answers

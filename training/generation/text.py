@@ -17,7 +17,7 @@ import numpy as np
 from algorithms import d_hidden_state
 from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
-from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator
+from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator, inputs
 from training.generation.modalities import of_text
 from training.generation.pieces import Pieces, pieces_of
 from training.generation.prompts import Prompt, side_by_side
@@ -58,14 +58,8 @@ class Options:
 
 
 def answerer_for(run: Run, options: Options) -> "Answerer":
-    """Return what answers with a run.
-
-    Args:
-        run: the trained model.
-        options: how to answer.
-
-    Raises:
-        AnswerError: an option is given that does not apply to runs of this kind.
+    """Return what answers with a run, or raise AnswerError if an option is given that does not apply to runs of this
+    kind.
     """
     if run.task == "e" and not run.config.variant.head:
         return _Embedder(run, options)
@@ -107,16 +101,9 @@ class Answerer(abc.ABC):
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """Return the answers to each text.
-
-        Args:
-            texts: what to answer.
-            first: the number of the first of them, for messages and for what is drawn: answer r to text i is request
-                (i − 1)·n + r, and has a key of its own.
-
-        Raises:
-            ValueError: a text is empty or too long, or has something that the tokenizer does not know; or an option is
-                impossible.
+        """Return the answers to each text; `first` is the number of the first of them, for messages and for what is
+        drawn: answer r to text i is request (i − 1)·n + r, and has a key of its own. Raises ValueError if a text is
+        empty or too long, or has something that the tokenizer does not know, or for an impossible option.
         """
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
@@ -137,11 +124,7 @@ class Answerer(abc.ABC):
                     f"l_max = {self.config.l_max}: shorten it"
                 )
             rows.append(row)
-        lengths = np.array([len(row) for row in rows])
-        x = np.zeros((len(rows), lengths.max()), np.int64)
-        for i, row in enumerate(rows):
-            x[i, : len(row)] = row
-        return x, lengths
+        return inputs.padded_rows(rows)
 
     def _encoded(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -179,17 +162,10 @@ class Continuer(Answerer):
             _check_steers(options.steer, self.generator)
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return a text, as the model reads it.
-
-        In the training data a space belongs to the token of the word behind it, where the tokenizer has such: a prompt
-        that ends in one is read without it, and goes on with a token that begins with it.
-
-        Args:
-            text: to be continued.
-            number: of the text, for messages.
-
-        Raises:
-            ValueError: it is empty, or has something that the tokenizer does not know.
+        """Return a text, the one of this number, as the model reads it. In the training data a space belongs to the
+        token of the word after it, where the tokenizer has such: a prompt that ends in one is read without it, and
+        continues with a token that begins with it. Raises ValueError if it is empty, or has something that the
+        tokenizer does not know.
         """
         heals = text.endswith(" ") and len(text) > 1 and self._spaced.sum() > 1
         tokens = self._encoded(text[: len(text) - heals])
@@ -255,24 +231,13 @@ class Continuer(Answerer):
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
         begun, l_gen, (given,) = self._begun([text], number)
-        return pieces_of(first_of(begun, l_gen), self.tokenizer, self.options.stop or (), given=given)
-
-
-def first_of(begun: Continuation, l_gen: int) -> Iterator[int]:
-    """Yield the tokens of the first continuation, as they come."""
-    for i in range(l_gen):
-        begun.extend(i + 1)
-        if begun.tokens.shape[1] == i:
-            return
-        yield int(begun.tokens[0, i])
+        tokens = (int(column[0]) for column in begun.columns(l_gen))
+        return pieces_of(tokens, self.tokenizer, self.options.stop or (), given=given)
 
 
 def sampling_of(options: Options, ends: Sequence[int]) -> Sampling:
-    """Return how tokens are drawn, with the defaults of the command lines.
-
-    Args:
-        options: what was asked for.
-        ends: the tokens that end a text.
+    """Return how tokens are drawn by these options, with the defaults of the command lines; `ends` are the tokens that
+    end a text.
     """
     o = options
     usual = o.tau is None and o.top_k is None and o.top_p is None

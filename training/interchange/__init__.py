@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from training.interchange.description import Architecture, Fields, Model, read_j
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.gguf_models import GGUFTensors, open_gguf
+from training.interchange.license import license_of
 from training.interchange.unsupported import NEEDS
 from training.runs.directory import (
     FORMAT,
@@ -83,16 +84,13 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
 def load_model(path: str | Path, *, dtype: Any = None) -> Run:
     """Read a checkpoint as `load_pretrained`, or a run as `training.runs.directory.load_run`; they become `dtype`.
-
-    Raises:
-        InterchangeError: as `load_pretrained`.
+    Raises InterchangeError as `load_pretrained`.
     """
     path = Path(path)
     if is_ours(path):
         return load_run(path, dtype=dtype)
-    model, leaves, tokenizer = _read(path, dtype)
-    template = _template(model)
-    theta = unflatten(template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
+    model, leaves, tokenizer, _ = _read(path, dtype)
+    theta = unflatten(_template(model), {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
     return Run(theta, model.config, tokenizer, model.task, model.labels)
 
 
@@ -137,6 +135,7 @@ def convert(
     dtype: Any = None,
     merge: bool = False,
     adapted: str | Path | None = None,
+    progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> str:
     """Convert a checkpoint to a directory that the scripts take as they take a run, or a run to a checkpoint.
 
@@ -147,9 +146,10 @@ def convert(
         dtype: what the parameters become; None: what they are.
         merge: whether a run with an adapter is written as a checkpoint, and not as an adapter of PEFT's.
         adapted: the run whose parameters an adapter of PEFT's is for.
+        progress: called with how many tensors of a checkpoint were read since, and how many there are.
 
     Returns:
-        a sentence on what was done.
+        a sentence on what was done; of a checkpoint also its size and its license.
 
     Raises:
         InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
@@ -170,10 +170,11 @@ def convert(
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
         return f"{source} is in {target} now, which transformers opens."
-    model, leaves, tokenizer = _read(source, dtype)
+    model, leaves, tokenizer, said = _read(source, dtype, progress)
+    about = f"\n{_size(leaves)}; {said.license}"
     if to:
         _save(target, model, leaves, tokenizer, to)
-        return f"{source} is in {target} now, as {to}."
+        return f"{source} is in {target} now, as {to}.{about}"
     variant = name_of(model.config.variant) or "PAPER"
     settings = settings_from(_sizes(model, variant), task=model.task)
     description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
@@ -183,9 +184,15 @@ def convert(
         run.begin(description, tokenizer)
         run.save_leaves(leaves)
 
-    unending = tokenizer.end is None and _unending(source / "config.json", model)
+    unending = tokenizer.end is None and _unending(said.fields, model)
     _write_whole(target, write)
-    return f"{source} is in {target} now, which the scripts take as they take a run." + (unending or "")
+    return f"{source} is in {target} now, which the scripts take as they take a run.{about}{unending or ''}"
+
+
+def _size(leaves: dict[str, np.ndarray]) -> str:
+    """How large a model is."""
+    dtype, n_bytes = jnp.result_type(*leaves.values()).name, sum(a.nbytes for a in leaves.values())
+    return f"{sum(a.size for a in leaves.values()):,} parameters, {n_bytes / 1e6:,.1f} MB in {dtype}"
 
 
 def _save_adapter(source: Path, target: Path, to: str | None) -> str:
@@ -238,10 +245,10 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
     return f"{source} is in {target} now, beside {adapted}, and the scripts take it as they take a run."
 
 
-def _unending(path: Path, model: Model) -> str:
+def _unending(fields: Fields, model: Model) -> str:
     """Say what a model without an eos token cannot do, or raise InterchangeError if it can do nothing at all."""
-    token = read_json(path).get("eos_token_id")
-    named = f"{path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
+    token = fields.get("eos_token_id")
+    named = f"{fields.path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
     if model.task == "ed":
         raise InterchangeError(f"{named}; nothing would end a translation: name the token that does")
     return f"\nnote: {named}; so generation continues to the full length, and the model cannot be trained further."
@@ -274,8 +281,17 @@ def _template(model: Model) -> Any:
     return model_shapes(model.task, model.config, N_C=len(model.labels))
 
 
-def _read(path: Path, dtype: Any) -> tuple[Model, dict[str, np.ndarray], Tokenizer]:
-    """The model of a checkpoint, our arrays by name, and its tokenizer."""
+class _Said(NamedTuple):
+    """What a checkpoint says besides: the fields of its config.json, and its license."""
+
+    fields: Fields
+    license: str
+
+
+def _read(
+    path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda n, total: None
+) -> tuple[Model, dict[str, np.ndarray], Tokenizer, _Said]:
+    """The model of a checkpoint, our arrays by name, its tokenizer, and what else it says."""
     if path.suffix == SUFFIX:
         state, tensors = open_gguf(path)
         architecture, fields = _architecture(path, state), Fields(path, state)
@@ -300,6 +316,7 @@ def _read(path: Path, dtype: Any) -> tuple[Model, dict[str, np.ndarray], Tokeniz
         prefix=architecture.prefix,
         ignored=architecture.ignored,
         dtype=dtype,
+        progress=progress,
     )
     positions.check(tensors, model, architecture.ignored)
     if isinstance(tensors, GGUFTensors):
@@ -307,7 +324,7 @@ def _read(path: Path, dtype: Any) -> tuple[Model, dict[str, np.ndarray], Tokeniz
     else:
         tokenizer = tokenizer_files.read(path, fields, model)
     special: SpecialTokens = tokenizer_files.special_tokens(path, fields, model, None)
-    return model, leaves, tokenizer or NumberTokenizer(special)
+    return model, leaves, tokenizer or NumberTokenizer(special), _Said(fields, license_of(path, tensors))
 
 
 def _check_files(path: Path) -> None:

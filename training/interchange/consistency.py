@@ -25,7 +25,7 @@ SIGNS = (
 
 
 def likely_type(names: Iterable[str]) -> str | None:
-    """Return the `model_type` of a config.json that names none, as its tensors show it."""
+    """Return the `model_type` of a config.json that does not name it, as its tensors show it."""
     names = list(names)
     return next((kind for kind, sign in SIGNS if any(map(sign.search, names))), None)
 

@@ -99,7 +99,7 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
 
 
 def _cap(fields: Fields, name: str, kind: str, default: float) -> float | None:
-    """A cap of scores or logits; null for none, and Gemma 2's where it is not there."""
+    """A cap of scores or logits; null means no cap, and a missing one Gemma 2's."""
     if not FAMILIES[kind].sandwiched or (fields.get(name) is None and (kind != "gemma2" or fields.has(name))):
         return None
     return fields.number(name, default)

@@ -1,4 +1,4 @@
-"""Encoders whose tensors stand elsewhere than BERT's: RoBERTa, DistilBERT and ALBERT, bare or for masked tokens."""
+"""Encoders whose tensors have other names than BERT's: RoBERTa, DistilBERT and ALBERT, bare or for masked tokens."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     fields: Mapping[str, tuple[str, Any]]  # our size or number → its name in config.json, and its default
     layer: str  # the prefix of the tensors of a layer that has its own, but for its number
     parts: tuple[str, ...]  # of a layer: W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2
-    head: tuple[str, str, str, str]  # the names of W_f, of the norm behind it, of W_u, and of b_u
+    head: tuple[str, str, str, str]  # the names of W_f, of the norm after it, of W_u, and of b_u
     pooler: str = "pooler.dense"  # the name of W_pool
     plain: bool = False  # whether ε is always 1e-12, and there are no token types
 
@@ -207,11 +207,7 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how encoders of a kind are described and stored.
-
-    Args:
-        kind: one of `KINDS`.
-    """
+    """Return how encoders of a kind, one of `KINDS`, are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind),
         functools.partial(_write_config, kind),

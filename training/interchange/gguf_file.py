@@ -187,7 +187,7 @@ class _Header:
 
 
 def _placed(path: Path, infos: dict[str, Any], end: int, metadata: dict[str, Any], size: int) -> dict[str, TensorInfo]:
-    """Where the tensors lie, none of them outside the file."""
+    """Where the tensors lie, checked to be inside the file."""
     alignment = metadata.get(_ALIGNMENT, 32)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise InterchangeError(

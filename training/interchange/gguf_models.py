@@ -17,6 +17,7 @@ import numpy as np
 from training.interchange.containers import Tensors
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile
+from training.interchange.unsupported import NEEDS
 
 ROPE_FACTORS = "rope_freqs.weight"
 """By how much each frequency is divided: all that is left of Llama 3's scaling."""
@@ -36,6 +37,11 @@ _GEMMA2 = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OLMO2 = {
+    **_LINEARS,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -51,6 +57,19 @@ _GPT2_OUTER = {
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
 }
+IN_TRANSFORMERS = {
+    "command-r": "cohere",
+    "deepseek2": "deepseek_v2",
+    "gpt-oss": "gpt_oss",
+    "gptneox": "gpt_neox",
+    "modern-bert": "modernbert",
+    "nomic-bert": "nomic_bert",
+    "phi2": "phi",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "starcoder": "gpt_bigcode",
+}
+"""Architectures with another name there."""
 _NEUTRAL = {"attention.causal": True, "rope.scaling.finetuned": True, "rope.scaling.type": "none"}
 """Values that change nothing, besides 0 and false."""
 
@@ -230,6 +249,18 @@ def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
     }
 
 
+def _olmo2(m: _Metadata) -> dict[str, Any]:
+    sizes = _sizes(m)
+    return {
+        "model_type": "olmo2",
+        "architectures": ["Olmo2ForCausalLM"],
+        **sizes,
+        "hidden_act": "silu",
+        "rope_parameters": _rotary(m, sizes["head_dim"]),
+        "attention_bias": m.has("blk.0.attn_q.bias"),
+    }
+
+
 def _gemma(m: _Metadata, kind: str = "gemma") -> dict[str, Any]:
     sizes = _sizes(m)
     return {
@@ -299,6 +330,7 @@ KINDS: dict[str, Kind] = {
     "smollm3": Kind(_smollm3, permuted=True),
     "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
     "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
+    "olmo2": Kind(_olmo2, inner=_OLMO2),
     "gemma": Kind(_gemma, shifted=True),
     "gemma2": Kind(_gemma2, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, inner=_GEMMA2, shifted=True),
@@ -320,14 +352,27 @@ def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
         )
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in KINDS:
-        raise InterchangeError(
-            f"{path}: general.architecture: expected one of {', '.join(KINDS)}, got {str(architecture)[:60]!r}"
-        )
+        raise _unknown(path, str(architecture))
     metadata = _Metadata(file, architecture)
     state = KINDS[architecture].config(metadata)
     metadata.check()
     state |= _token_ids(file, state["vocab_size"])
     return state, GGUFTensors(file, KINDS[architecture], state)
+
+
+def _unknown(path: Path, architecture: str) -> InterchangeError:
+    """The error on an architecture that cannot be read."""
+    known = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
+    needs = NEEDS.get(IN_TRANSFORMERS.get(architecture, architecture))
+    if needs:
+        return InterchangeError(
+            f"{path} holds a model of the architecture {architecture}, which needs {needs}; in GGUF this library reads "
+            f"{known}"
+        )
+    return InterchangeError(
+        f"{path}: general.architecture: expected one of {known}, got {architecture[:60]!r}; if it has a checkpoint of "
+        "transformers, try that"
+    )
 
 
 def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:

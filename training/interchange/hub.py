@@ -8,7 +8,7 @@ from pathlib import Path
 from training.interchange.errors import InterchangeError
 
 HUB = "hf:"
-WANTED = ("*.json", "*.txt", "*.spm", "*.jinja", "*.safetensors")
+WANTED = ("README.md", "LICENSE*", "*.json", "*.txt", "*.spm", "*.jinja", "*.safetensors")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ rows; an embedding table, and GPT-2's `Conv1D`, are transposed.
 
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,10 +97,11 @@ def read(
     prefix: str = "",
     ignored: Sequence[str] = (),
     dtype: Any = None,
+    progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> dict[str, np.ndarray]:
     """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or lack
-    the prefix; those that match `ignored` are not parameters. Raises InterchangeError if tensors are missing,
-    unexpected, or of another shape.
+    the prefix; those that match `ignored` are not parameters. `progress` is called with how many tensors were read
+    since, and how many there are. Raises InterchangeError if tensors are missing, unexpected, or of another shape.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
@@ -126,6 +127,7 @@ def read(
         parts = (array.T if entry.transposed else array).reshape(len(entry.leaves), *shape)
         for leaf, part in zip(entry.leaves, parts, strict=True):
             _store(leaves, leaf, part, entry.layer, shapes[leaf], tensors)
+        progress(1, len(entries))
     return leaves
 
 

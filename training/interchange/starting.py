@@ -38,11 +38,9 @@ class Start(NamedTuple):
 
 
 def start_from(settings: Settings, given: Collection[str]) -> Start:
-    """Read the model that `settings.start_from` names; the `given` settings cannot be replaced by the model's.
-
-    Raises:
-        SettingsError: the model is of another kind than the task trains, or a size that was asked for is not its.
-        InterchangeError, RunError: it cannot be read.
+    """Read the model that `settings.start_from` names; the `given` settings cannot be replaced by the model's. Raises
+    SettingsError if the model is of another kind than the task trains, or a size that was asked for is not its, and
+    InterchangeError or RunError if it cannot be read.
     """
     adapts = bool(settings.lora_rank)
     if adapts and not is_ours(Path(settings.start_from)):

@@ -10,7 +10,7 @@ from training.interchange.description import read_json
 from training.interchange.errors import InterchangeError
 
 CLASSES = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "bart": "BartTokenizer"}
-"""The class of a tokenizer by the `model_type` of its model, where tokenizer_config.json names none."""
+"""The class of a tokenizer by the `model_type` of its model, where tokenizer_config.json does not name it."""
 BYTE_LEVEL = ("GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer")
 END_OF_TEXT = "<|endoftext|>"
 

@@ -44,7 +44,7 @@ def repeating(key: Key[Array, ""]) -> Repeating:
 
 
 def trained(key: Key[Array, ""], L: int, steps: int, every: int) -> Iterator[tuple[int, DTransformerParams]]:
-    """Train a model of L layers with Adam, and yield it before the first step and after every so many."""
+    """Train a model of L layers with Adam, and yield it before the first step and after every `every` steps."""
     of_theta, of_data = jax.random.split(key)
     theta: Any = init_d_transformer(of_theta, dataclasses.replace(CONFIG, L=L))
     state = theta, OPTIMIZER.init(theta)

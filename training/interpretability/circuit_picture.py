@@ -50,16 +50,14 @@ def draw_circuits(theta: DTransformerParams, variant: Variant, path: Path) -> No
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     panels = figure.subplots(2, 3)
     for axes, (l, h), what in zip(panels[0], ((0, earlier), (1, later)), ("previous token", "induction"), strict=False):
-        title = f"Attention of head ({l}, {h}): {what}"
+        title = f"Head ({l}, {h}): {what}"
         _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
     match, moved = composed_qk(theta, earlier, later), token_ov(theta, later, variant)
     _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
     _draw(
-        figure, panels[1, 0], match, f"QK of ({1}, {later}) behind OV of (0, {earlier})", "query", "key's token before"
+        figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"
     )
-    _draw(
-        figure, panels[1, 1], moved, f"OV of (1, {later}), from token to logit", "token attended to", "logit of token"
-    )
+    _draw(figure, panels[1, 1], moved, f"OV of (1, {later}), token to logit", "token attended to", "logit of token")
     _draw_eigenvalues(panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta, variant)))
     figure.savefig(path, dpi=100)
 
@@ -80,6 +78,7 @@ def _draw_eigenvalues(axes: Any, eigenvalues: np.ndarray) -> None:
     for h, of_head in enumerate(eigenvalues[1]):
         axes.scatter(of_head.real, of_head.imag, s=14, marker="os^D"[h % 4], label=f"(1, {h})", alpha=0.8)
     axes.axvline(0, color="#666666", linewidth=0.8)
-    axes.set_title("Eigenvalues of OV from token to token", fontsize=9)
+    axes.set_title("Eigenvalues of OV, token to token", fontsize=9)
+    axes.set_box_aspect(1)
     axes.set(xlabel="real part", ylabel="imaginary part")
     axes.legend(fontsize=7, ncols=2 if H > 4 else 1)

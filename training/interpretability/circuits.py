@@ -13,7 +13,7 @@ from algorithms.parameters import MHAttentionParams
 def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
     """``W_kᵀ W_q`` of every head, ``S = Zᵀ (W_kᵀ W_q) X`` but for the biases: which tokens match.
 
-    Rotary positions turn what stands between the two; this is the circuit at distance 0.
+    Rotary positions put a rotation between the two; this is the circuit at distance 0.
 
     Raises:
         ValueError: if queries and keys are normalized, so that S is not bilinear.

@@ -2,7 +2,7 @@
 
 Random tokens that repeat can be predicted by finding what followed the last token before, and in no other way. That
 takes two heads: one of an earlier layer, by which each token knows the one before it, and a later one that attends to
-the tokens behind those that are such as itself.
+the tokens after earlier copies of the current one.
 
 Source: Olsson et al. 2022, "In-context learning and induction heads".
 """

@@ -18,7 +18,7 @@ FORMAT = "formal-algorithms direction 1"
 
 
 class SteeringError(ValueError):
-    """There is no such direction, or it is none; the message is one sentence."""
+    """The direction cannot be used; the message is one sentence."""
 
 
 def save_direction(path: Path | str, name: str, direction: Any) -> None:

@@ -116,13 +116,10 @@ class Trainer:
         self._progress = Progress()
 
     def train(self) -> dict[str, float]:
-        """Train from the last checkpoint, or from the start, to the end; return the trained parameters' figures on
-        all held-out data.
-
-        Raises:
-            Interrupted: a signal came; a checkpoint is saved.
-            TrainingError: loss or gradient are not finite, or the loss exploded, or a file cannot be written.
-            CheckpointError: a checkpoint cannot be written, or none can be read.
+        """Train from the last checkpoint, or from the start, to the end; return the trained parameters' figures on all
+        held-out data. Raises Interrupted if a signal came, with a checkpoint saved; TrainingError if loss or gradient
+        are not finite, the loss exploded, or a file cannot be written; and CheckpointError if a checkpoint cannot be
+        written, or none can be read.
         """
         try:
             with contextlib.ExitStack() as opened:
@@ -387,7 +384,7 @@ class Trainer:
         return self._state.params if self._state.ema is None else self._state.ema
 
     def _model(self) -> Any:
-        """The model that is evaluated: those parameters, merged into the frozen ones where there are such."""
+        """The model that is evaluated: those parameters, merged into the frozen ones if there are any."""
         params = self._evaluated_params()
         if self._frozen is None:
             return params

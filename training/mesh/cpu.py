@@ -12,7 +12,7 @@ import jax
 
 KEPT = 2**31 - 1
 MALLOPT = {-1: KEPT, -3: KEPT, -8: 1}
-"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes: none is given back; M_ARENA_MAX: one heap serves all threads."""
+"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes: keep freed memory; M_ARENA_MAX: one heap serves all threads."""
 
 
 def as_devices(n: int) -> None:

@@ -27,7 +27,7 @@ class Placement:
     """The devices of a training and what lies where on them.
 
     Attributes:
-        sizes: of the axes of the mesh; none for one device.
+        sizes: of the axes of the mesh; empty for one device.
     """
 
     def __init__(self, mesh: str = "", devices: Sequence[Any] | None = None) -> None:

@@ -44,13 +44,10 @@ class Processes:
         return self.index == 0
 
     def join(self, coordinator: str, count: int | None, index: int | None, on_loss: Callable[[str], None]) -> None:
-        """Connect to the others; JAX must not have been used before. Process 0 is found at `coordinator`,
-        HOST:PORT, or "auto" for what SLURM, Kubernetes or a Cloud TPU say, count and index too. `on_loss` is called
-        in another thread with a sentence when another process is gone; it ends this one.
-
-        Raises:
-            ProcessesError: the numbers are invalid, or are missing.
-            StoreError: this version of JAX is not known to keep a store for them.
+        """Connect to the others; JAX must not have been used before. Process 0 is found at `coordinator`, HOST:PORT, or
+        "auto" for what SLURM, Kubernetes or a Cloud TPU say, count and index too. `on_loss` is called in another thread
+        with a sentence when another process is gone; it ends this one. Raises ProcessesError if the numbers are
+        invalid, or are missing, and StoreError if this version of JAX is not known to keep a store for them.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
@@ -71,10 +68,8 @@ class Processes:
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Check that all processes have the same facts, which are JSON values by name; each of them must call this.
-
-        Raises:
-            ProcessesError: names the first difference; in every process.
+        """Check that all processes, each of which must call this, have the same facts, JSON values by name. Raises
+        ProcessesError in every process, naming the first difference.
         """
         if self._store is None:
             return

@@ -49,7 +49,7 @@ def n_places(text: str) -> int:
     """Return how many devices a mesh is for.
 
     Raises:
-        MeshError: it is none.
+        MeshError: it is not one.
 
     Example:
         >>> n_places("model=2,data=4")

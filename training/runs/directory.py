@@ -55,7 +55,7 @@ class Run(NamedTuple):
     config: Any  # its sizes and variant
     tokenizer: Tokenizer  # what makes its tokens
     task: str  # one of `training.tasks.TASKS`
-    labels: tuple[str, ...] = ()  # the classes, by number; none but for classification
+    labels: tuple[str, ...] = ()  # the classes, by number; empty but for classification
 
 
 class Description(NamedTuple):
@@ -172,10 +172,8 @@ class RunDirectory:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
     def resume(self, description: Description) -> None:
-        """Check that the run which began here may continue as described, and note the changes.
-
-        Raises:
-            RunError: names what differs and must not; or config.json cannot be written.
+        """Check that the run which began here may continue as described, and note the changes. Raises RunError, which
+        names what differs and must not, or if config.json cannot be written.
         """
         self.check_continues(description)
         if self.description().settings != description.settings:
@@ -193,11 +191,7 @@ class RunDirectory:
         write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
     def check_continues(self, description: Description) -> None:
-        """Check that the run which began here is the one described.
-
-        Raises:
-            RunError: names what differs.
-        """
+        """Check that the run which began here is the one described. Raises RunError, which names what differs."""
         began = self.description()
         done = next(iter(saved_steps(self.checkpoints)), 0)
         changed = differences(began.settings, description.settings, done=done)

@@ -63,10 +63,8 @@ class Interrupts:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call a function in another thread and return its result, or raise its error.
-
-        Raises:
-            Interrupted: a signal came; the function continues, and its result is lost.
+        """Call a function in another thread and return its result, or raise its error. Raises Interrupted if a signal
+        came; the function continues, and its result is lost.
         """
         self.check()
         outcome: list[Any] = []

@@ -25,7 +25,7 @@ class Writer(Protocol):
 
 
 class NoLog:
-    """Takes the place of the record in a process that writes none."""
+    """Takes the place of the record in a process that does not write one."""
 
     def append(self, line: dict[str, Any]) -> None:
         """Forget the line."""
@@ -87,10 +87,8 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out.
-
-    Raises:
-        ValueError: names a line that is not a JSON object.
+    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out. Raises
+    ValueError, which names a line that is not a JSON object.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]

@@ -147,7 +147,7 @@ class _Server:
 
 
 def _of(answer: Any) -> Response:
-    """Return an answer, or what stands for none where nobody reads it."""
+    """Return an answer, or an empty one where nobody reads it."""
     return Response(status_code=499) if answer is None else JSON(answer)
 
 
@@ -179,16 +179,9 @@ def make_app(
     api_key: str | None = None,
     origins: tuple[str, ...] = (),
 ) -> Starlette:
-    """Return the application.
-
-    Args:
-        served: the model.
-        engine: what generates with it, if it is a decoder; it starts and closes with the application.
-        clock: seconds since 1970.
-        address: where it listens.
-        names: further names of hosts that requests may be to.
-        api_key: what clients must know; None: nothing.
-        origins: of the web pages that may send requests.
+    """Return the application: requests are to `address` or one of the further `names` of hosts; clients must know
+    `api_key`, if there is one; `origins` are those of web pages that may send requests. The engine, which generates if
+    the model is a decoder, starts and closes with the application; `clock` gives seconds since 1970.
     """
     server = _Server(served, engine, clock)
 

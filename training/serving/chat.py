@@ -72,14 +72,8 @@ class Chat:
 
 
 def chat_of(body: Any, served: Served) -> Chat:
-    """Return what a request asks for.
-
-    Args:
-        body: its JSON.
-        served: what is served.
-
-    Raises:
-        RequestError: a field is unknown, or not what it should be; or the model has no template for chat.
+    """Return what a request's JSON asks for. Raises RequestError if a field is unknown or not what it should be, or the
+    model has no template for chat.
     """
     check_fields(body, (*FIELDS, "messages", "max_completion_tokens", "top_logprobs"), NEUTRAL)
     check_model(body.get("model"), served.name)
@@ -115,14 +109,9 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
 
 
 def conversation(messages: Any, served: Served) -> list[int]:
-    """Return the tokens of a conversation, which the next answer follows.
-
-    Args:
-        messages: objects with a role and a content, which is a text, or a list of parts that are texts.
-        served: what is served.
-
-    Raises:
-        RequestError: they are something else, or the model has no template for them.
+    """Return the tokens that the next answer in a conversation follows. Messages have a role and a content, which is a
+    text or a list of parts that are texts. Raises RequestError if they are something else, or the model has no template
+    for them.
     """
     if not isinstance(served.model, Decoder):
         raise RequestError("the model is an encoder, which answers nothing: use /v1/embeddings")

@@ -61,7 +61,7 @@ class Completion:
         return [self._choice(i, self.texts[i // n], self._of_echo(i), last) for i in range(n * len(self.texts))]
 
     def part(self, index: int, step: Step, before: int) -> dict[str, Any]:
-        """Return one more token of a completion, behind so many characters that were generated."""
+        """Return one more token of a completion, after this many generated characters."""
         return self._choice(index, step.text, self._of_steps(index, [step], before), step.finish)
 
     def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
@@ -103,15 +103,7 @@ class Completion:
 
 
 def completion_of(body: Any, served: Served) -> Completion:
-    """Return what a request asks for.
-
-    Args:
-        body: its JSON.
-        served: what is served.
-
-    Raises:
-        RequestError: a field is unknown, or not what it should be.
-    """
+    """Return what a request's JSON asks for, or raise RequestError if a field is unknown, or not what it should be."""
     check_fields(body, (*FIELDS, "prompt", "echo"), NEUTRAL)
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Decoder):

@@ -1,4 +1,4 @@
-"""The connections of a server: only so many at once, and none that keeps it waiting for a request."""
+"""The connections of a server: a limited number at once, and closed if they keep it waiting for a request."""
 
 import asyncio
 import json
@@ -11,11 +11,8 @@ from training.serving.errors import error
 
 
 def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
-    """Return the protocol of a server's connections, as uvicorn takes it.
-
-    Args:
-        most: how many there may be.
-        patience: seconds in which a client must have sent the whole of a request.
+    """Return the protocol of a server's connections, as uvicorn takes it: at most `most`, and `patience` seconds for a
+    client to send the whole of a request.
     """
 
     class Connection(_Connection):

@@ -14,14 +14,8 @@ FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
 
 
 def texts_of(body: Any, served: Served) -> list[list[int]]:
-    """Return the tokens of the texts that a request wants the embeddings of.
-
-    Args:
-        body: its JSON.
-        served: what is served.
-
-    Raises:
-        RequestError: a field is unknown, or not what it should be; or the model is no encoder.
+    """Return the tokens of the texts that a request wants the embeddings of. Raises RequestError if a field is unknown
+    or not what it should be, or the model is a decoder.
     """
     check_fields(body, FIELDS, {})
     check_model(body.get("model"), served.name)
@@ -62,13 +56,7 @@ def _tokens(i: int, text: Any, served: Served) -> list[int]:
 
 
 def embeddings(body: dict[str, Any], texts: list[list[int]], served: Served) -> dict[str, Any]:
-    """Return the answer.
-
-    Args:
-        body: the request's JSON.
-        texts: its tokens.
-        served: what is served.
-    """
+    """Return the answer to a request, the tokens of whose texts are known."""
     assert isinstance(served.model, Encoder)
     E = np.asarray(served.model.embed(texts), "<f4")
     as_text = body.get("encoding_format") == "base64"

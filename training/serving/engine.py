@@ -1,7 +1,7 @@
 """Continuations for many at once: they are generated side by side, each drawn in its own way, in a thread of its own.
 
 What comes while others are on their way joins them before their next token, if there are rows left. Where that takes
-programs that were not compiled yet, the others go on while these are compiled aside, by a rehearsal.
+programs that were not compiled yet, the others continue while these are compiled aside, by a rehearsal.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """There is no continuation, or no more of it."""
+    """A continuation that failed, or ended early."""
 
     message: str
 
@@ -95,13 +95,8 @@ class Engine:
     """Generates what waits, side by side, in the order in which it came."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
-        """Make an engine that has not started yet.
-
-        Args:
-            generator: the model.
-            tokenizer: its tokenizer.
-            rows: the most continuations side by side.
-            queue: the most that wait.
+        """Make an engine that has not started yet, for at most `rows` continuations side by side, while at most `queue`
+        wait.
         """
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
         self._waiting: list[Job] = []
@@ -172,7 +167,7 @@ class Engine:
             job.emit(Failed("the server is stopping"))
 
     def _next(self) -> list[Job]:
-        """Wait for jobs, and return those to generate side by side; none where the engine closes."""
+        """Wait for jobs, and return those to generate side by side; an empty list when the engine closes."""
         with self._changed:
             found = False
             while not found:
@@ -216,10 +211,8 @@ class Engine:
         return jobs
 
     def _generate(self, running: dict[int, _Running]) -> None:
-        """Generate until all have ended, or the engine closes; take out those that have ended, and add those that join.
-
-        Args:
-            running: what is in each row.
+        """Generate what is in each row until all have ended, or the engine closes; take out what has ended, and add
+        what joins.
         """
         begun = self._begin([one.job for one in running.values()])
         while running and not self._closing:
@@ -264,7 +257,7 @@ class Engine:
         return x, {**options, "rows": rows + rows[:1] * (_served(len(rows)) - len(rows))}
 
     def _of_prompts(self, jobs: list[Job]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the prompts, and what else is known of each; the first stands in for those that are not there."""
+        """Return the prompts, and what else is known of each; the first one fills the rows that would be empty."""
         jobs = jobs + jobs[:1] * (_served(len(jobs)) - len(jobs))
         x, lengths, begins = side_by_side([job.prompt for job in jobs], self._generator.config.N_V)
         keys = jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in jobs])

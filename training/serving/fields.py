@@ -8,10 +8,7 @@ from training.serving.errors import RequestError
 
 def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Check that a request is an object with no other fields than these, or `neutral` ones with values that change
-    nothing.
-
-    Raises:
-        RequestError: names the field.
+    nothing. Raises RequestError, which names the field.
     """
     if not isinstance(body, dict):
         raise RequestError("expected a JSON object")

@@ -22,7 +22,7 @@ class HostGuard:
     """Refuses requests to another host than this one."""
 
     def __init__(self, app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> None:
-        """Guard an application at an address, or at each by number where it stands for all, and under further names."""
+        """Guard an application at an address (at every IP address where it means all), and under further names."""
         self._app = app
         self._any = _is(address, "is_unspecified")
         here = LOOPBACK if self._any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()

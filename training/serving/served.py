@@ -11,6 +11,7 @@ from numpy import ndarray
 from training.data.chat import Message, converser
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
+from training.generation.inputs import padded_rows
 from training.generation.modalities import of_text
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt
@@ -110,10 +111,7 @@ def _encoder_of(run: Run) -> Encoder:
             rows = list(texts[i : i + TEXTS_AT_ONCE])
             n = len(rows)
             rows += rows[:1] * ((1 << (n - 1).bit_length()) - n)
-            lengths = np.array([len(row) for row in rows])
-            x = np.zeros((len(rows), lengths.max()), np.int64)
-            for of_x, row in zip(x, rows, strict=True):
-                of_x[: len(row)] = row
+            x, lengths = padded_rows(rows)
             found.append(sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)[:n])
         return np.concatenate(found)
 

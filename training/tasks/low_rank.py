@@ -70,10 +70,8 @@ def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[
 
 
 def adapter_shapes(theta: Any, settings: Settings) -> Any:
-    """Return the shapes of the adapter of θ, or of its shapes, that a run trains.
-
-    Raises:
-        SettingsError: as `init_adapter`.
+    """Return the shapes of the adapter of θ, or of its shapes, that a run trains. Raises SettingsError as
+    `init_adapter`.
     """
     options = {"rank": settings.lora_rank, "matrices": settings.lora_matrices}
     return jax.eval_shape(lambda theta: init_adapter(jax.random.key(0), theta, **options), theta)

@@ -6,26 +6,21 @@ backward pass computes each block of the softmax again from it. Blocks that a st
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, Integer, UInt32
+from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from algorithms.ops.attention.kernel import kernel
 from algorithms.ops.attention.tiles import (
-    ByDistance,
     for_each_tile,
     in_turn,
-    shared_by_sequences,
-    sum_over_groups,
-    sum_over_sequences,
 )
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
@@ -35,35 +30,6 @@ BLOCK = 512
 """Rows and columns of the largest block of scores."""
 NARROWEST = 128
 """The same in the narrowest window: products of smaller blocks would be slow."""
-
-
-class _Residuals(NamedTuple):
-    Q: Float[Array, "H d_attn B l_x"]
-    K: Float[Array, "H_kv d_attn B l_z"]
-    V: Float[Array, "H_kv d_mid B l_z"]
-    V_tilde: Float[Array, "H d_mid B l_x"]
-    log_sum_exp: Float[Array, "H 1 B l_x"]
-    mask: Mask
-    seeds: UInt32[Array, "H B 2"] | None
-    by_distance: ByDistance
-
-
-def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance=()):
-    of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
-    V_tilde, log_sum_exp = for_each_tile(of_tile, (Q, K, V, *shared_by_sequences(by_distance)), mask, seeds)
-    V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
-    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance)
-
-
-def _backward(dropout, cap, residuals: _Residuals, E):
-    Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance = residuals
-    of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
-    matrices = Q, K, V, V_tilde, E, log_sum_exp, *shared_by_sequences(by_distance)
-    dQ, dK, dV, *by_U_P = for_each_tile(of_tile, matrices, mask, seeds)
-    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
-
-
-blockwise_attention = kernel(_forward, _backward)
 
 
 class _Blocks:
@@ -89,13 +55,13 @@ class _Blocks:
         """P, as ``[distances, d_r]``, with whole blocks of both sequences."""
         return jnp.pad(P.T, ((self.n_x * self.b_x - self.l_x, self.n_z * self.b_z - self.l_z), (0, 0)))
 
-    def without_padding(self, dP: Array) -> Array:
+    def crop(self, dP: Array) -> Array:
         """The gradient by P from that by ``distances``."""
         first = self.n_x * self.b_x - self.l_x
         return dP[first : first + self.l_z + self.l_x].T
 
     def first_distance(self, j: int | Array, i: int | Array) -> int | Array:
-        """The row of ``distances`` from which the ``b_z + b_x`` of the block (j, i) stand."""
+        """The first of the ``b_z + b_x`` rows of ``distances`` that the block (j, i) needs."""
         return j * self.b_z + (self.n_x - 1 - i) * self.b_x
 
     def over_context(self, i: int | Array, step: Callable[[Array, bool | Array, T], T], state: T) -> T:
@@ -318,6 +284,9 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     (dQ, *dU), (dK, dV, *dP) = in_turn(blocks.n_x, of_primary, sums)
     dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
     dU = ((a * len(K) ** -0.5)[:, : blocks.l_x].astype(by_distance[0].dtype) for a in dU)
-    dP = (blocks.without_padding(a).astype(by_distance[1].dtype) for a in dP)
+    dP = (blocks.crop(a).astype(by_distance[1].dtype) for a in dP)
     of_z = dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
     return dQ.astype(Q.dtype), *of_z, *dU, *dP
+
+
+blockwise_attention = kernel(for_each_tile, _forward_of_tile, _backward_of_tile)

@@ -8,9 +8,9 @@ from jax import Array
 from jaxtyping import Float, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
-from algorithms.ops.attention.kernel import kernel
 from algorithms.ops.attention.tiles import (
     ByDistance,
     for_each_tile,
@@ -32,7 +32,7 @@ class _Residuals(NamedTuple):
     by_distance: ByDistance
 
 
-def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance=()):
+def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance):
     of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
     V_tilde, A = for_each_tile(of_tile, (Q, K, V, *shared_by_sequences(by_distance)), mask, seeds)
     return V_tilde, _Residuals(Q, K, V, A, mask, seeds, by_distance)
@@ -107,4 +107,4 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     return *by_matrices, dU.astype(by_distance[0].dtype), dP.astype(by_distance[1].dtype)
 
 
-dense_attention = kernel(_forward, _backward)
+dense_attention = hand_derived(_forward, _backward, static=(5, 6))

@@ -99,7 +99,8 @@ def attend(
         return RULES[name](Q, K, V, *_counted_from(first, mask, seeds), dropout, cap, by_distance)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
-    V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds)
+    balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
+    V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, balanced)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # S and A, for an observer
 
@@ -114,7 +115,7 @@ def automatic(
     cap: float | None = None,
     by_distance: ByDistance = (),
 ) -> str:
-    """What ``"auto"`` stands for: the first row of this table that holds. ``docs/performance.md`` has the measurements.
+    """What ``"auto"`` means: the first row of this table that holds. ``docs/performance.md`` has the measurements.
 
     ========  ==============================================================  ===============
     platform  condition                                                       implementation

@@ -8,13 +8,12 @@ log-sum-exp.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, Shaped, UInt32
+from jaxtyping import Bool, Float, Shaped
 
 from algorithms.machinery.arrays import accumulation_dtype, in_rows
 from algorithms.masks import Mask, StructuralMask
@@ -26,9 +25,6 @@ from algorithms.ops.attention.tiles import (
     ByDistance,
     in_groups,
     in_turn,
-    shared_by_sequences,
-    sum_over_groups,
-    sum_over_sequences,
 )
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
@@ -57,43 +53,14 @@ def in_strips(l_x: int, l_z: int, mask: Mask) -> bool:
     return l_x * l_z > SMALL and max(l_x, l_z) <= (BLOCK if padded else LARGEST * RANGES)
 
 
-class _Residuals(NamedTuple):
-    Q: Float[Array, "H d_attn B l_x"]
-    K: Float[Array, "H_kv d_attn B l_z"]
-    V: Float[Array, "H_kv d_mid B l_z"]
-    V_tilde: Float[Array, "H d_mid B l_x"]
-    log_sum_exp: Float[Array, "H 1 B l_x"]
-    mask: Mask
-    seeds: UInt32[Array, "H B 2"] | None
-    by_distance: ByDistance
-
-
-def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance=()):
-    of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
-    matrices = Q, K, V, *shared_by_sequences(by_distance)
-    V_tilde, log_sum_exp = in_groups(of_tile, matrices, mask, seeds, _at_once(Q, K))
-    V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
-    return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance)
-
-
-def _backward(dropout, cap, residuals: _Residuals, E):
-    Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance = residuals
-    of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
-    matrices = Q, K, V, V_tilde, E, log_sum_exp, *shared_by_sequences(by_distance)
-    dQ, dK, dV, *by_U_P = in_groups(of_tile, matrices, mask, seeds, _at_once(Q, K))
-    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
-
-
-def _at_once(Q: Array, K: Array) -> int:
-    """How many tiles are computed side by side."""
-    return max(1, SCORES // (_rows_of_strips(Q.shape[-1]) * K.shape[-1]))
+def _for_each_tile(of_tile, matrices, mask, seeds):
+    """``of_tile`` of every head and sequence, as many side by side as compute ``SCORES`` at once."""
+    l_x, l_z = matrices[0].shape[-1], matrices[1].shape[-1]
+    return in_groups(of_tile, matrices, mask, seeds, n=max(1, SCORES // (_rows_of_strips(l_x) * l_z)))
 
 
 def _rows_of_strips(l_x: int) -> int:
     return min(max(LEAST, -(-l_x // STRIPS)), LARGEST)
-
-
-strips_attention = kernel(_forward, _backward)
 
 
 class _Strip:
@@ -120,7 +87,7 @@ class _Strip:
         return self.queries(U), dynamic_slice_in_dim(P, self.first_distance(l_x), len(self.t_z) + self.n, 1)
 
     def first_distance(self, l_x: int) -> int | Array:
-        """The column of P from which those of the strip stand."""
+        """The first column of P that the strip needs."""
         return self.keys.start + l_x - self.first - self.n
 
     def permitted(self) -> Bool[Array, "n z"]:
@@ -257,3 +224,6 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     dQ, dK, dV, *by_U_P = _for_each_strip(of_strip, sums, K.shape[1], Q.shape[1], mask, seed, dropout)
     by_U_P = (by_U_P[0] * scale, by_U_P[1]) if by_U_P else ()
     return tuple(a.astype(dtype) for a, dtype in zip((dQ * scale, dK, dV, *by_U_P), dtypes, strict=True))
+
+
+strips_attention = kernel(_for_each_tile, _forward_of_tile, _backward_of_tile)

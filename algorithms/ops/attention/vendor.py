@@ -23,6 +23,9 @@ _FROM_FIRST = "its mask counts from the first token, and the mesh axis context d
 PALLAS_BLOCKS = (512, 384, 256, 128)
 """The TPU kernel takes whole blocks of this many tokens; larger ones are faster."""
 
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+"""JAX's primitive of cuDNN's forward kernel, which gives its outputs no ``checkpoint_name``."""
+
 
 def cudnn_refuses(
     Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None

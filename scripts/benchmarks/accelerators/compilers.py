@@ -47,11 +47,8 @@ def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
 
 
 def h100(n: int = 1) -> Any:
-    """A mesh of n NVIDIA H100 SXM (80 GB), eight to a host.
-
-    Raises:
-        ModuleNotFoundError: the compiler is not installed.
-        ValueError: neither at most eight nor a multiple of eight.
+    """A mesh of n NVIDIA H100 SXM (80 GB), eight to a host. Raises ModuleNotFoundError if the compiler is not
+    installed, and ValueError if neither at most eight nor a multiple of eight.
     """
     _installed("jax-cuda12-plugin", "jax-cuda13-plugin", extra="cuda12")
     cudnn = _installed("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", extra="cuda12").split(".")

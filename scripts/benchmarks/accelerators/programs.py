@@ -39,7 +39,7 @@ def total(table: dict[str, list[float]]) -> list[float]:
 
 
 class Instruction(NamedTuple):
-    """A line of the module; ``inside`` is what stands in its parentheses, ``rest`` what follows them."""
+    """A line of the module; ``inside`` is what its parentheses contain, ``rest`` what follows them."""
 
     root: str | None
     name: str

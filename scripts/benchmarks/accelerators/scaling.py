@@ -5,7 +5,7 @@
 
 The program is `scripts/train.py`'s update. Per step and device, of which the mesh has n:
 
-    FLOPs       = matrix products of the model, forward and backward, / n; with all of a layer computed again, 4/3 of it
+    FLOPs       = matrix products of the model, forward and backward, / n; 4/3 of it where products are computed again
     arithmetic  = max(FLOPs / peak, cycles / clock);   memory = bytes / bandwidth;   both from the table CHIPS
     collectives = Σ bytes · (g − 1)/g, of an all-reduce twice, / bandwidth of the links, for groups of g devices
     step time   = between max(arithmetic, memory, collectives), all at once, and max(arithmetic, memory) + collectives
@@ -111,7 +111,7 @@ def cost(case: Case, sizes: dict[str, int] | None = None) -> Cost:
     report = programs.of(compiled)
     flops = step_flops("d", model_config(settings, settings.N_V), batch_size=case.batch_size, l=settings.l_max) / n
     chip, (_, moved, cycles) = case.chip, programs.total(report.sources)
-    again = 4 / 3 if REMAT[case.remat] else 1
+    again = 4 / 3 if case.remat in ("all", "all-but-attention") else 1
     arithmetic = max(again * flops / chip.peak, cycles / chip.clock if chip.clock else 0)
     return Cost(n, flops, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)
 

@@ -16,7 +16,9 @@ import optax
 from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from scripts.benchmarks.accelerators import compilers, llama, programs, reference
 from scripts.benchmarks.timing import table
-from training.generation.decoding import empty_state, step, unstacked
+from training.generation.decoding import step
+from training.generation.layout import unstacked
+from training.generation.states import empty_state
 
 
 class Model(NamedTuple):
@@ -120,8 +122,8 @@ def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) ->
         return state._replace(caches=caches, tokens=tokens, slot=state.slot + 1)
 
     report = programs.of(compilers.compile_for(generate, (weights, state), case.mesh(), donate_argnums=(1,)))
-    read = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((weights, state.caches)))
-    return report, read - weights.W_e.size * weights.W_e.dtype.itemsize  # of W_e only B columns are read
+    read = weights if weights.W_u is None else weights._replace(W_e=None)  # of W_e only B columns are read, unless tied
+    return report, sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((read, state.caches)))
 
 
 def columns(report: programs.Report) -> list[float]:

@@ -122,14 +122,14 @@ def test_held_out_paragraphs_leave_the_training_texts():
     assert found[0].dropped == 4
 
 
-def wheel(cache_dir, files, name="toy", archive="toy-1-py3-none-any.whl"):
+def wheel(cache_dir, files, name="toy"):
     """A wheel that is already in the cache."""
     (cache_dir / "packages").mkdir()
-    path = cache_dir / "packages" / archive
+    path = cache_dir / "packages" / Package("pip", name, "1", "").archive
     with zipfile.ZipFile(path, "w") as file:
         for member, data in files.items():
             file.writestr(member, data)
-    return Package("pip", name, "1", archive, hashlib.sha256(path.read_bytes()).hexdigest())
+    return Package("pip", name, "1", hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def test_members_are_read_from_wheels_and_tarballs(tmp_path):
@@ -142,7 +142,7 @@ def test_members_are_read_from_wheels_and_tarballs(tmp_path):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tarball.addfile(member, io.BytesIO(data))
-    package = Package("npm", "toy", "1", path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+    package = Package("npm", "toy", "1", hashlib.sha256(path.read_bytes()).hexdigest())
     assert read_members(package, ".txt", tmp_path) == [("p/a.txt", b"1"), ("p/b.txt", b"2")]
 
 
@@ -154,9 +154,7 @@ def test_a_package_with_another_hash_is_refused(tmp_path):
         fetch(package, tmp_path)
 
 
-MISSING = {
-    index: Package(index, "no-such-package-anywhere", "1.0", "no_such-1.0.whl", "0" * 64) for index in ("pip", "npm")
-}
+MISSING = {index: Package(index, "no-such-package-anywhere", "1.0", "0" * 64) for index in ("pip", "npm")}
 
 
 def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
@@ -184,7 +182,10 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
         return packages.subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(packages.subprocess, "run", run)
-    with pytest.raises(DataError, match=r"pip gave no file no_such-1\.0\.whl for no-such-package-anywhere 1\.0"):
+    with pytest.raises(
+        DataError,
+        match=r"pip gave no file no_such_package_anywhere-1\.0-py3-none-any\.whl for no-such-package-anywhere 1\.0",
+    ):
         fetch(MISSING["pip"], tmp_path)
 
     def hang(command, **_):
@@ -197,7 +198,9 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "packages").write_text("a file")
-    with pytest.raises(DataError, match=r"^cannot keep no_such-1\.0\.whl in .*packages: "):
+    with pytest.raises(
+        DataError, match=r"^cannot keep no_such_package_anywhere-1\.0-py3-none-any\.whl in .*packages: "
+    ):
         fetch(MISSING["pip"], tmp_path)
 
 

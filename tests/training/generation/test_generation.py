@@ -14,7 +14,7 @@ from algorithms.lines import MLP, RMSNorm
 from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
-from training.generation import Generator, cache, decoding, generate
+from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
 from training.generation.sampling import SamplingArrays, draw, permitted
 
@@ -166,7 +166,7 @@ def test_the_stream_yields_the_same_tokens():
 
 def test_prompts_of_a_bucket_share_what_is_compiled():
     def compiled():
-        programs = decoding.layer_read, decoding.begun, decoding.decode, decoding.grow
+        programs = reading.layer_read, states.begun, decoding.decode, states.grow
         return sum(program._cache_size() for program in programs)
 
     x = np.zeros((2, 24), int)
@@ -197,11 +197,9 @@ def brute_force_restricted(p, tau, top_k, top_p):
 
 def distribution(P, tau, top_k, top_p):
     """What is drawn from, where all columns have the same settings."""
-    B = P.shape[1]
-    settings = {"tau": tau, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
-    arrays = {name: jnp.full(B, value) for name, value in settings.items()}
-    log_P = permitted(jnp.log(jnp.asarray(P)), **arrays)
-    return np.asarray(softmax(tempered(log_P, arrays["tau"])))
+    sampling = SamplingArrays.of([{"tau": tau, "top_k": top_k, "top_p": top_p}] * P.shape[1], len(P))
+    log_P = permitted(jnp.log(jnp.asarray(P)), sampling)
+    return np.asarray(softmax(tempered(log_P, sampling.tau)))
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
@@ -242,12 +240,7 @@ def test_settings_too_small_for_float32_take_the_likeliest_token(how):
     """Even where it is not the first one, and unlikely."""
     P = jnp.asarray(np.random.default_rng(1).dirichlet(np.full(11, 9.0), size=4).T, jnp.float32)
     sampling = SamplingArrays.of([how] * 4, 11)
-    y = draw(
-        jnp.log(P),
-        jax.random.split(KEY, 4),
-        jnp.zeros(4, int),
-        **{k: getattr(sampling, k) for k in ("tau", "top_k", "top_p")},
-    )
+    y = draw(jnp.log(P), jax.random.split(KEY, 4), jnp.zeros(4, int), sampling)
     assert jnp.any(y > 0)
     np.testing.assert_array_equal(y, P.argmax(axis=0))
 
@@ -332,8 +325,8 @@ def test_the_smallest_nucleus_has_the_likeliest_token(top_p):
 @pytest.mark.parametrize("tau", [1.2e-38, 1e-40])
 def test_the_smallest_temperature_takes_the_likeliest_of_what_is_left(tau):
     log_P = jnp.log(jnp.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]]))
-    settings = {name: jnp.full(2, value) for name, value in {"tau": tau, "top_k": 2, "top_p": 0.9}.items()}
-    y = draw(log_P, jax.random.split(KEY, 2), jnp.zeros(2, int), **settings)
+    sampling = SamplingArrays.of([{"tau": tau, "top_k": 2, "top_p": 0.9}] * 2, 3)
+    y = draw(log_P, jax.random.split(KEY, 2), jnp.zeros(2, int), sampling)
     np.testing.assert_array_equal(y, [1, 2])
 
 
@@ -341,7 +334,7 @@ def test_the_smallest_temperature_takes_the_likeliest_of_what_is_left(tau):
 def test_a_nucleus_at_a_high_temperature_sees_what_underflows():
     log_P = jnp.array([[0.0], [-200.0], [-400.0]])
     q = np.exp([0.0, -2.0, -4.0])
-    left = permitted(log_P, tau=jnp.array([100.0]), top_k=jnp.array([0]), top_p=jnp.array([0.999]))
+    left = permitted(log_P, SamplingArrays.of([{"tau": 100.0, "top_p": 0.999}], 3))
     np.testing.assert_allclose(softmax(tempered(left, jnp.array([100.0])))[:, 0], q / q.sum(), rtol=1e-5)
 
 
@@ -354,8 +347,8 @@ def test_drawn_tokens_have_their_frequencies():
     n = 20000
     p = np.random.default_rng(3).dirichlet(np.ones(N_V))
     P = jnp.tile(p[:, None], (1, n))
-    settings = {name: jnp.full(n, value) for name, value in {"tau": 1.3, "top_k": 9, "top_p": 0.8}.items()}
-    y = draw(jnp.log(P), jax.random.split(KEY, n), jnp.zeros(n, int), **settings)
+    sampling = SamplingArrays.of([{"tau": 1.3, "top_k": 9, "top_p": 0.8}] * n, N_V)
+    y = draw(jnp.log(P), jax.random.split(KEY, n), jnp.zeros(n, int), sampling)
     q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
     counts = np.bincount(y, minlength=N_V)
     assert (counts[q == 0] == 0).all()

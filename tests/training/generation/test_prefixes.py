@@ -8,7 +8,7 @@ import pytest
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, RMSNorm, Rotary
 from tests.cases import random_theta
-from training.generation import Generator, decoding, prefixes
+from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 
 N_V, L_MAX = 17, 83
@@ -61,7 +61,7 @@ def plain(name, rows, **options):
 def columns_read(monkeypatch):
     """How many columns the two ways of reading are given, padding included."""
     read = []
-    for module, function, at in ((decoding, "prefill", 1), (prefixes, "read_more", 2)):
+    for module, function, at in ((reading, "prefill", 1), (prefixes, "read_more", 2)):
         original = getattr(module, function)
 
         def counting(*arguments, original=original, at=at, **options):

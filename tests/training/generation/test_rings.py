@@ -8,7 +8,7 @@ import pytest
 from algorithms import LLAMA, DTransformerConfig, d_inference
 from algorithms.lines import ALiBi, Attention, Rotary
 from tests.cases import random_theta
-from training.generation import Generator, decoding
+from training.generation import Generator, reading, states
 from training.generation.prefixes import Prefixes
 
 L_MAX = 300
@@ -54,14 +54,14 @@ def test_tokens_far_behind_the_window_are_algorithm_14s(name):
 def test_the_cache_is_no_longer_than_the_widest_window(name):
     """In bytes, from the prompt on and after the slots have grown; a token takes H_kv (d_attn + d_mid) numbers."""
     config, theta = model(name)
-    most = decoding.widest_window(config.variant)
+    most = states.widest_window(config.variant)
     assert most == WIDEST[name]
     shapes = jax.eval_shape(
-        lambda x, lengths: decoding.prefill(theta, x, lengths, variant=config.variant, C=64, most=most),
+        lambda x, lengths: reading.prefill(theta, x, lengths, variant=config.variant, C=64, most=most),
         X[:3],
         LENGTHS.astype(np.int32),
     )
-    grown = jax.eval_shape(lambda state: decoding.grow(state, C=512, most=most), shapes)
+    grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
     for state, C in ((shapes, 64), (grown, 512)):
         numbers = sum(leaf.size for cache in state.caches for leaf in cache)
         assert numbers == config.L * 3 * min(C, most or C) * config.H_kv * (config.d_attn + config.d_mid)

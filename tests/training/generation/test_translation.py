@@ -12,7 +12,7 @@ from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed
 from algorithms.alg14_inference import sample
 from algorithms.ops.int8 import Int8Matrix
 from tests.cases import random_theta
-from training.generation import Translator, decoding, translate
+from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
 
 N_V, L_MAX = 17, 71
@@ -112,8 +112,8 @@ def test_the_stream_yields_the_same_tokens():
 
 def toy_search(z, beam_size, length_penalty, l_max):
     z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
-    context = decoding.encode(TOY_THETA, z, lengths, variant=TOY.variant)
-    weights = decoding.unstacked(TOY_THETA, variant=TOY.variant)
+    context = reading.encode(TOY_THETA, z, lengths, variant=TOY.variant)
+    weights = layout.unstacked(TOY_THETA, variant=TOY.variant)
     found = beam_search(
         weights,
         context,

@@ -16,6 +16,7 @@ from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
 from training.generation.repetition import History, penalized
+from training.generation.sampling import SamplingArrays
 from training.generation.windows import window_start
 
 N_V, L_MAX = 17, 11
@@ -104,9 +105,8 @@ def test_repetition_is_that_of_transformers(penalty, ngram):
     scores = rng.normal(size=(6, 7))
     lengths = np.array([1, 2, 3, 5, 17, 40])
     history = History(jnp.asarray(np.pad(tokens, ((0, 0), (0, 8)))), jnp.asarray(lengths), jnp.asarray(lengths))
-    none = {"frequency": jnp.zeros(6), "presence": jnp.zeros(6)}
-    settings = {"penalty": jnp.full(6, penalty or 1.0), "ngram": jnp.full(6, ngram), **none}
-    found = np.asarray(penalized(jnp.asarray(scores.T), history, **settings)).T
+    sampling = {"repetition_penalty": penalty or 1.0, "no_repeat_ngram_size": ngram}
+    found = np.asarray(penalized(jnp.asarray(scores.T), history, SamplingArrays.of([sampling] * 6, len(scores[0])))).T
     for r, length in enumerate(lengths):
         expected = processors(torch, penalty, ngram)(tokens[r : r + 1, :length], scores[r : r + 1].copy())
         np.testing.assert_allclose(found[r], expected[0], rtol=1e-12)

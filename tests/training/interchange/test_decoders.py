@@ -160,6 +160,22 @@ def test_our_own_models_open_in_transformers(tmp_path, name):
     assert load_pretrained(tmp_path / "out")[1] == config
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_generation_is_that_of_transformers(tmp_path, name):
+    """Prompts of several lengths, past the windows."""
+    model = make(name)
+    theta, config, _ = load_pretrained(cases.saved(model, tmp_path))
+    prompts = [np.random.default_rng(n).integers(3, config.N_V, n) for n in (1, 4, 9)]
+    x = np.array([[*prompt, *[0] * (9 - len(prompt))] for prompt in prompts])
+    options = {"l_gen": 14, "tau": 0.0, "key": jax.random.key(0)}
+    ours = generate(theta, x, lengths=np.array([*map(len, prompts)]), config=config, **options)
+    how = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    for prompt, tokens in zip(prompts, ours, strict=True):
+        theirs = model.generate(torch.tensor(prompt)[None], **how)[0, len(prompt) :]
+        assert tokens.tolist() == theirs.tolist()
+    cases.record(type(model).__name__, "greedy tokens that differ", "float64", 0)
+
+
 def test_greedy_generation_from_gguf_is_that_of_transformers(tmp_path):
     model = make("llama", rope_parameters={"rope_type": "default", "rope_theta": 100.0}).float()
     theta, config, _ = load_pretrained(gguf_cases.write(tmp_path / "model.gguf", model))

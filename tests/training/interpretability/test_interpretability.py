@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from algorithms import PAPER, VARIANTS, DTransformerConfig, d_hidden_state, d_transformer, ed_hidden_state
-from algorithms.inside import at, intervene, record
+from algorithms.inside import Recorded, at, intervene, record
 from tests import cases
 from training.interpretability import attribution as parts
 from training.interpretability import circuits, patching, scores
@@ -197,6 +197,18 @@ def test_path_patching_of_a_cut_path_changes_nothing():
     cases.assert_close(patching.path_patching(score, later, receiver, (X,), (OTHER,)), plain)
 
 
+def test_path_patching_by_hand():
+    """What the sender writes is added to the stream after the MLP, which does not read it; the receiver does."""
+    sender, receiver = at("Y@2", layer=0, head=1), at("Q", layer=1, head=2)
+    (Y_source, Y_target) = (record(score, sender)(x)[1][sender] for x in (X, OTHER))
+    after = at("X@8", layer=0)
+    written = D.layers.attention.W_o[0][:, 7:14] @ (Y_source - Y_target)
+    moved = intervene(score, {after: record(score, after)(OTHER)[1][after] + written})
+    Q = record(moved, receiver)(OTHER)[1][receiver]
+    found = patching.path_patching(score, sender, receiver, (X,), (OTHER,))
+    cases.assert_close(found, intervene(score, {receiver: Q})(OTHER))
+
+
 def test_causal_tracing_brings_the_clean_score_back():
     tokens, noise = slice(1, 3), cases.normal(11, 2)
     corrupted, restored = patching.causal_tracing(score, (X,), tokens, noise)
@@ -213,6 +225,7 @@ def test_what_was_recorded_is_saved_and_read(tmp_path):
     _, seen = record(d_transformer, "A", at("X@8", layer=-1, token=3))(X, half)
     save_recorded(tmp_path / "seen.safetensors", seen | {"transposed": seen["A"].T})
     found = load_recorded(tmp_path / "seen.safetensors")
+    assert type(found) is Recorded
     for name, value in (seen | {"transposed": seen["A"].T}).items():
         np.testing.assert_array_equal(found[name], value)
         assert found[name].dtype == value.dtype

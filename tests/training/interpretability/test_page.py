@@ -378,6 +378,11 @@ def test_what_cannot_be_shown(seen, says):
         show(seen)
 
 
+def test_tokens_of_another_text_are_refused():
+    with pytest.raises(PageError, match="tokens: expected 5 or 7, as many as attend, got 6"):
+        show({"A/16": np.ones((2, 3, 5, 7))}, "abcdef")
+
+
 def test_parts_of_a_logit_show_themselves():
     rng = np.random.default_rng(1)
     parts = Attribution(*(rng.normal(size=shape) for shape in ((6,), (2, 3, 6), (2, 6), (2, 6), ())))

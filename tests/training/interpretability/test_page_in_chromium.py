@@ -16,6 +16,11 @@ pytestmark = pytest.mark.end_to_end
 CHOSEN = "return document.querySelector('.strip [aria-current=true]').dataset.i"
 COLORS = "return [...document.querySelectorAll('.strip[data-text] .token')].map((t) => t.style.backgroundColor)"
 OVERFLOW = "return document.documentElement.scrollWidth - innerWidth"
+COUNTER = """
+    const [counter, button] = ["#chosen-token span", "#forth"].map((of) => document.querySelector(of));
+    const [a, b] = [counter, button].map((of) => of.getBoundingClientRect());
+    return [counter.textContent, counter.scrollWidth <= a.width + 1 && a.right <= b.left];
+"""
 SPOKEN = "return document.getElementById('readout').textContent"
 
 
@@ -212,6 +217,7 @@ def test_thirty_by_nine_heads_over_two_hundred_tokens(chromium, tmp_path):
         chromium.emulate(width, 844, mobile=mobile)
         chromium.open(path)
         assert chromium.run(OVERFLOW) <= 0
+        assert chromium.run(COUNTER) == ["199/199", True]
         width_of_head = chromium.run("return document.querySelector('#heads td').getBoundingClientRect().width")
         assert width_of_head >= 24
         assert chromium.run("return document.querySelectorAll('#heads canvas').length") == 270

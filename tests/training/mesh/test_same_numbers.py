@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.training_cases import OF_GATO, make_trainer, settings_for
+from tests.training_cases import GATO_SETTINGS, make_trainer, settings_for
 from training.mesh.placement import Placement
 from training.mesh.shape import AXES, written
 from training.runs.checkpoints import read_checkpoint
@@ -57,7 +57,7 @@ SLOW = [
     ("d", "data=8", {"patience": 1}),
     ("d", MESHES[1], {"L": 4, "shared_layers": 2}),
     ("e", MESHES[1], {"variant": "ALBERT", "L": 2, "d_in": 8}),
-    *(("gato", mesh, OF_GATO | {"batch_size": 16, "steps": 6}) for mesh in (*MESHES, "data=8", "model=8")),
+    *(("gato", mesh, GATO_SETTINGS | {"batch_size": 16, "steps": 6}) for mesh in (*MESHES, "data=8", "model=8")),
 ]
 
 

@@ -13,7 +13,7 @@ import safetensors
 
 from tests import cases
 from tests.run_cases import make_run
-from tests.training_cases import N_V, OF_TOKENS, data_for, settings_for
+from tests.training_cases import N_V, TOKEN_TASKS, data_for, settings_for
 from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
@@ -33,7 +33,7 @@ def begin(directory, task="d", **values):
     return files, description, cases.random_like(template, dtype=jnp.float32)
 
 
-@pytest.mark.parametrize("task", OF_TOKENS)
+@pytest.mark.parametrize("task", TOKEN_TASKS)
 def test_a_complete_run_is_read_back(tmp_path, task):
     files, description, theta = begin(tmp_path / "run", task, variant="BERT" if task == "e" else "PAPER", dropout=0.25)
     files.save_parameters(theta)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import LETTERS
-from training.generation import Generator, decoding
+from training.generation import Generator, decoding, reading, states
 from training.generation.continuation import Model
 from training.generation.text import Continuer, Options
 from training.serving import engine
@@ -194,7 +194,7 @@ def test_another_way_of_drawing_compiles_nothing(model):
 
     asked(0.0)
     asked(0.9, top_p=0.9, repetition_penalty=1.1)
-    programs = decoding.decode, decoding.layer_read, decoding.begun, decoding.chosen
+    programs = decoding.decode, reading.layer_read, states.begun, states.chosen
     before = [program._cache_size() for program in programs]
     for how in ({"tau": 0.3}, {"tau": 1.5, "top_k": 3}, {"tau": 0.7, "top_p": 0.5}):
         asked(**how)

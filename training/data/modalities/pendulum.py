@@ -45,7 +45,7 @@ def observed(state: np.ndarray) -> np.ndarray:
 
 
 def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
-    """Return −(θ² + ω²/10 + u²/1000), with θ within ±π: 0 where the pendulum stands still and upright."""
+    """Return −(θ² + ω²/10 + u²/1000), with θ within ±π: 0 where the pendulum is upright and at rest."""
     theta = (state[:, 0] + np.pi) % (2 * np.pi) - np.pi
     return -(theta**2 + 0.1 * state[:, 1] ** 2 + 0.001 * np.clip(torque, -TORQUE, TORQUE) ** 2)
 

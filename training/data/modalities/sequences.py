@@ -6,7 +6,7 @@
     Control(observations, actions)         continuous values, as the same tokens: μ-law and 1,024 bins for what is
                                            observed, the bins alone for actions, which are within ±1
 
-A sequence begins with bos; a separator stands before what answers: the name of an image, the drawing of a text, and
+A sequence begins with bos; a separator comes before the answer: the name of an image, the drawing of a text, and
 each action. As with Gato, the loss is on text and actions (a drawing's shades are actions), never on images,
 observations and separators.
 """
@@ -68,9 +68,9 @@ EXTRA_TOKENS = BINS + 1
 class Columns(NamedTuple):
     """A sequence."""
 
-    x: np.ndarray  # token IDs, [l]; 0 where a patch stands
+    x: np.ndarray  # token IDs, [l]; 0 where there is a patch
     read: np.ndarray  # the token IDs that the model reads: x, but with the actions done for those asked for, [l]
-    at: np.ndarray  # which patch stands there, −1 for none, [l]
+    at: np.ndarray  # the number of the patch there, or −1, [l]
     predicted: np.ndarray  # whether the column is to be predicted, [l]
     patches: np.ndarray  # [n, side, side, channels]
     places: np.ndarray  # row and column of each patch in its image, [n, 2]
@@ -122,12 +122,9 @@ class Vocabulary(NamedTuple):
 
     def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
         """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless it
-        `ends` there, the model is to continue with what answers.
-
-        Raises:
-            DataError: the model knows no such order, or a value cannot be.
-            ValueError: an image that patches do not tile or that has too many, or values that are not finite or out
-                of range.
+        `ends` there, the model is to continue with what answers. Raises DataError if the model knows no such order, or
+        for an impossible value, and ValueError for an image that patches do not tile or that has too many, or for
+        values that are not finite or out of range.
         """
         kinds = tuple(type(element) for element in elements)
         if not any(kinds and order[: len(kinds)] == kinds and (not ends or kinds == order) for order in ORDERS):

@@ -217,7 +217,7 @@ def _encoder(run: Run, x: np.ndarray) -> _Pass:
     if not variant.head:
         return _Pass({"prompt": x}, attention, "This encoder has no head that predicts tokens.", NORM_LAST)
     note = (
-        "An encoder predicts what stands at a token, or is hidden there by [MASK], from its last layer alone: "
+        "An encoder predicts the token at each place, or the one that [MASK] hides there, from its last layer alone: "
         "lines 10 and 11 of Algorithm 9 read no other."
     )
     return _Pass({"prompt": x}, attention, _output(np.asarray(P, np.float32), "prompt", note), NORM_LAST)

@@ -18,7 +18,8 @@ function updateBar(changes) {
   const text = block().of;
   const i = tokenOf(text);
   const n = data.texts[text].length;
-  document.getElementById("chosen-token").replaceChildren(element("b", { text: data.texts[text][i], dir: "auto" }), ` ${i}/${n - 1}`);
+  const named = [element("b", { text: data.texts[text][i], dir: "auto" }), element("span", { text: `${i}/${n - 1}` })];
+  document.getElementById("chosen-token").replaceChildren(...named);
   document.getElementById("back").disabled = i === 0;
   document.getElementById("forth").disabled = i === n - 1;
 }

@@ -16,11 +16,12 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
     Args:
         seen: what `algorithms.inside.record` recorded of one sequence; ``A``, or ``A/16`` and its like, of all layers
             and heads.
-        tokens: their texts, or their numbers; without, their positions.
+        tokens: their texts, or their numbers; without, their positions. Of an encoder-decoder, those of one of its
+            texts.
         name: the title.
 
     Raises:
-        PageError: if there is no attention, or not of one sequence.
+        PageError: if there is no attention, or not of one sequence, or of other tokens.
     """
     found = {of: np.asarray(A, np.float32) for of, A in seen.items() if of.partition("/")[0].partition("@")[0] == "A"}
     if not found:
@@ -36,6 +37,9 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
         l_z, l_x = A.shape[2:]
         texts |= {_text(l): _named(tokens, l) for l in (l_z, l_x)}
         blocks.append(Attended(of, _text(l_x), _text(l_z), attending(jnp.asarray(A))))
+    if tokens is not None and _text(len(tokens)) not in texts:
+        lengths = " or ".join(text.removeprefix("sequence of ") for text in texts)
+        raise PageError(f"tokens: expected {lengths}, as many as attend, got {len(tokens)}")
     facts = [f"{of}: {A.shape[0]} layers of {A.shape[1]} heads" for of, A in found.items()]
     return Look(name, facts, texts, {}, blocks, None, None, None, None)
 

@@ -1,0 +1,139 @@
+"""A run that adapts another one, in every command: what it prints is what the merged model prints, to the last bit."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import serving_cases
+from tests.run_cases import conversing, make_run
+from training import commands
+from training.data.chat import converser
+from training.mesh.placement import Placement
+from training.runs.directory import RunDirectory, load_run
+from training.runs.named_arrays import flatten
+
+SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 16, "l_max": 64, "dropout": 0.0}
+ASKED = ["the cat", "sat on", "the mat, the rat", "a rat", "the rat sat", "on the mat", "the", "cat, the", "sat, sat"]
+
+
+def called(name, *arguments, capsys):
+    capsys.readouterr()
+    status = getattr(commands, f"{name}_main")([str(a) for a in arguments])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    return printed.out
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A model, a run that adapts it to a few conversations, and the two merged."""
+    root = tmp_path_factory.mktemp("runs")
+    make_run(root / "model", "d", conversing(), **SIZES)
+    for name, asked in (("chats", ASKED), ("held-out", [f"{text} sat" for text in ASKED])):
+        with (root / f"{name}.jsonl").open("w") as file:
+            for text in asked:
+                messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]
+                file.write(json.dumps({"messages": messages}) + "\n")
+    flags = ["--from", root / "model", "--lora-rank", 2, "--steps", 4, "--batch-size", 2, "--l_max", 40, "--quiet"]
+    flags += ["--learning-rate", 0.05, "--peak", 1e9, "--no-tensorboard", "--cache", root / "cache"]
+    data = ["--data", root / "chats.jsonl", "--validation-data", root / "held-out.jsonl"]
+    assert commands.train_main([str(a) for a in ["d", "--run", root / "taught", *flags, *data]]) == 0
+    assert commands.convert_main([str(root / "taught"), str(root / "out"), "--merge"]) == 0
+    assert commands.convert_main([str(root / "out"), str(root / "merged")]) == 0
+    return root
+
+
+def test_the_adapter_changes_the_model_and_merging_does_not(root):
+    before, taught, merged = (flatten(load_run(root / name).theta) for name in ("model", "taught", "merged"))
+    assert np.abs(taught["layers.mlp.W_mlp1"] - before["layers.mlp.W_mlp1"]).max() > 0.01
+    for name, array in merged.items():
+        np.testing.assert_array_equal(array, taught[name])
+    kept = flatten(load_run(root / "taught", dtype="bfloat16").theta)
+    for name, array in kept.items():
+        np.testing.assert_array_equal(array, jnp.asarray(taught[name]).astype(jnp.bfloat16))
+    theta = flatten(load_run(root / "taught", placement=Placement("data=2,model=4")).theta)
+    for name, array in theta.items():
+        np.testing.assert_allclose(array, taught[name], atol=1e-6)
+    assert len({str(shard.index) for shard in theta["layers.mlp.W_mlp1"].addressable_shards}) == 8
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--chat", "--tau", 0],
+        ["--chat", "--system", "the rat", "--seed", 3],
+        ["--n", 2, "--tau", 1],
+        ["--tau", 0, "--dtype", "bfloat16"],
+        ["--tau", 0, "--weights", "int8"],
+    ],
+)
+def test_generate(root, capsys, flags):
+    flags = ["--prompt", "the cat sat", "--l_gen", 12, "--json", *flags]
+    before, taught, merged = (
+        called("generate", root / name, *flags, capsys=capsys) for name in ("model", "taught", "merged")
+    )
+    assert taught == merged
+    assert taught != before
+
+
+def test_generate_on_a_mesh(root, capsys):
+    flags = ["--prompt", "the cat sat", "--l_gen", 12, "--tau", 0, "--chat"]
+    alone = called("generate", root / "merged", *flags, capsys=capsys)
+    assert called("generate", root / "taught", *flags, "--mesh", "data=2,model=4", capsys=capsys) == alone
+
+
+def test_evaluate(root, capsys):
+    """By its own data, and the merged model and the first one by the same ones."""
+    cache = ["--cache", root / "cache"]
+    data = ["--data", root / "chats.jsonl", "--validation-data", root / "held-out.jsonl", "--l_max", 40]
+    own = called("evaluate", root / "taught", *cache, capsys=capsys).split("\n", 1)[1]
+    merged = called("evaluate", root / "merged", *cache, *data, capsys=capsys).split("\n", 1)[1]
+    before = called("evaluate", root / "model", *cache, *data, capsys=capsys).split("\n", 1)[1]
+    results = json.loads((root / "taught" / "results.json").read_text())
+    assert f"{results['loss']:.4f}" in own
+    assert own == merged
+    assert own != before
+
+
+def test_look_inside(root, capsys, tmp_path):
+    pages = {}
+    for name in ("taught", "merged"):
+        called("look_inside", root / name, "--prompt", "the cat sat", "--out", tmp_path / name, capsys=capsys)
+        pages[name] = (tmp_path / name / "page.html").read_text().replace(name, "NAME")
+    assert pages["taught"] == pages["merged"]
+
+
+def test_compress(root, capsys, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the mat, the rat sat on the cat")
+    called("compress", root / "taught", "compress", text, tmp_path / "small", capsys=capsys)
+    called("compress", root / "taught", "decompress", tmp_path / "small", tmp_path / "again", capsys=capsys)
+    assert (tmp_path / "again").read_text() == text.read_text()
+
+
+def test_serve(root):
+    answers = []
+    for name in ("taught", "merged"):
+        model = load_run(root / name)
+        served = serving_cases.of_run(model, converse=converser(model.tokenizer))
+        with serving_cases.serving(served) as port, serving_cases.client_of(port) as client:
+            said = [{"role": "user", "content": "the cat"}]
+            answer = client.chat.completions.create(
+                model="small", messages=said, n=2, seed=1, max_tokens=9, logprobs=True
+            )
+            answers.append([choice.to_dict() for choice in answer.choices])
+    assert answers[0] == answers[1]
+
+
+def test_a_further_adapter_is_beside_both(root, tmp_path, capsys):
+    flags = ["--from", root / "taught", "--lora-rank", 1, "--steps", 1, "--batch-size", 2, "--l_max", 40, "--quiet"]
+    flags += ["--data", root / "chats.jsonl", "--peak", 1e9, "--no-tensorboard", "--cache", root / "cache"]
+    losses = []
+    for name in ("taught", "merged"):
+        flags[1] = root / name
+        called("train", "d", "--run", tmp_path / name, *flags, capsys=capsys)
+        losses.append(json.loads((tmp_path / name / "results.json").read_text()))
+    assert losses[0] == losses[1]
+    assert RunDirectory(tmp_path / "taught").description().settings.start_from == str(root / "taught")

@@ -1,0 +1,59 @@
+"""A model that several devices share is served as that of one device."""
+
+import numpy as np
+import pytest
+
+from tests import serving_cases
+from tests.run_cases import conversing, make_run
+from training.data.chat import converser
+from training.mesh.placement import Placement
+from training.runs.directory import load_run
+
+MESSAGES = [{"role": "user", "content": "the cat"}]
+SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
+
+
+def answers(run, placement):
+    """Texts and log-probabilities: greedy and drawn, in a conversation, streamed, and of a prompt read again."""
+    model = load_run(run, placement=placement)
+    of_run = serving_cases.of_run(model, converse=converser(model.tokenizer))
+    with serving_cases.serving(of_run) as port, serving_cases.client_of(port) as client:
+        how = {"model": "small", "max_tokens": 8, "logprobs": 2}
+        some = [
+            client.completions.create(**how, prompt=["the cat", "on"], temperature=0),
+            client.completions.create(**how, prompt="the cat sat", n=3, seed=5, temperature=1, top_p=0.9),
+            client.completions.create(**how, prompt="the cat sat", temperature=0, logit_bias={"70": 5}),
+        ]
+        spoken = client.chat.completions.create(model="small", messages=MESSAGES, max_tokens=8, seed=1, logprobs=True)
+        parts = client.chat.completions.create(model="small", messages=MESSAGES, max_tokens=8, seed=1, stream=True)
+        streamed = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        choices = [choice for one in some for choice in one.choices]
+        texts = [choice.text for choice in choices] + [spoken.choices[0].message.content, streamed]
+        numbers = [choice.logprobs.token_logprobs for choice in choices]
+        numbers.append([token.logprob for token in spoken.choices[0].logprobs.content])
+        return texts, np.concatenate(numbers)
+
+
+def test_a_divided_decoder_answers_the_same(tmp_path):
+    run = make_run(tmp_path / "run", "d", conversing(), **SIZES)
+    texts, numbers = answers(run, None)
+    assert texts[-1] == texts[-2]
+    for mesh in ("model=8", "data=2,model=4"):
+        placement = Placement(mesh)
+        divided = load_run(run, placement=placement).theta.layers.mlp.W_mlp1
+        assert len({str(shard.index) for shard in divided.addressable_shards}) == 8
+        found, theirs = answers(run, placement)
+        assert found == texts
+        np.testing.assert_allclose(theirs, numbers, atol=1e-5)
+
+
+def test_a_divided_encoder_embeds_the_same(tmp_path):
+    run = make_run(tmp_path / "run", "e", H=4, d_e=16, d_mlp=16)
+    found = []
+    for placement in (None, Placement("data=2,model=4")):
+        of_run = serving_cases.of_run(load_run(run, placement=placement))
+        with serving_cases.serving(of_run) as port, serving_cases.client_of(port) as client:
+            answer = client.embeddings.create(model="small", input=["abc", "a dig", "j"])
+            found.append([each.embedding for each in answer.data])
+    assert np.linalg.norm(found[0][0]) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)

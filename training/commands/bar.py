@@ -1,0 +1,27 @@
+"""How much of something that takes a while is done."""
+
+import sys
+from typing import Any, Self
+
+from tqdm import tqdm
+
+
+class Bar:
+    """Shows how much of something is done: a bar on a terminal, after a second, and nothing elsewhere."""
+
+    def __init__(self, what: str, **shown: Any) -> None:
+        self._shown = {"desc": what, "leave": False, "delay": 1, "dynamic_ncols": True, **shown}
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, n: int, total: int) -> None:
+        """Take note of n more, of `total` (0: not known)."""
+        if sys.stderr.isatty():
+            self._bar = self._bar or tqdm(total=total or None, **self._shown)
+            self._bar.update(n)

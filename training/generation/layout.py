@@ -1,0 +1,82 @@
+"""Parameters laid out for generation: layer by layer, and for reading one column at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from algorithms import DTransformerParams, EDTransformerParams, Variant
+from algorithms.ops.int8 import Int8Matrix
+from training.generation.cache import Projections
+
+Weights = DTransformerParams | EDTransformerParams
+"""Parameters as `unstacked` lays them out for reading one column at a time."""
+
+
+def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one; with ``int8``, the
+    matrices that are read for every token are rounded.
+
+    A slice of stacked layers would be copied for every token.
+    """
+    name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
+    stacked = getattr(theta, name)
+    if int8:
+        theta = theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
+    laid_out = (lambda layer: _in_int8(_layer(layer))) if int8 else _layer
+    return theta._replace(**{name: _one_by_one(stacked, variant, laid_out)})
+
+
+def _part(stacked: Any, l: int) -> Any:
+    """An array of layer l: on a CPU the same memory, elsewhere a copy."""
+    if not _is_here(stacked):
+        return stacked[l]
+    place = stacked.sharding if stacked.committed else None
+    return jax.device_put(np.asarray(stacked)[l], place, may_alias=True)
+
+
+def _is_here(a: Any) -> bool:
+    """Whether an array is in the memory of this process's CPU alone."""
+    is_array = isinstance(a, jax.Array) and not isinstance(a, Tracer)
+    return is_array and len(a.devices()) == 1 and {device.platform for device in a.devices()} == {"cpu"}
+
+
+def _layer(params: Any) -> Any:
+    """A layer with `Projections` for the parameters of its attentions."""
+    attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
+    laid_out = {name: Projections.of(getattr(params, name), context=c) for name, c in attentions.items()}
+    return params._replace(**laid_out)
+
+
+_rounded = jax.jit(Int8Matrix.of)
+"""Compiled by itself, once for each shape: in one program, the matrices of all layers would be compiled one by one."""
+
+
+def _in_int8(layer: Any) -> Any:
+    """A layer whose matrices are rounded."""
+    changed = {name: getattr(layer, name).with_matrices(_rounded) for name in layer._fields if "attention" in name}
+    if layer.mlp is not None:
+        matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
+        changed["mlp"] = layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()})
+    return layer._replace(**changed)
+
+
+def are_apart(layers: Any) -> bool:
+    """Whether layers are one by one, as `apart` returns them."""
+    return isinstance(layers, tuple) and not hasattr(layers, "_fields")
+
+
+def apart(theta: DTransformerParams, *, variant: Variant) -> DTransformerParams:
+    """Return the parameters with all layers one by one, in the same memory; as they are, where that is impossible."""
+    if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
+        return theta
+    return theta._replace(layers=_one_by_one(theta.layers, variant, lambda layer: layer))
+
+
+def _one_by_one(stacked: Any, variant: Variant, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The parameters of every layer, laid out; layers that share theirs get the same arrays, not copies."""
+    L = jax.tree.leaves(stacked)[0].shape[0]
+    layers = [laid_out(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
+    return tuple(layer for layer in layers for _ in range(variant.shared_layers))
