@@ -25,10 +25,20 @@ from training.interchange import convert
 from training.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("compile_once")
+
+
+def chat(n):
+    """A line of a file of conversations."""
+    said = [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"It is {n}."}]
+    return json.dumps({"messages": said}) + "\n"
+
+
 PARAGRAPHS = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(90))
 FILES = {
     **dict.fromkeys(("README.md", "book.txt", "a.txt", "b.txt", "my.txt", "books.txt", "d.txt", "e.txt"), PARAGRAPHS),
     "ed.txt": "".join(f"the number {n}\tel {n}\n" for n in range(90)),
+    "chats.jsonl": "".join(map(chat, range(90))),
+    "held-out.jsonl": "".join(map(chat, range(90, 120))),
     "classify.txt": "".join(f"{('ham', 'spam')[n % 2]}\tthe number {n} is what it is\n" for n in range(90)),
 }
 RUNS = {**dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2"), "d"), "runs/words": "ed"}

@@ -85,16 +85,18 @@ def test_generate_on_a_mesh(root, capsys):
 
 
 def test_evaluate(root, capsys):
-    """By its own data, and the merged model and the first one by the same ones."""
+    """By its own data, and the merged model and the first one by the same ones, in batches of another size."""
     cache = ["--cache", root / "cache"]
     data = ["--data", root / "chats.jsonl", "--validation-data", root / "held-out.jsonl", "--l_max", 40]
-    own = called("evaluate", root / "taught", *cache, capsys=capsys).split("\n", 1)[1]
-    merged = called("evaluate", root / "merged", *cache, *data, capsys=capsys).split("\n", 1)[1]
-    before = called("evaluate", root / "model", *cache, *data, capsys=capsys).split("\n", 1)[1]
-    results = json.loads((root / "taught" / "results.json").read_text())
-    assert f"{results['loss']:.4f}" in own
-    assert own == merged
-    assert own != before
+    found = {}
+    for name, flags in (("taught", []), ("merged", data), ("model", data)):
+        called("evaluate", root / name, *cache, *flags, capsys=capsys)
+        (kept,) = (root / name).glob("evaluation-validation*.json")
+        found[name] = json.loads(kept.read_text())["rows"]["this model"]
+    trained = json.loads((root / "taught" / "results.json").read_text())
+    assert found["taught"] == pytest.approx({name: trained[name] for name in found["taught"]}, rel=1e-6)
+    assert found["merged"] == pytest.approx(found["taught"], rel=1e-5)
+    assert abs(found["model"]["loss"] - found["taught"]["loss"]) > 0.01
 
 
 def test_look_inside(root, capsys, tmp_path):

@@ -157,6 +157,19 @@ def test_processes_train_what_one_device_trains(command, undisturbed, count):
 
 
 @pytest.mark.slow
+def test_processes_train_the_adapter_that_one_trains(command, undisturbed, tmp_path):
+    flags = {"from": undisturbed.files.path, "lora-rank": 2, "steps": 12, "eval-every": 6, "learning-rate": 0.01}
+    (tmp_path / "alone").mkdir()
+    alone = Command(tmp_path / "alone")
+    alone.complete(1, mesh="", **flags)
+    command.complete(2, **{**flags, "mesh": "data=4,model=2"})
+    assert not command.files.parameters.exists()
+    before, theta = (flatten(load_run(c.files.path).theta) for c in (undisturbed, command))
+    assert np.abs(theta["layers.mlp.W_mlp1"] - before["layers.mlp.W_mlp1"]).max() > 1e-3
+    assert_same_outcome(command, alone)
+
+
+@pytest.mark.slow
 def test_what_slurm_says_is_found(command, undisturbed):
     first = 65535 - 2**12 + 1  # JAX takes the port from the number of the job
     job = {
