@@ -11,8 +11,6 @@ from pathlib import Path
 
 from scripts.benchmarks.timing import table
 
-__all__ = ["run"]
-
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "--tokenizer bytes --L 2 --d_e 32 --d_mlp 64 --H 2 --l_max 32 --batch-size 8 --steps 20 --quiet"
 

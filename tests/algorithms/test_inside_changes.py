@@ -155,7 +155,7 @@ def test_the_gradient_by_the_scores_is_that_of_the_softmax():
 
 
 DATA, KEY = cases.random_tokens(2, 6, seed=4, n=14), jax.random.key(0)
-MASKED = {"p_mask": 1.0, "key": KEY}  # all tokens, so that no draw matters
+MASKED = {"p_mask": 1 - 1e-12, "key": KEY}  # all tokens, so that no draw matters
 TRAINING = {
     11: (ed_training, ed_transformer, (DATA[:, :5], DATA), ED, {}, "X@19", at("A/16", layer=0)),
     12: (e_training, e_transformer, (DATA,), E, MASKED, "X@8", at("A", layer=0)),

@@ -24,7 +24,7 @@ from algorithms import (
     padding,
     scaled_dot_product_attention,
 )
-from algorithms.ops.attention import dispatch
+from algorithms.ops.attention import dispatch, vendor
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
 from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pallas_attention, pallas_refuses
@@ -54,12 +54,14 @@ slow = pytest.mark.slow
         pytest.param(UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
         pytest.param(UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
         pytest.param(UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
+        pytest.param(UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, id="pairs of blocks"),
         pytest.param(banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
         pytest.param(BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
     ],
 )
 def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
     monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
+    monkeypatch.setattr(vendor, "PALLAS_BLOCKS", (128,))
     cap = sizes.get("cap")
     matrices = Q, _, V = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
     E = jnp.asarray(np.random.default_rng(1).normal(size=(len(Q), *V.shape[1:3], Q.shape[-1])), jnp.float32)

@@ -1,4 +1,4 @@
-"""Encoders whose tensors have other names than BERT's: RoBERTa, DistilBERT and ALBERT, bare or for masked tokens."""
+"""Encoders: BERT, RoBERTa, DistilBERT and ALBERT, bare or for masked tokens; and classifiers of BERT's."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,30 +21,52 @@ class Kind(NamedTuple):
     head: tuple[str, str, str, str]  # the names of W_f, of the norm after it, of W_u, and of b_u
     pooler: str = "pooler.dense"  # the name of W_pool
     plain: bool = False  # whether ε is always 1e-12, and there are no token types
+    classifier: str = ""  # the name of the class that classifies texts, where that can be read
+    ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters, besides those of all kinds
 
+
+PARTS = (
+    *(f"attention.self.{name}" for name in ("query", "key", "value")),
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+"""The tensors of a layer of BERT."""
+FIELDS: dict[str, tuple[str, Any]] = {
+    "N_V": ("vocab_size", 30522),
+    "L": ("num_hidden_layers", 12),
+    "H": ("num_attention_heads", 12),
+    "d_e": ("hidden_size", 768),
+    "d_mlp": ("intermediate_size", 3072),
+    "activation": ("hidden_act", "gelu"),
+    "dropout": ("attention_probs_dropout_prob", 0.0),
+}
+"""The sizes of BERT in config.json."""
 
 KINDS: dict[str, Kind] = {
+    "bert": Kind(
+        ("BertForMaskedLM", "BertModel"),
+        BERT,
+        FIELDS,
+        "encoder.layer",
+        PARTS,
+        (
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder.weight",
+            "cls.predictions.bias",
+        ),
+        classifier="BertForSequenceClassification",
+        ignored=("cls.seq_relationship.*", "cls.predictions.bias"),  # unread where not tied
+    ),
     "roberta": Kind(
         ("RobertaForMaskedLM", "RobertaModel"),
         ROBERTA,
-        {
-            "N_V": ("vocab_size", 50265),
-            "L": ("num_hidden_layers", 12),
-            "H": ("num_attention_heads", 12),
-            "d_e": ("hidden_size", 768),
-            "d_mlp": ("intermediate_size", 3072),
-            "activation": ("hidden_act", "gelu"),
-            "dropout": ("attention_probs_dropout_prob", 0.0),
-        },
+        FIELDS | {"N_V": ("vocab_size", 50265)},
         "encoder.layer",
-        (
-            *(f"attention.self.{name}" for name in ("query", "key", "value")),
-            "attention.output.dense",
-            "attention.output.LayerNorm",
-            "intermediate.dense",
-            "output.dense",
-            "output.LayerNorm",
-        ),
+        PARTS,
         ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.weight", "lm_head.bias"),
     ),
     "distilbert": Kind(
@@ -102,15 +124,37 @@ KINDS: dict[str, Kind] = {
 SIZES = ("N_V", "L", "H", "d_e", "d_in", "d_mlp")
 
 
+def _name(own: Kind, fields: Fields, names: Sequence[str]) -> str:
+    """Which class of models it is: as config.json says, or else as the tensors show."""
+    named = fields.first("architectures")
+    if named == "BertForPreTraining":  # its next-sentence head is left out
+        return own.name[0]
+    if named:
+        if named not in (*own.name, own.classifier):
+            fields.needs.append(f"the head of {named}")
+        return named
+    if any(name.startswith(own.head[0]) for name in names):
+        return own.name[0]
+    return own.classifier if own.classifier and "classifier.weight" in names else own.name[1]
+
+
+def _labels(fields: Fields) -> tuple[str, ...]:
+    fields.require("problem_type", "single_label_classification", "another kind of classification than of one class")
+    names = fields.table("id2label")
+    n = len(names) or fields.integer("num_labels", 2)
+    if n == 1:
+        fields.needs.append("regression (one label)")
+    return tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(n))
+
+
 def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     own = KINDS[kind]
-    named = fields.first("architectures") or own.name[0 if any(n.startswith(own.head[0]) for n in names) else 1]
-    if named not in own.name:
-        fields.needs.append(f"the head of {named}")
     fields.require("sinusoidal_pos_embds", False, "positions of another kind")
     fields.require("position_embedding_type", "absolute", "relative positions")
     fields.require("is_decoder", False, "unidirectional attention")
-    masked = named == own.name[0]
+    fields.require("add_cross_attention", False, "cross-attention")
+    named = _name(own, fields, names)
+    masked, classifies = named == own.name[0], named == own.classifier
     if kind == "roberta" and masked:  # whose head has GELU, whatever its layers have
         fields.require("hidden_act", "gelu", "another activation in the layers than in the head")
     first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "roberta" else 0
@@ -129,29 +173,35 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
         shared_layers=shared,
         unembedding=Unembedding(tied=fields.flag("tie_word_embeddings", True) or not masked, bias=masked),
         head=masked,
-        pooler=any(name.endswith(f"{own.pooler}.weight") for name in names),
+        pooler=classifies or any(name.endswith(f"{own.pooler}.weight") for name in names),
     )
     l_max = fields.integer("max_position_embeddings", 512, least=first + 1) - first
     N_types = 0 if own.plain else fields.integer("type_vocab_size", 2)
-    return Model("e", ETransformerConfig(**sizes, l_max=l_max, N_types=N_types, variant=variant))
+    config = ETransformerConfig(**sizes, l_max=l_max, N_types=N_types, variant=variant)
+    return Model("classify", config, _labels(fields)) if classifies else Model("e", config)
 
 
 def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     own, c, v = KINDS[kind], model.config, model.config.variant
+    masked = v.head and model.task == "e"
     epsilon = 1e-12 if own.plain else v.norm.epsilon
     mlp = MLP(activation=v.mlp.activation) if v.mlp else MLP()
     said = own.variant.but(
         embedding=own.variant.embedding.but(first_position=v.embedding.first_position if kind == "roberta" else 0),
         norm=LayerNorm(epsilon=epsilon),
         mlp=mlp,
-        unembedding=Unembedding(tied=v.unembedding.tied, bias=v.head),
+        unembedding=Unembedding(tied=v.unembedding.tied, bias=masked),
         shared_layers=v.shared_layers if kind == "albert" else 1,
         head=v.head,
         pooler=v.pooler and not own.plain,
         dropout=v.dropout,
     )
     lacks = differences(v, said) + plain_heads(c)
-    lacks += unlike(c.d_f, c.d_in, "final projection of another size than the embeddings")
+    if masked:
+        lacks += unlike(c.d_f, c.d_in, "final projection of another size than the embeddings")
+    if model.task == "classify":
+        lacks += unlike(v.pooler, True, "classifier without a pooler")
+        lacks += unlike(v.head, False, "classifier that keeps a masked-token head")
     if kind == "roberta" and v.head:
         lacks += unlike(mlp.activation or "gelu", "gelu", f"head with the activation {mlp.activation!r}")
     lacks += ["padding token before the first position"] if kind == "roberta" and not v.embedding.first_position else []
@@ -159,7 +209,7 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     state |= {own.fields["activation"][0]: theirs(mlp.activation or "gelu"), own.fields["dropout"][0]: v.dropout}
     state |= {
         "model_type": kind,
-        "architectures": [own.name[0 if v.head else 1]],
+        "architectures": [own.classifier if model.task == "classify" else own.name[0 if masked else 1]],
         "max_position_embeddings": c.l_max + v.embedding.first_position,
         "tie_word_embeddings": c.tied,
     }
@@ -172,38 +222,46 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     else:
         lacks += unlike(c.N_types, 0, "token types")
         state |= {"dropout": 0.0, "sinusoidal_pos_embds": False}
+    if model.labels:
+        state["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
+        state["label2id"] = {label: i for i, label in enumerate(model.labels)}
     return state, lacks
 
 
 def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
     own, c, v = KINDS[kind], model.config, model.config.variant
-    prefix = f"{kind}." if v.head else ""
+    ours = "encoder." if model.task == "classify" else ""
+    prefix = f"{kind}." if ours or v.head else ""
     W_f, after, W_u, b_u = own.head
     found = [
-        table(f"{prefix}embeddings.word_embeddings.weight", "W_e", [W_u] if v.head and c.tied else []),
-        table(f"{prefix}embeddings.position_embeddings.weight", "W_p"),
-        *norm(f"{prefix}embeddings.LayerNorm", "embedding_norm"),
+        table(f"{prefix}embeddings.word_embeddings.weight", f"{ours}W_e", [W_u] if v.head and c.tied else []),
+        table(f"{prefix}embeddings.position_embeddings.weight", f"{ours}W_p"),
+        *norm(f"{prefix}embeddings.LayerNorm", f"{ours}embedding_norm"),
     ]
     if not own.plain:
         types = f"{prefix}embeddings.token_type_embeddings.weight"
-        found.append(table(types, "W_t") if c.N_types else Entry(types, (), lead=(1, c.d_in)))
+        found.append(table(types, f"{ours}W_t") if c.N_types else Entry(types, (), lead=(1, c.d_in)))
     if v.embedding.factored:
-        found += linear(f"{prefix}encoder.embedding_hidden_mapping_in", "W_in", "b_in")
+        found += linear(f"{prefix}encoder.embedding_hidden_mapping_in", f"{ours}W_in", f"{ours}b_in")
     for l in range(c.L // c.shared_layers):
         q, k, value, o, norm1, mlp1, mlp2, norm2 = (f"{prefix}{own.layer}.{l}.{part}" for part in own.parts)
         for a, name in (("q", q), ("k", k), ("v", value)):
-            found += linear(name, f"layers.attention.heads.W_{a}", f"layers.attention.heads.b_{a}", l)
-        found += linear(o, "layers.attention.W_o", "layers.attention.b_o", l)
-        found += norm(norm1, "layers.norm1", l) + norm(norm2, "layers.norm2", l)
-        found += linear(mlp1, "layers.mlp.W_mlp1", "layers.mlp.b_mlp1", l)
-        found += linear(mlp2, "layers.mlp.W_mlp2", "layers.mlp.b_mlp2", l)
+            found += linear(name, f"{ours}layers.attention.heads.W_{a}", f"{ours}layers.attention.heads.b_{a}", l)
+        found += linear(o, f"{ours}layers.attention.W_o", f"{ours}layers.attention.b_o", l)
+        found += norm(norm1, f"{ours}layers.norm1", l) + norm(norm2, f"{ours}layers.norm2", l)
+        found += linear(mlp1, f"{ours}layers.mlp.W_mlp1", f"{ours}layers.mlp.b_mlp1", l)
+        found += linear(mlp2, f"{ours}layers.mlp.W_mlp2", f"{ours}layers.mlp.b_mlp2", l)
     if v.pooler:
-        found += linear(f"{prefix}{own.pooler}", "W_pool", "b_pool")
+        found += linear(f"{prefix}{own.pooler}", f"{ours}W_pool", f"{ours}b_pool")
+    if ours:
+        return found + linear("classifier", "W_c", "b_c")
     if not v.head:
         return found
+    found += [*linear(W_f, "W_f", "b_f"), *norm(after, "norm")]
+    if kind == "bert" and not c.tied:
+        return found + linear(W_u.removesuffix(".weight"), "W_u", "b_u")
     bias = Entry(b_u, ("b_u",), aliases=() if own.plain else (W_u.replace("weight", "bias"),))
-    found += [*linear(W_f, "W_f", "b_f"), *norm(after, "norm"), bias]
-    return found if c.tied else [*found, Entry(W_u, ("W_u",))]
+    return [*found, bias] if c.tied else [*found, bias, Entry(W_u, ("W_u",))]
 
 
 def architecture(kind: str) -> Architecture:
@@ -213,5 +271,5 @@ def architecture(kind: str) -> Architecture:
         functools.partial(_write_config, kind),
         functools.partial(_entries, kind),
         prefix=f"{kind}.",
-        ignored=("*embeddings.position_ids",),
+        ignored=("*embeddings.position_ids", *KINDS[kind].ignored),
     )

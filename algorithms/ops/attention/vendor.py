@@ -137,7 +137,12 @@ def pallas_attention(
         rule = rules.LocalMask((l_x, l_z), (mask.width - 1, 0), 0)
     of_x, of_z = (next(n for n in PALLAS_BLOCKS if l % n == 0) for l in (l_x, l_z))
     blocks = splash.BlockSizes(
-        block_q=of_x, block_kv=of_z, block_q_dkv=of_x, block_kv_dkv=of_z, use_fused_bwd_kernel=True
+        block_q=of_x,
+        block_kv=of_z,
+        block_q_dkv=of_x,
+        block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient of Q for each
+        block_kv_dkv_compute=of_z,
+        use_fused_bwd_kernel=True,
     )
     kernel = splash.make_splash_mha(
         rules.MultiHeadMask([rule] * H),

