@@ -18,8 +18,11 @@ HOSTILE = (f"{GGUF}::test_a_hostile_file_is_refused_in_a_sentence",)
 ANSWERS = ("tests/training/data/test_chat.py::test_knows_where_the_answers_are",)
 REACHES = ("tests/training/data/test_chat.py::test_a_template_that_loops_or_reaches_out_is_refused_in_a_sentence",)
 ORDER = ("tests/training/data/test_conversations.py::test_what_is_not_a_conversation_is_said_with_its_line",)
-LOSS = ("tests/training/data/test_conversations.py::test_the_loss_is_over_the_answers_alone",)
+MARKED = ("tests/training/data/test_conversations.py::test_what_chatml_marks_is_the_answer_and_its_end",)
 READ_ON = ("tests/training/generation/test_prefixes.py::test_keys_and_values_are_those_of_one_reading",)
+IN_PART = (
+    "tests/training/generation/test_prefixes.py::test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same",
+)
 SCRIPT = "tests/scripts/test_chat_script.py"
 OUTGROWN = (f"{SCRIPT}::test_a_conversation_that_outgrows_the_context_drops_its_oldest_turns_and_says_so",)
 RANK = "tests/training/loop/test_low_rank.py"
@@ -77,10 +80,10 @@ CONVERSATION_MUTATIONS: dict[str, Mutation] = {
         "ends > 0 * begin",
         13,
         None,
-        LOSS,
+        MARKED,
     ),
     "texts that part a token later": Mutation(
-        PREFIXES, "_shared", "return", "int(differ.argmax())", "1 + int(differ.argmax())", 14, None, READ_ON
+        PREFIXES, "_shared", "return", "int(differ.argmax())", "1 + int(differ.argmax())", 14, None, IN_PART
     ),
     "positions from 0 after what was read": Mutation(
         PREFIXES,
