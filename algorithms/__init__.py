@@ -103,14 +103,13 @@ __all__ = [
     "GatoConfig", "GatoParams", "PatchParams", "discretize", "gato_embedding", "init_gato", "inverse_mu_law", "mu_law",
     "patch_embedding", "raster_patches", "raster_places", "undiscretize",
     # Masks, parameters, variants and the legend
-    "ALBERT", "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3", "GPT_NEO",
-    "IMPLEMENTATIONS", "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OLMO2", "OPT", "PAPER", "QWEN2", "QWEN3", "REGISTRY",
-    "ROBERTA", "T5", "UNIDIRECTIONAL",
-    "VARIANTS", "VASWANI", "lines",
+    "ALBERT", "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3",
+    "GPT_NEO", "IMPLEMENTATIONS", "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OLMO2", "OPT", "PAPER", "QWEN2", "QWEN3",
+    "REGISTRY", "ROBERTA", "T5", "UNIDIRECTIONAL", "VARIANTS", "VASWANI", "lines",
     "AttentionParams", "DTransformerConfig", "DTransformerParams", "EDDecoderLayerParams", "EDTransformerConfig",
     "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",
     "MLPParams", "TransformerLayerParams", "Variant", "banded", "bos_token", "count_params", "documents", "eos_token",
-    "for_platform", "gelu", "gelu_tanh", "init_d_transformer", "init_e_transformer", "init_ed_transformer", "mask_token", "padding",
-    "relu", "sinusoidal_positional_embedding",
+    "for_platform", "gelu", "gelu_tanh", "init_d_transformer", "init_e_transformer", "init_ed_transformer",
+    "mask_token", "padding", "relu", "sinusoidal_positional_embedding",
 ]
 # fmt: on
