@@ -42,7 +42,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         "program",
         '"kernel"',
         '"printed"',
-        f"{T}/test_inside.py::test_the_output_is_bit_for_bit_that_of_the_function",
+        f"{T}/test_inside.py::test_scores_are_computed_beside_a_kernel_only_where_they_are_asked_for",
     ),
     "scores with their rows last": _edit(
         PARTS,
