@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from algorithms import d_hidden_state, d_transformer, e_encoding, ed_hidden_state
+from algorithms.inside import record
 from tests import interchange_cases as cases
 from tests import real_weights
 from tests.training.interchange.test_encoder_decoder import Seq2Seq
@@ -20,7 +21,7 @@ from training.data.chat import ChatTemplate, converser
 from training.generation import generate
 from training.generation.scoring import log_probabilities, sentence_embeddings
 from training.generation.text import Options, answerer_for
-from training.interchange import convert, load_model
+from training.interchange import convert, load_model, load_pretrained
 from training.interchange.gguf_models import open_gguf
 from training.runs.directory import load_run
 
@@ -288,6 +289,26 @@ def test_a_model_that_people_talk_to_answers_as_in_transformers(tmp_path):
     assert ours == expected
     assert tokenizer.decode(ours) == "The capital of France is Paris."
     assert ours[-1] in tokenizer.end_tokens
+
+
+@pytest.mark.slow
+def test_what_is_recorded_of_it_is_what_transformers_shows(tmp_path):
+    """SmolLM2's hidden states after each layer but the last, whose transformers normalizes, and all attentions."""
+    path = real_weights.smollm2(tmp_path)
+    options = {"attn_implementation": "eager", "dtype": torch.float32}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **options)
+    theta, config, tokenizer = load_pretrained(path)
+    x = np.array([tokenizer.encode("The capital of France is Paris, and the capital of Italy is Rome. " * 8)[:40]])
+    with torch.no_grad():
+        expected = theirs(torch.tensor(x), output_hidden_states=True, output_attentions=True)
+    with jax.enable_x64(False):
+        recorded = record(lambda x: d_transformer(x, theta, variant=config.variant), "X@8", "A")
+        _, seen = recorded(jnp.asarray(x))
+    for l in range(config.L):
+        cases.assert_same(seen["A"][l].transpose(2, 0, 3, 1), expected.attentions[l], "float32", f"A of layer {l}")
+        if l < config.L - 1:
+            of_layer = seen["X@8"][l].transpose(1, 2, 0)
+            cases.assert_same(of_layer, expected.hidden_states[l + 1], "float32", f"X of layer {l}")
 
 
 def test_a_model_in_files_of_numpy_generates_as_its_own_code(tmp_path, monkeypatch):
