@@ -33,9 +33,6 @@ T = TypeVar("T")
 LEAST, LARGEST = 64, 256
 """Queries of the smallest and of the largest strip: small ones leave out more of what a mask rules out."""
 
-STRIPS = 4
-"""Strips of a sequence, where they are neither too small nor too large."""
-
 RANGES = 8
 """How many different ranges of keys there are at most: each is compiled for itself."""
 
@@ -60,7 +57,7 @@ def _for_each_tile(of_tile, matrices, mask, seeds):
 
 
 def _rows_of_strips(l_x: int) -> int:
-    return min(max(LEAST, -(-l_x // STRIPS)), LARGEST)
+    return min(max(LEAST, -(-l_x // RANGES)), LARGEST)
 
 
 class _Strip:
