@@ -103,7 +103,14 @@ def test_whether_the_processor_multiplies_bfloat16_is_never_an_error(monkeypatch
         return platform.multiplies_bfloat16.__wrapped__()
 
     file = tmp_path / "cpuinfo"
-    for text, expected in (("flags : fpu avx512_bf16 sse\n", True), ("flags : fpu avx512f\n", False), ("", False)):
+    amd, intel = ("vendor_id : AuthenticAMD\n", "vendor_id : GenuineIntel\n")
+    for text, expected in (
+        (amd + "flags : fpu avx512_bf16 sse\n", True),
+        (intel + "flags : fpu avx512_bf16 sse\n", False),
+        (intel + "flags : fpu avx512_bf16 amx_bf16\n", True),
+        (amd + "flags : fpu avx512f\n", False),
+        ("", False),
+    ):
         file.write_text(text)
         assert asked(file) is expected
     assert asked(tmp_path / "nowhere") is False
