@@ -120,6 +120,16 @@ def test_scores_are_seen_beside_a_change_of_something_else(implementation):
 
 
 @implementations
+def test_a_change_of_the_weights_is_computed_on_with(implementation):
+    changes = {at("A", layer=0): lambda A: A * A}
+    P, expected = (
+        intervene(with_implementation(d_transformer, how), changes)(BATCH, D) for how in (implementation, "paper")
+    )
+    cases.assert_close(P, expected)
+    assert np.abs(P - d_transformer(BATCH, D)).max() > 1e-3
+
+
+@implementations
 def test_gradients_are_the_differences_of_interventions(implementation):
     def loss(x):
         return -jnp.log(d_transformer(x, D, implementation=implementation)[3, :, -1]).sum()

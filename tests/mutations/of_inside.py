@@ -25,16 +25,8 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         "return",
         "looking.value is not None and",
         "looking.value is None or",
-        f"{T}/test_inside.py::test_names_are_nothing_in_a_compiled_program",
+        f"{T}/test_blockwise.py",
         algorithm=4,
-    ),
-    "names that compute": _edit(
-        "algorithms/machinery/naming.py",
-        "_line.name",
-        "return",
-        "bind(value,",
-        "bind(value * 2 / 2,",
-        f"{T}/test_inside.py::test_names_are_nothing_in_a_compiled_program",
     ),
     "outputs by the lines as printed": _edit(
         f"{INSIDE}/transformations.py",
@@ -135,7 +127,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         "replacement",
         "old + _of_turn",
         "old + 2 * _of_turn",
-        f"{T}/test_inside_changes.py::test_the_gradient_by_the_scores_is_that_of_the_softmax",
+        f"{T}/test_inside_changes.py::test_gradients_are_the_differences_of_interventions",
         algorithm=4,
     ),
     "scores that a kernel does not read replaced": _edit(
@@ -144,7 +136,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         "program",
         '"printed"',
         '"beside"',
-        f"{T}/test_inside_changes.py::test_the_gradient_by_the_scores_is_that_of_the_softmax",
+        f"{T}/test_inside_changes.py::test_a_change_of_the_weights_is_computed_on_with",
         algorithm=4,
     ),
     "a while loop not steered": _edit(
