@@ -27,7 +27,7 @@ from algorithms.machinery.contract import Range, check_value
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StructuralMask:
-    """A conjunction of rules, each of which may be absent. Make one by name, and join them with ``&``."""
+    """A conjunction of optional rules. Make one by name, and join them with ``&``."""
 
     unidirectional: bool = False  # t_z <= t_x
     width: int | None = None  # t_x - width < t_z

@@ -53,7 +53,7 @@ class TokenStore:
     part: str = "train"  # "train", "validation" or "test"
     dropped_paragraphs: int = 0  # how many paragraphs were left out of the texts, because they are held out
     exact: bool = True  # whether decoding the tokens gives the texts back; it is not asked of the training data
-    # IDs of mask, bos and eos where they are not the paper's; None instead of one that there is not
+    # IDs of mask, bos and eos where they are not the paper's; None for one that is missing
     special: Sequence[int | None] | None = None
     counts: Sequence[int] = ()  # the number of sequences of each file, where they were counted
     # of conversations, which tokens are to be predicted; None: all of them

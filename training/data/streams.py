@@ -27,7 +27,7 @@ COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 class Stream(NamedTuple):
-    """Which rows of which data set are read."""
+    """The rows of a data set that are read."""
 
     name: str  # of the data set, or its directory
     configuration: str | None  # of the data set; None: it has only one

@@ -96,7 +96,7 @@ def check_rows(z: np.ndarray, x: np.ndarray) -> None:
 
 
 def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
-    """Check that every prompt can be continued by l_gen tokens (the last of which is not read any more). Raises
+    """Check that every prompt can be continued by l_gen tokens (the last one is never read). Raises
     ValueError if one cannot.
     """
     r = int(lengths.argmax())

@@ -116,7 +116,7 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
 @jax.jit
 def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
     """Return some sequences, by ``rows``, of B in one state and b others just read after them, which continue from
-    the slot of the first; they have at most so many tokens before their last as that has slots before its own.
+    the slot of the first; they have at most as many tokens before their last one as that slot has slots before it.
     """
     (B, C), (b, C_o) = state.tokens.shape, other.tokens.shape
 

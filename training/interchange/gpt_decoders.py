@@ -109,13 +109,17 @@ def _gpt_neo(fields: Fields) -> dict[str, Any]:
     d_e, L = fields.integer("hidden_size", 2048), fields.integer("num_layers", 24)
     full, local = GPT_NEO.attentions
     lines = {"global": full, "local": local.but(window=fields.integer("window_size", 256))}
-    kinds = fields.get("attention_layers")
-    if kinds is None:
-        pattern = fields.get("attention_types", [[["global", "local"], (L + 1) // 2]])
-        kinds = [kind for one, times in pattern for _ in range(times) for kind in one]
-    if len(kinds) != L or not set(kinds) <= set(lines):
+    pattern = fields.get("attention_types", [[["global", "local"], (L + 1) // 2]])
+    try:
+        kinds = fields.get("attention_layers")
+        if kinds is None:
+            kinds = [kind for one, times in pattern for _ in range(min(times, L + 1)) for kind in one]
+        fits = len(kinds) == L and set(kinds) <= set(lines)
+    except (TypeError, ValueError):  # of another form
+        fits = False
+    if not fits:
         raise InterchangeError(
-            f"{fields.path}: attention_types: expected global or local for each of {L} layers, got {str(kinds)[:60]}"
+            f"{fields.path}: attention_types: expected global or local for each of {L} layers, got {str(pattern)[:60]}"
         )
     return {
         "N_V": fields.integer("vocab_size", 50257),

@@ -18,8 +18,8 @@ END = "</s>"
 def read(
     path: Path, fields: Fields, model: Model, special: SpecialTokens
 ) -> MosesTokenizer | SentencePieceTokenizer | None:
-    """Return the tokenizer of a checkpoint with these special tokens; None if it has none of these kinds. Raises
-    InterchangeError if it is damaged, or its library is not installed.
+    """Return the tokenizer of a checkpoint with these special tokens; None if it has no tokenizer of a known kind.
+    Raises InterchangeError if it is damaged, or its library is not installed.
     """
     kind = fields.get("model_type")
     files = {

@@ -68,7 +68,7 @@ class Processes:
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Check that all processes, each of which must call this, have the same facts, JSON values by name. Raises
+        """Check that all processes, which must all call this, have the same facts, JSON values by name. Raises
         ProcessesError in every process, naming the first difference.
         """
         if self._store is None:

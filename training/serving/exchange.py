@@ -79,7 +79,7 @@ class Exchange:
         return self._envelope(self._wanted.objects[0], choices, usage=self._counted(sum(map(len, found))))
 
     async def parts(self) -> AsyncIterator[str]:
-        """Yield the events of the answer as it comes, of which the last says what went wrong, if anything did."""
+        """Yield the events of the answer as it comes; the last one says what went wrong, if anything did."""
         generated, before, object_name = 0, [0] * len(self.jobs), self._wanted.objects[1]
         try:
             for choice in self._wanted.opening():

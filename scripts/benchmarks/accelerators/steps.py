@@ -37,7 +37,7 @@ LLAMA_1G = Model("Llama 1.1 G", LLAMA, llama.LLAMA_1G, llama)
 class Case(NamedTuple):
     """A step of some sequences on a device."""
 
-    device: str  # a TPU topology, of which one chip is used, or "h100"
+    device: str  # a TPU topology, one chip of which is used, or "h100"
     B: int  # sequences
     remat: bool = False  # whether a training step computes the layers' activations again
     model: Model = GPT2_124M  # which model

@@ -154,6 +154,14 @@ def test_what_is_lacking_is_said(fields, message, tmp_path):
         load_pretrained(path)
 
 
+@pytest.mark.parametrize("types", [5, [["global", 1 << 40]], [[["global"], 2]], [[["near"], 3]], [[[["global"]], 3]]])
+def test_layers_of_another_form_are_refused(tmp_path, types):
+    path = cases.saved(make("gpt_neo"), tmp_path)
+    cases.change_config(path, attention_layers=None, attention_types=types)
+    with pytest.raises(InterchangeError, match="attention_types: expected global or local for each of 3 layers, got"):
+        load_pretrained(path)
+
+
 @pytest.mark.parametrize("name", ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3"])
 def test_our_own_models_open_in_transformers(tmp_path, name):
     sizes = {"N_V": 17, "l_max": 23, "L": 7, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 8, "d_mid": 8}
