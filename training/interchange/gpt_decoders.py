@@ -114,10 +114,10 @@ def _gpt_neo(fields: Fields) -> dict[str, Any]:
         kinds = fields.get("attention_layers")
         if kinds is None:
             kinds = [kind for one, times in pattern for _ in range(min(times, L + 1)) for kind in one]
-        fits = len(kinds) == L and set(kinds) <= set(lines)
+        kinds = kinds if len(kinds) == L and set(kinds) <= set(lines) else None
     except (TypeError, ValueError):  # of another form
-        fits = False
-    if not fits:
+        kinds = None
+    if kinds is None:
         raise InterchangeError(
             f"{fields.path}: attention_types: expected global or local for each of {L} layers, got {str(pattern)[:60]}"
         )
