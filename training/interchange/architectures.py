@@ -1,13 +1,12 @@
 """The kinds of models that can be read and written, by their `model_type`."""
 
-from training.interchange import decoders, encoders, gpt2, gpt_decoders, t5, torch_transformer
+from training.interchange import decoders, encoders, gpt_decoders, t5, torch_transformer
 from training.interchange.description import Architecture
 from training.interchange.encoder_decoder import VARIANTS, architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": gpt2.ARCHITECTURE,
-    **{kind: decoders.architecture(kind) for kind in decoders.FAMILIES},
     **{kind: gpt_decoders.architecture(kind) for kind in gpt_decoders.KINDS},
+    **{kind: decoders.architecture(kind) for kind in decoders.FAMILIES},
     **{kind: encoders.architecture(kind) for kind in encoders.KINDS},
     **{kind: architecture(kind) for kind in VARIANTS},
     "t5": t5.ARCHITECTURE,
@@ -15,7 +14,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 WRITTEN_AS = {
-    "d": ("gpt2", *decoders.FAMILIES, *gpt_decoders.KINDS),
+    "d": (*gpt_decoders.KINDS, *decoders.FAMILIES),
     "e": tuple(encoders.KINDS),
     "classify": ("bert",),
     "ed": (*VARIANTS, "t5", torch_transformer.NAME),
