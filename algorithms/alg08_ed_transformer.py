@@ -62,8 +62,8 @@ def ed_transformer(
         >>> from algorithms import EDTransformerConfig, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
-        >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).shape
-        (5, 3)
+        >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).sum(axis=0).round(3).tolist()
+        [1.0, 1.0, 1.0]
     """
     f = _lines(variant, implementation, key=key)
     X = hidden_state(z, x, theta, (mask, z_mask, cross_mask), z_length, f)  # lines 1-20

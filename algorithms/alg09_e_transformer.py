@@ -58,9 +58,9 @@ def e_transformer(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from algorithms import ETransformerConfig, init_e_transformer
-        >>> config = ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
-        >>> e_transformer(jnp.array([3, 2, 1]), init_e_transformer(jax.random.key(0), config)).shape
-        (5, 3)
+        >>> theta = init_e_transformer(jax.random.key(0), ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
+        >>> e_transformer(jnp.array([3, 2, 1]), theta).sum(axis=0).round(3).tolist()
+        [1.0, 1.0, 1.0]
     """
     f = encoder_lines(variant, implementation, key=key)
     X = hidden_state(x, types, theta, mask, length, f)  # lines 1-11

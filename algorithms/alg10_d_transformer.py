@@ -41,9 +41,9 @@ def d_transformer(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from algorithms import DTransformerConfig, init_d_transformer
-        >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
-        >>> d_transformer(jnp.array([3, 0, 1]), init_d_transformer(jax.random.key(0), config)).shape
-        (5, 3)
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
+        >>> d_transformer(jnp.array([3, 0, 1]), theta).sum(axis=0).round(3).tolist()
+        [1.0, 1.0, 1.0]
     """
     f = decoder_lines(variant, implementation, key=key)
     X = hidden_state(x, None, theta, mask, length, f)  # lines 1-10

@@ -59,10 +59,12 @@ def ed_training(
     Departures: none; the data are one padded array, and the loss is formed from log P.
 
     Example:
-        >>> from algorithms import EDTransformerConfig, init_ed_transformer
+        >>> from algorithms import EDTransformerConfig, ed_transformer, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
-        >>> theta_hat = ed_training(jnp.array([[0, 1]]), jnp.array([[3, 1, 4]]), theta, N_epochs=1, eta=0.01)
+        >>> theta_hat = ed_training(jnp.array([[0, 1]]), jnp.array([[3, 1, 4]]), theta, N_epochs=50, eta=0.1)
+        >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1]), theta_hat).argmax(axis=0).tolist()
+        [1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
     options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
@@ -113,10 +115,12 @@ def e_training(
     Departures: none; the data are one padded array, and the loss is formed from log P.
 
     Example:
-        >>> from algorithms import ETransformerConfig, init_e_transformer
+        >>> from algorithms import ETransformerConfig, e_transformer, init_e_transformer
         >>> theta = init_e_transformer(jax.random.key(0), ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> x = jnp.array([[3, 0, 1, 4]])
-        >>> theta_hat = e_training(x, theta, N_epochs=1, eta=0.01, p_mask=0.5, key=jax.random.key(1))
+        >>> theta_hat = e_training(x, theta, N_epochs=100, eta=0.05, p_mask=0.5, key=jax.random.key(1))
+        >>> int(e_transformer(jnp.array([3, 2, 1, 4]), theta_hat)[:, 1].argmax())  # 2 is mask_token, in place of 0
+        0
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
     options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
@@ -167,9 +171,11 @@ def d_training(
     Departures: none; the data are one padded array, and the loss is formed from log P.
 
     Example:
-        >>> from algorithms import DTransformerConfig, init_d_transformer
+        >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
-        >>> theta_hat = d_training(jnp.array([[3, 0, 1, 4]]), theta, N_epochs=1, eta=0.01)
+        >>> theta_hat = d_training(jnp.array([[3, 0, 1, 4]]), theta, N_epochs=50, eta=0.1)
+        >>> d_transformer(jnp.array([3, 0, 1]), theta_hat).argmax(axis=0).tolist()
+        [0, 1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
     options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}

@@ -66,10 +66,11 @@ def d_inference(
     Departures: none (columns past the last token are computed but ignored; of P, only the logarithm of p is formed).
 
     Example:
-        >>> from algorithms import DTransformerConfig, init_d_transformer
-        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=8, L=1, H=2, d_e=6, d_mlp=8))
-        >>> d_inference(jnp.array([3, 0]), theta, l_gen=4, tau=0.0, key=jax.random.key(1)).shape
-        (4,)
+        >>> from algorithms import DTransformerConfig, d_training, init_d_transformer
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
+        >>> theta_hat = d_training(jnp.array([[3, 0, 1, 4]]), theta, N_epochs=50, eta=0.1)
+        >>> d_inference(jnp.array([3]), theta_hat, l_gen=3, tau=0.0, key=jax.random.key(1)).tolist()
+        [0, 1, 4]
     """
     l = x.shape[-1]  # line 1
     x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
@@ -113,12 +114,13 @@ def ed_inference(
     Departures: stops at l_max tokens, where the paper continues until eos_token comes.
 
     Example:
-        >>> from algorithms import EDTransformerConfig, init_ed_transformer
+        >>> from algorithms import EDTransformerConfig, ed_training, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
-        >>> x_hat, length = ed_inference(jnp.array([0, 1]), theta, tau=1.0, key=jax.random.key(1))
-        >>> x_hat.shape, int(x_hat[0])
-        ((4,), 3)
+        >>> theta_hat = ed_training(jnp.array([[0, 1]]), jnp.array([[3, 1, 4]]), theta, N_epochs=50, eta=0.1)
+        >>> x_hat, length = ed_inference(jnp.array([0, 1]), theta_hat, tau=0.0, key=jax.random.key(1))
+        >>> x_hat.tolist(), int(length)
+        ([3, 1, 4, 4], 3)
     """
     bos, eos, batch = bos_token(theta.W_e.shape[1]), eos_token(theta.W_e.shape[1]), z.shape[:-1]
     l_max = l_max or variant.embedding.limit(theta) or 0  # checked by _check_longest
