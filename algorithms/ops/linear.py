@@ -17,8 +17,8 @@ from algorithms.machinery.platform import for_this_machine, multiplies_bfloat16,
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.int8 import Int8Matrix
 
-PRODUCT = "WX"
-"""What a linear map gives, as ``checkpoint_name`` calls it."""
+PRODUCT, SUMMAND = "WX", "WX of the residual stream"
+"""What a linear map gives, as ``checkpoint_name`` calls it; and what is added to the residual stream."""
 
 NARROWEST = 16
 """The least rows, columns and terms of a product of bfloat16 that is left to the processor."""
@@ -32,13 +32,16 @@ def linear(
     X: Float[Array, "d_in *columns"],
     b: Float[Array, "*rows"] | None,
     implementation: str,
+    *,
+    name: str = PRODUCT,
 ) -> Float[Array, "..."]:
     """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column. Several stacked matrices W
-    (the heads of an attention) act as one of more rows; ``"paper"`` leaves the derivative to JAX.
+    (the heads of an attention) act as one of more rows; ``"paper"`` leaves the derivative to JAX. ``name`` is for
+    ``remat``.
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """
-    return checkpoint_name(_affine(W, X, b) if implementation == "paper" else _linear(W, X, b), PRODUCT)
+    return checkpoint_name(_affine(W, X, b) if implementation == "paper" else _linear(W, X, b), name)
 
 
 def product(

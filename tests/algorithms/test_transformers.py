@@ -177,4 +177,4 @@ def test_what_the_backward_pass_computes_again_is_the_same():
     loops = [text.count("while[") + text.count("scan[") for text in texts]
     assert loops[0] == loops[1] == loops[2] < loops[3]
     products = [text.count("dot_general[") for text in texts]
-    assert products[0] == products[1] < products[2] < products[3]
+    assert products[0] + 1 == products[1] < products[2] < products[3]  # that of W_o, whose result is only added
