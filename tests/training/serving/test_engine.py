@@ -241,7 +241,7 @@ def test_who_waits_when_it_closes_is_told(model):
 
 
 def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
-    """The tokens of steered Algorithm 14, and what one pass over each text shows; one of them joins after a rehearsal."""
+    """The tokens of steered Algorithm 14, and what one pass over each text shows; one joins after a rehearsal."""
     changes = {at("X@8", layer=0): lambda X: X * jnp.linspace(-2, 2, 8).reshape(8, *(1,) * (X.ndim - 1))}
     changes |= {at("Y@2", layer=1, head=0): 0.0}
     names = ("X@8", "A", at("Q", layer=1, head=1))
