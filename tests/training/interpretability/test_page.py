@@ -390,7 +390,7 @@ def test_parts_of_a_logit_show_themselves():
     cells = [float(value) for value in re.findall(r"<td[^>]*>([-+.0-9]+)</td>", text)]
     expected = np.concatenate([parts.heads[..., -1], parts.mlp[:, None, -1]], axis=1)
     np.testing.assert_allclose(np.reshape(cells, (2, 4)), expected, atol=0.005)
-    said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</caption>")[0])]
+    said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</p>")[0])]
     np.testing.assert_allclose(said[0], sum(cells) + said[1] + said[2], atol=0.06)
     np.testing.assert_allclose(said[0], parts.total()[-1], atol=0.005)
     assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [
