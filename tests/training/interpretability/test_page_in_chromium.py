@@ -120,7 +120,7 @@ def test_the_keyboard_moves_through_tokens_layers_and_heads(opened, found):
     layer, head = now(opened)
     opened.press("Left", "Left")
     assert opened.run("return document.activeElement.dataset.i") == opened.run(CHOSEN) == "7"
-    assert opened.run("return document.getElementById('tip').hidden") is True  # it would cover the sentence that says it
+    assert opened.run("return document.getElementById('tip').hidden") is True  # it would cover the sentence
     opened.press("Up" if layer else "Down", "[" if head else "]")
     moved = (layer - 1 if layer else 1, head - 1 if head else 1)
     assert now(opened) == moved
