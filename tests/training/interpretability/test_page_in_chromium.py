@@ -222,6 +222,9 @@ def test_thirty_by_nine_heads_over_two_hundred_tokens(chromium, tmp_path):
         width_of_head = chromium.run("return document.querySelector('#heads td').getBoundingClientRect().width")
         assert width_of_head >= 24
         assert chromium.run("return document.querySelectorAll('#heads canvas').length") == 270
+        assert chromium.run(
+            "return [...document.querySelectorAll('.several .wide')].every((e) => e.scrollWidth <= e.clientWidth)"
+        )
     pdf = chromium.printed()
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 15
