@@ -176,14 +176,31 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         f"{V}/test_generation_inside.py::test_who_joins_is_read_and_steered_as_the_others",
         algorithm=14,
     ),
+    "what a rehearsal reads noted, too": _edit(
+        "training/generation/continuation.py",
+        "Continuation.copy",
+        "other._reading",
+        "self._reading.copy()",
+        "self._reading",
+        "tests/training/serving/test_engine.py::test_who_is_served_is_steered_and_read_as_by_algorithm_14",
+        algorithm=14,
+    ),
     # What is computed from it
     "the lens without the last norm": _edit(
         f"{INTERPRETABILITY}/lens.py",
-        "logit_lens.of_layer",
+        "unembedded",
         "X",
         'X if norm is None else variant.norm(X, norm, "paper")',
         "X",
         f"{U}/test_interpretability.py::test_the_last_row_of_the_logit_lens_is_the_output",
+    ),
+    "the lens before norms that come last": _edit(
+        f"{INTERPRETABILITY}/lens.py",
+        "after_layers",
+        "return",
+        'variant.norm(X, norm, "paper")',
+        "X",
+        f"{U}/test_interpretability.py::test_the_logit_lens_of_a_decoder_whose_norms_come_last",
     ),
     "the mean that the last norm takes away attributed": _edit(
         ATTRIBUTION,

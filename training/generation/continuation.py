@@ -177,6 +177,7 @@ class Continuation:
         other._state = jax.tree.map(jnp.copy, self._state)  # decoding uses the memory of the state again
         prefixes = self._model.prefixes
         other._model = self._model._replace(prefixes=None if prefixes is None else prefixes.copy())
+        other._reading = None if self._reading is None else self._reading.copy()
         return other
 
     def shapes_to_join(

@@ -79,6 +79,13 @@ class Reading:
         every = self.rows + self.latest if beside else self.latest
         self.rows = [{name: list(blocks) for name, blocks in every[r].items()} for r in rows]
 
+    def copy(self) -> "Reading":
+        """Return the same of the sequences on their way, which goes on without these."""
+        other = Reading(self._inside)
+        other.latest = self.rows
+        other.choose(range(len(self.rows)))
+        return other
+
     def decode(self, weights: Any, context: Any, state: State, keys: Any, *, stop: Any, **options: Any) -> State:
         """As `decoding.decode`; where something is recorded, step by step."""
         names = self._inside.names

@@ -38,9 +38,9 @@ class Attribution(NamedTuple):
         rows = ["<th></th>" + "".join(f"<th>{name}</th>" for name in names)]
         rows += [f"<th>layer {l}</th>" + "".join(_cell(v, v / largest) for v in row) for l, row in enumerate(parts)]
         rest = float(self.b_o[:, -1].sum() + self.constant)
-        said = f"{float(self.total()[-1]):+.2f} at the last token: embedding {float(self.embedding[-1]):+.2f}, "
-        said += f"biases {rest:+.2f}, and"
-        return f"<table><caption>{said}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        total, embedding = float(self.total()[-1]), float(self.embedding[-1])
+        said = f"{total:+.2f} at the last token: {embedding:+.2f} from the embedding, {rest:+.2f} from biases, and"
+        return f"<p>{said}</p><table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
 def _cell(value: float, share: float) -> str:

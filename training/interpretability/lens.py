@@ -17,7 +17,7 @@ def logit_lens(
     """The logits that the last lines of Algorithm 10, or of 8, make of every layer's residual stream.
 
     Args:
-        X: the residual stream, ``X@8`` of Algorithm 10 or ``X@19`` of Algorithm 8.
+        X: the residual stream of all layers, ``X@8`` of Algorithm 10 or ``X@19`` of Algorithm 8.
         theta: the parameters.
         variant: the lines.
 
@@ -27,13 +27,25 @@ def logit_lens(
         raise ValueError(
             f"theta: expected parameters of Algorithm 8 or 10, whose last layer W_u reads, got {type(theta).__name__}"
         )
+    return jax.lax.map(lambda X: unembedded(X, theta, variant), after_layers(X, theta, variant))
+
+
+def after_layers(
+    X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant
+) -> Float[Array, "L d_e *columns"]:
+    """What the next layer, or the last line, reads: in a decoder whose norms come last, X@8 is normalized before."""
+    if isinstance(theta, EDTransformerParams) or variant.order != "norm_last":
+        return X
+    return jax.vmap(lambda X, norm: variant.norm(X, norm, "paper"))(X, theta.layers.norm2)
+
+
+def unembedded(
+    X: Float[Array, "d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant
+) -> Float[Array, "N_V *columns"]:
+    """The logits that the last lines make of a residual stream."""
     norm = theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm
-
-    def of_layer(X):
-        X = X if norm is None else variant.norm(X, norm, "paper")
-        return variant.unembedding.logits(X, theta)
-
-    return jax.lax.map(of_layer, X)
+    X = X if norm is None else variant.norm(X, norm, "paper")
+    return variant.unembedding.logits(X, theta)
 
 
 class TunedLens(NamedTuple):
@@ -68,7 +80,7 @@ def tuned_lens(
     Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
     """
     L, d_e = X.shape[:2]
-    log_p = jax.nn.log_softmax(logit_lens(X[-1:], theta, variant), axis=1)
+    log_p = jax.nn.log_softmax(logit_lens(X, theta, variant)[-1:], axis=1)
     optimizer = optax.adam(eta)
 
     def loss(lens):

@@ -32,6 +32,15 @@ def test_the_last_row_of_the_logit_lens_is_the_output():
     cases.assert_close(p[0], one)  # a model of the first layer alone
 
 
+def test_the_logit_lens_of_a_decoder_whose_norms_come_last():
+    variant = VARIANTS["OPT"].but(order="norm_last", final_norm=False).without_dropout()
+    theta = cases.random_theta(DTransformerConfig(**SIZES, variant=variant))
+    P, seen = record(d_transformer, "X@8", "X_tilde@5")(BATCH, theta, variant=variant)
+    found = logit_lens(seen["X@8"], theta, variant)
+    cases.assert_close(jax.nn.softmax(found[-1], axis=0), P)
+    cases.assert_close(found[0], variant.unembedding.logits(seen["X_tilde@5"][1], theta))
+
+
 def test_the_logit_lens_of_an_encoder_decoder():
     theta = cases.random_theta(cases.ED)
     x, seen = record(ed_hidden_state, "X@19")(X, OTHER, theta)

@@ -17,7 +17,7 @@ from tests.oracle.components import gelu, softmax
 from tests.oracle.transformers import layer_norm_each
 from tests.run_cases import LETTERS, make_run
 from training.commands import look_inside_main
-from training.data.tokenizers import ByteTokenizer
+from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, patches, pictures, show
 from training.interpretability.page.packed import Packed, packed, unpacked
@@ -346,6 +346,10 @@ def test_tokens_are_readable():
     assert readable(" a\n\tb\x07\u00a0\u202e") == "·a⏎⇥b⟨U+0007⟩⟨U+00A0⟩⟨U+202E⟩"
     tokenizer = ByteTokenizer()
     assert [token_text(tokenizer, v) for v in (65, 0xC3, tokenizer.mask_token)] == ["A", "⟨C3⟩", "[MASK]"]
+    learned = build_tokenizer("bpe", ["a cat sat on the mat " * 9], N_V=270)  # of bytes, and nothing beyond ASCII
+    said = "a 日"
+    assert readable_tokens(learned, learned.encode(said))[-4:] == ["·", "⟨E6⟩", "⟨97⟩", "⟨A5⟩"]
+    assert learned.decode(learned.encode(said)) == said
 
 
 def test_what_was_recorded_shows_itself():
@@ -390,7 +394,7 @@ def test_parts_of_a_logit_show_themselves():
     cells = [float(value) for value in re.findall(r"<td[^>]*>([-+.0-9]+)</td>", text)]
     expected = np.concatenate([parts.heads[..., -1], parts.mlp[:, None, -1]], axis=1)
     np.testing.assert_allclose(np.reshape(cells, (2, 4)), expected, atol=0.005)
-    said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</caption>")[0])]
+    said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</p>")[0])]
     np.testing.assert_allclose(said[0], sum(cells) + said[1] + said[2], atol=0.06)
     np.testing.assert_allclose(said[0], parts.total()[-1], atol=0.005)
     assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [

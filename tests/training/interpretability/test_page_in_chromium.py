@@ -120,6 +120,7 @@ def test_the_keyboard_moves_through_tokens_layers_and_heads(opened, found):
     layer, head = now(opened)
     opened.press("Left", "Left")
     assert opened.run("return document.activeElement.dataset.i") == opened.run(CHOSEN) == "7"
+    assert opened.run("return document.getElementById('tip').hidden") is True  # it would cover the sentence
     opened.press("Up" if layer else "Down", "[" if head else "]")
     moved = (layer - 1 if layer else 1, head - 1 if head else 1)
     assert now(opened) == moved
@@ -221,6 +222,9 @@ def test_thirty_by_nine_heads_over_two_hundred_tokens(chromium, tmp_path):
         width_of_head = chromium.run("return document.querySelector('#heads td').getBoundingClientRect().width")
         assert width_of_head >= 24
         assert chromium.run("return document.querySelectorAll('#heads canvas').length") == 270
+        assert chromium.run(
+            "return [...document.querySelectorAll('.several .wide')].every((e) => e.scrollWidth <= e.clientWidth)"
+        )
     pdf = chromium.printed()
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 15

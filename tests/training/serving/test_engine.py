@@ -4,9 +4,14 @@ import queue
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from algorithms import d_inference, d_transformer
+from algorithms.inside import at, intervene, record
+from tests import cases
 from tests.run_cases import LETTERS
 from training.generation import Generator, decoding, reading, states
 from training.generation.continuation import Model
@@ -26,8 +31,8 @@ ASKED = {  # prompt, most tokens, seed, how it is drawn, and after how many toke
 }
 
 
-def engine_of(model, rows=4):
-    return Engine(Generator(model.theta, model.config), model.tokenizer, rows=rows, queue=20)
+def engine_of(model, rows=4, **options):
+    return Engine(Generator(model.theta, model.config, **options), model.tokenizer, rows=rows, queue=20)
 
 
 def job_of(model, prompt, emit, **options):
@@ -233,3 +238,41 @@ def test_who_waits_when_it_closes_is_told(model):
         last[index] = step
     assert set(last) == set(range(5))
     assert all(isinstance(step, Failed) or step.finish for step in last.values())
+
+
+def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
+    """The tokens of steered Algorithm 14, and what one pass over each text shows; one joins after a rehearsal."""
+    changes = {at("X@8", layer=0): lambda X: X * jnp.linspace(-2, 2, 8).reshape(8, *(1,) * (X.ndim - 1))}
+    changes |= {at("Y@2", layer=1, head=0): 0.0}
+    names = ("X@8", "A", at("Q", layer=1, head=1))
+    of_model, begun, seen, done = engine_of(model, changes=changes, names=names), [], [], queue.SimpleQueue()
+    begin = of_model._generator.begin
+    of_model._generator.begin = lambda x, **options: begun.append(begin(x, **options)) or begun[-1]
+
+    def first(step):
+        if len(begun[0].tokens[0]) == 3:
+            of_model.submit([job_of(model, "j", second, ends=frozenset(), l_gen=5)])
+        if of_model._aside is not None:
+            of_model._aside[0].join(60)
+        done.put(step)
+
+    def second(step):
+        if step.finish is not None:
+            seen.append((begun[0].tokens.copy(), begun[0].starts, begun[0].seen()))
+
+    of_model.submit([job_of(model, "abc", first, ends=frozenset(), l_gen=20)])
+    of_model.start()
+    while done.get(timeout=120).finish is None:
+        pass
+    of_model.close()
+    ((tokens, starts, found),), variant = seen, model.config.variant.without_dropout()
+    assert starts[1] == 4
+    for r, prompt in enumerate(("abc", "j")):
+        x, y = Continuer(model, Options()).prompt(prompt).tokens, tokens[r, starts[r] :]
+        options = {"l_gen": len(y), "tau": 0.0, "key": jax.random.key(0), "variant": variant}
+        steered = intervene(d_inference, changes)(jnp.array(x), model.theta, **options)
+        assert y.tolist() == steered.tolist()
+        assert y.tolist() != d_inference(jnp.array(x), model.theta, **options).tolist()
+        text = jnp.array([*x, *y][:-1])
+        f = intervene(d_transformer, changes)
+        cases.assert_trees_close(found[r], record(f, *names)(text, model.theta, variant=variant)[1], 1e-4)

@@ -111,7 +111,7 @@ const attention = (() => {
     const row = tokenOf(block().of);
     mark.style.cssText = `top:calc(${(100 * row) / n}% - 1px);height:calc(${100 / n}% + 2px)`;
     const few = n <= 40 && m <= 40;
-    const labels = (tokens) => (few ? tokens.map((text) => element("span", { text })) : []);
+    const labels = (tokens) => (few ? tokens.map((text) => element("span", { class: text.length > 1 ? "long" : "", text })) : []);
     document.querySelector(".across").replaceChildren(...labels(data.texts[block().to]));
     document.querySelector(".down").replaceChildren(...labels(data.texts[block().of]));
   }
@@ -172,6 +172,7 @@ const attention = (() => {
     });
     explain(strips, ".token", (token) => {
       const [i, j] = [tokenOf(chosenText()), Number(token.dataset.i)]; // of the chosen one, whatever is hovered over
+      if (i === j && token.parentElement.dataset.text === chosenText()) return ""; // the sentence below the text says it
       const name = `${quoted(token.textContent)} (token ${j})`;
       if (token.parentElement.dataset.text !== otherText()) return name;
       const way = state.by ? "attends to" : "is attended to by";

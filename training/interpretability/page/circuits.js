@@ -12,7 +12,9 @@ const circuits = (() => {
   const composed = [];
 
   function cell(heads) {
-    return window.innerWidth < 640 ? Math.max(0.5, Math.min(1.2, (window.innerWidth / 32 - 3) / heads)) : Math.max(0.7, Math.min(2.4, 12 / heads));
+    if (window.innerWidth >= 640) return Math.max(0.7, Math.min(2.4, 12 / heads));
+    const across = window.innerWidth / 2 - 54 - heads; // two grids side by side, without margins, names and gaps
+    return Math.max(0.5, Math.min(1.2, across / 16 / heads));
   }
 
   function strongest(name) {

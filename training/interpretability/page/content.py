@@ -150,7 +150,7 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
         return d_hidden_state(x, theta, variant=variant)
 
     _, seen = record(f, "A", *attribution.READS)(x, theta)
-    X = jnp.concatenate([seen["X@3"][None], seen["X@8"]])
+    X = jnp.concatenate([seen["X@3"][None], lens.after_layers(seen["X@8"], theta, variant)])
     rows = ["embedding", *(f"layer {l}" for l in range(run.config.L))]
     prediction = _by_layer(X, theta, variant, x, "prompt", rows)
     answers = jnp.asarray(prediction.tokens[-1, :, 0])
@@ -165,7 +165,7 @@ def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: li
     """The logit lens, and the probability of what the last row predicts."""
 
     def log_p(X, theta):
-        return jax.nn.log_softmax(lens.logit_lens(X[None], theta, variant)[0].T.astype(jnp.float32))
+        return jax.nn.log_softmax(lens.unembedded(X, theta, variant).T.astype(jnp.float32))
 
     @jax.jit
     def every(X, x, theta):

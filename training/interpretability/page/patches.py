@@ -49,7 +49,7 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
     of_tokens, of_heads = (
         (np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in compute(score, x, other, run.theta)
     )
-    words = [repr(readable(token_text(run.tokenizer, token))) for token in (answer, alternative)]
+    words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
     said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
     return Patched(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
 

@@ -97,7 +97,7 @@ def _prediction(found: Look, section: Prediction) -> Any:
     if l <= MOST_TOKENS // 2:
         for row, t in np.ndindex(rows, l):
             color = "white" if p[row, t] > 0.4 else "black"
-            word = _plain(found.words[int(section.tokens[row, t, 0])][:9])
+            word = _plain(_short(found.words[int(section.tokens[row, t, 0])]))
             ax.text(t, row, word, ha="center", va="center", fontsize=6, color=color, family="monospace")
     ax.set_yticks(range(rows), section.rows, fontsize=7)
     _name_tokens(ax, tokens)
@@ -105,6 +105,10 @@ def _prediction(found: Look, section: Prediction) -> Any:
     bar.set_ticks(np.sqrt([0, 0.05, 0.25, 0.5, 1]), labels=["0", "0.05", "0.25", "0.5", "1"])
     ax.set_title("Probability of the likeliest token, by layer", fontsize=10)
     return figure
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= 10 else f"{word[:9]}…"
 
 
 def _name_tokens(ax: Any, tokens: list[str]) -> None:

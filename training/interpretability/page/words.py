@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from training.data.tokenizers import ByteTokenizer, LibraryTokenizer, Tokenizer
 
 SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_AS_THEY_ARE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+BYTES = {chr(b): b for b in _AS_THEY_ARE}
+BYTES |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in _AS_THEY_ARE)}
+"""The bytes by the characters that byte-level tokenizers name them with."""
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -24,7 +28,18 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         return named
     if isinstance(tokenizer, ByteTokenizer) and token > 127:
         return f"⟨{token:02X}⟩"
-    return tokenizer.decode([token]) or f"⟨{token}⟩"
+    text = tokenizer.decode([token])
+    if "\ufffd" in text and isinstance(tokenizer, LibraryTokenizer):
+        return _of_bytes(tokenizer.inner.id_to_token(token) or "") or text
+    return text or f"⟨{token}⟩"
+
+
+def _of_bytes(name: str) -> str:
+    """The text of a token that begins or ends within a character, by the name that byte-level tokenizers give it."""
+    if not set(name) <= BYTES.keys():
+        return ""
+    text = bytes(BYTES[c] for c in name).decode("utf-8", "surrogateescape")
+    return "".join(f"⟨{ord(c) - 0xDC00:02X}⟩" if "\udc80" <= c <= "\udcff" else c for c in text)
 
 
 def _named(tokenizer: Tokenizer) -> dict[int, str]:
