@@ -80,7 +80,7 @@ class Reading:
         self.rows = [{name: list(blocks) for name, blocks in every[r].items()} for r in rows]
 
     def copy(self) -> "Reading":
-        """Return the same of the sequences on their way, which goes on without these."""
+        """Return a copy of what was recorded of the sequences so far, which no longer follows this one."""
         other = Reading(self._inside)
         other.latest = self.rows
         other.choose(range(len(self.rows)))

@@ -36,7 +36,8 @@ def after_layers(
     """What the next layer, or the last line, reads: in a decoder whose norms come last, X@8 is normalized before."""
     if isinstance(theta, EDTransformerParams) or variant.order != "norm_last":
         return X
-    return jax.vmap(lambda X, norm: variant.norm(X, norm, "paper"))(X, theta.layers.norm2)
+    norms = jax.tree.map(lambda a: jnp.repeat(a, variant.shared_layers, axis=0), theta.layers.norm2)
+    return jax.vmap(lambda X, norm: variant.norm(X, norm, "paper"))(X, norms)
 
 
 def unembedded(

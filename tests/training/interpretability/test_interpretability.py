@@ -32,8 +32,10 @@ def test_the_last_row_of_the_logit_lens_is_the_output():
     cases.assert_close(p[0], one)  # a model of the first layer alone
 
 
-def test_the_logit_lens_of_a_decoder_whose_norms_come_last():
-    variant = VARIANTS["OPT"].but(order="norm_last", final_norm=False).without_dropout()
+@pytest.mark.parametrize("shared_layers", [1, 2])
+def test_the_logit_lens_of_a_decoder_whose_norms_come_last(shared_layers):
+    lines = {"order": "norm_last", "final_norm": False, "shared_layers": shared_layers}
+    variant = VARIANTS["OPT"].but(**lines).without_dropout()
     theta = cases.random_theta(DTransformerConfig(**SIZES, variant=variant))
     P, seen = record(d_transformer, "X@8", "X_tilde@5")(BATCH, theta, variant=variant)
     found = logit_lens(seen["X@8"], theta, variant)
