@@ -27,7 +27,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 demo: $(call INSTALLED,train) ## train a small model on Python's documentation and sample from it
-	$(BIN)/python scripts/train.py d --run $(DEMO_RUN) $(DEMO_TRAIN_FLAGS)
+	$(BIN)/python scripts/train.py d --preset demo --run $(DEMO_RUN) $(DEMO_TRAIN_FLAGS)
 	$(BIN)/python scripts/generate.py $(DEMO_RUN) $(DEMO_GENERATE_FLAGS)
 
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests

@@ -14,7 +14,11 @@ LLAMA_SIZES: dict[str, dict[str, Any]] = {
 ADAMW = {"optimizer": "adamw", "schedule": "cosine", "warmup": 2000, "final_fraction": 0.1, "beta2": 0.95, "eps": 1e-8}
 """How language models are trained since GPT-3."""
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "demo": ("d", {}),
+    "demo": (
+        "d",
+        {"variant": "OLMO2", "d_mlp": 344, "steps": 2000, "batch_size": 4}
+        | {"learning_rate": 1e-2, "embedding_learning_rate": 3e-2, "eval_every": 500, "checkpoint_every": 400},
+    ),
     "gpt2-124m": (
         "d",
         {"variant": "GPT2", "N_V": 50260, "l_max": 1024, "L": 12, "H": 12, "d_e": 768, "d_mlp": 3072}

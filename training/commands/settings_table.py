@@ -70,7 +70,7 @@ def table() -> str:
     lines += ["", "## Presets", "", "`--preset NAME` begins from the settings of a known model.", ""]
     lines += ["| | task | settings |", "|---|---|---|"]
     for name, (task, values) in PRESETS.items():
-        shown = ", ".join(f"{flag(n)} {_cell(v)}" for n, v in values.items()) or "the defaults"
+        shown = ", ".join(f"{flag(n)} {_cell(v)}" for n, v in values.items())
         lines.append(f"| `{name}` | `{task}` | {shown} |")
     return "\n".join(lines) + "\n"
 
