@@ -38,8 +38,8 @@ dropout          probability to drop an attention weight; above 0 it needs a key
 key              randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
 remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True),
                  ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once, or
-                 ``"all but products"``, which keeps queries, keys, values and the MLP's products, too: norms, activations
-                 and W_o's product are left
+                 ``"all but products"``, which keeps queries, keys, values and the MLP's products, too: norms,
+                 activations and W_o's product are left
 unroll           whether each layer is compiled for itself: a faster program, and a longer compilation
 epsilon          ε, added to the variance of a norm; 0 in the paper
 tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
