@@ -31,7 +31,6 @@ SAMPLE = (
     "1/√d dropped",
     "bias of the output skipped",
     "ε misplaced",
-    "keys not rotated",
 )
 
 
