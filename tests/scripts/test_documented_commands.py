@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from algorithms import DTransformerConfig
+from algorithms import LLAMA, DTransformerConfig
 from scripts.benchmarks import attention, decode, training_step
 from tests.crosscheck.mutations import LOCATED
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
@@ -63,6 +63,7 @@ BENCHMARKS = {
     (attention, "SMALL_SIZES"): ((2, 8, 8),),
     (training_step, "SIZES"): MODEL,
     (decode, "SMALL"): DTransformerConfig(**MODEL | {"l_max": 1280}),
+    (decode, "LLAMA_135M"): DTransformerConfig(**MODEL | {"l_max": 1280}, variant=LLAMA, tied=True),
     (decode, "GPT2_124M"): DTransformerConfig(**MODEL),
 }
 
