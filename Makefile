@@ -13,7 +13,7 @@ PYTEST_FLAGS ?=
 
 DEMO_RUN ?= runs/demo
 DEMO_TRAIN_FLAGS ?=
-DEMO_GENERATE_FLAGS ?= --prompt "The "
+DEMO_GENERATE_FLAGS ?= --prompt "The function "
 
 BIN := $(VENV)/bin
 COMMA := ,
