@@ -119,9 +119,7 @@ def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch)
         np.testing.assert_allclose(P[:, b], expected, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "transformer_xl" else pytest.mark.slow) for kind in KINDS]
-)
+@every_kind
 def test_a_mesh_changes_nothing(kind, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
     monkeypatch.setattr(strips, "LEAST", 3)

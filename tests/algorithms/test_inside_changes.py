@@ -183,7 +183,7 @@ def read_in_training(number, data, n):
     return [jnp.where(is_masked, mask_token(E.W_e.shape[1]), DATA[n])]
 
 
-@pytest.mark.parametrize("number", [pytest.param(11, marks=pytest.mark.slow), 12, 13])
+@pytest.mark.parametrize("number", TRAINING)
 def test_training_shows_every_step(number):
     """Epoch by epoch and text by text, what the model computes before the update."""
     train, f, data, theta, options, names = TRAINING[number]

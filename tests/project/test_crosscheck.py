@@ -31,6 +31,7 @@ SAMPLE = (
     "1/√d dropped",
     "bias of the output skipped",
     "ε misplaced",
+    "keys not rotated",
 )
 
 
