@@ -15,7 +15,7 @@ from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
 from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.attention.tiles import ByDistance
-from algorithms.ops.linear import SUMMAND, linear
+from algorithms.ops.linear import linear
 from algorithms.ops.softmax import capped, softmax
 from algorithms.parameters import AttentionParams, MHAttentionParams
 
@@ -152,7 +152,7 @@ def mh_attention(
     options = {"implementation": implementation, "dropout": dropout, "key": key, "hooks": hooks}
     Y = attention(X, Z, W.heads, mask, **options)  # lines 1-2
     Y = jnp.concatenate(Y)  # line 3
-    V_tilde = linear(W.W_o, Y, W.b_o, implementation, name=SUMMAND)  # return
+    V_tilde = linear(W.W_o, Y, W.b_o, implementation, name="W_oY")  # return
     return V_tilde
 
 

@@ -12,7 +12,7 @@ from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout
-from algorithms.ops.linear import SUMMAND, linear
+from algorithms.ops.linear import linear
 from algorithms.parameters import MLPParams
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -60,5 +60,5 @@ class MLP(Line):
         else:
             hidden = activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U  # inside
         hidden = dropout(shard_hidden_units(hidden), rate, key)
-        Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation, name=SUMMAND)
+        Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)

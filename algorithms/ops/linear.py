@@ -17,8 +17,8 @@ from algorithms.machinery.platform import for_this_machine, multiplies_bfloat16,
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.int8 import Int8Matrix
 
-PRODUCT, SUMMAND = "WX", "WX of the residual stream"
-"""What a linear map gives, as ``checkpoint_name`` calls it; and what is added to the residual stream."""
+PRODUCT = "WX"
+"""What a linear map gives, as ``checkpoint_name`` calls it, unless it is to be computed again by ``remat``."""
 
 NARROWEST = 16
 """The least rows, columns and terms of a product of bfloat16 that is left to the processor."""

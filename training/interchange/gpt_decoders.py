@@ -251,6 +251,7 @@ KINDS = {
 }
 """By their model_type."""
 SIZES = ("N_V", "l_max", "L", "H", "d_e", "d_mlp")
+"""In this order: d_mlp is 4 d_e by default."""
 
 
 def _size(fields: Fields, names: Sequence[str], default: int) -> int:
@@ -260,11 +261,10 @@ def _size(fields: Fields, names: Sequence[str], default: int) -> int:
 
 def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     own = KINDS[kind]
-    *of_width, width = own.fields["d_e"]
-    d_e = _size(fields, of_width, width)
-    sizes: dict[str, Any] = {"d_mlp": 4 * d_e} | {
-        size: _size(fields, said, default or 4 * d_e) for size, (*said, default) in own.fields.items() if size in SIZES
-    }
+    sizes: dict[str, Any] = {}
+    for size in SIZES:
+        *said, default = own.fields.get(size, ("", None))
+        sizes[size] = _size(fields, said, default or 4 * sizes["d_e"])
     variant = own.variant.but(
         unembedding=own.variant.unembedding.but(
             tied=fields.flag("tie_word_embeddings", own.tied), bias="lm_head.bias" in names

@@ -81,7 +81,7 @@ def tuned_lens(
     Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
     """
     L, d_e = X.shape[:2]
-    log_p = jax.nn.log_softmax(logit_lens(X, theta, variant)[-1:], axis=1)
+    log_p = jax.nn.log_softmax(unembedded(after_layers(X, theta, variant)[-1], theta, variant), axis=0)[None]
     optimizer = optax.adam(eta)
 
     def loss(lens):
