@@ -46,20 +46,21 @@ def both(make, folder, f, names, **tokens):
     return record(f, *names)(*map(jnp.asarray, tokens.values()), theta, variant=config.variant)[1], out
 
 
-def assert_same(seen, theirs, axes, what):
+def assert_same(seen, theirs, axes, what, rtol=1e-5):
     assert len(seen) == len(theirs)
     for l, (ours, other) in enumerate(zip(seen, theirs, strict=True)):
-        cases.assert_close(np.transpose(ours, axes), other, 3e-5, f"{what}, {l}")  # norms and angles are in float32
+        cases.assert_close(np.transpose(ours, axes), other, rtol, f"{what}, {l}")  # norms and angles are in float32
 
 
 @each(DECODERS)
-def test_decoders_show_what_transformers_shows(make, tmp_path):
+def test_decoders_show_what_transformers_shows(make, tmp_path, request):
     x = np.random.default_rng(0).integers(3, 13, (2, 10))
     seen, out = both(make, tmp_path, d_transformer, ("X@3", "X@8", "X_tilde@5", "X@10", "A"), input_ids=x)
     norm_last = np.array_equal(seen["X@3"], seen["X_tilde@5"][0])  # it follows X@8, and line 5 is the identity
     layers = seen["X_tilde@5"][1:] if norm_last else seen["X@8"][:-1]
-    assert_same([seen["X@3"], *layers, seen["X@10"]], out.hidden_states, HIDDEN, "X")
-    assert_same(seen["A"], out.attentions, ATTENTION, "A")
+    rtol = 3e-5 if "[gemma3]" in request.node.name else 1e-5  # by its two rotary bases
+    assert_same([seen["X@3"], *layers, seen["X@10"]], out.hidden_states, HIDDEN, "X", rtol)
+    assert_same(seen["A"], out.attentions, ATTENTION, "A", rtol)
 
 
 @each(ENCODERS)
