@@ -1,8 +1,8 @@
 # Needs Python >= 3.11 and make, nothing else. `make help` lists the targets.
 #
 #   PYTHON=…  the interpreter that makes the virtual environment (default: the first of python3, python3.13, … that is new enough)
-#   VENV=…    where that environment lies
-#   EXTRAS=…  what `make test` installs of pyproject.toml's extras; test,compare adds PyTorch and its kin
+#   VENV=…    the path of that environment
+#   EXTRAS=…  the extras of pyproject.toml that `make test` installs; test,compare adds PyTorch and the like
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -33,38 +33,38 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
 	$(PYTEST)
 
-end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and with the files that packages carry
+end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
 	$(PYTEST) -m "(end_to_end or download) and not (slow or compilers)"
 
-test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, the slow ones too, with all that XLA optimizes
+test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the slow ones, with all of XLA's optimizations
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""
 
-compilers: ## compile small steps for TPUs and H100s, each in an environment of its own, and check what they cost
+compilers: ## compile small steps for TPUs and H100s, each in its own environment, and check their cost
 	$(MAKE) test VENV=$(VENV)-tpu EXTRAS=test,tpu WORKERS=0 PYTEST_FLAGS="-m compilers"
 	$(MAKE) test VENV=$(VENV)-cuda EXTRAS=test,cuda WORKERS=0 PYTEST_FLAGS="-m compilers"
 
-book: $(call INSTALLED,book) ## write the paper and published models beside the code, executed, to build/book
+book: $(call INSTALLED,book) ## write the cross-check of the paper and of published models to build/book
 	$(BIN)/python scripts/crosscheck.py --variant all --html build/book
 
-mutations: $(call INSTALLED,test) ## make wrong edits in scratch copies, and say which test catches each
+mutations: $(call INSTALLED,test) ## plant bugs in scratch copies, and report which test catches each
 	$(BIN)/python -m tests.mutations
 
-lint: $(call INSTALLED,dev) ## check format, rules and types
+lint: $(call INSTALLED,dev) ## check formatting, rules and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(call INSTALLED,dev) ## rewrite the files in the project's format
+format: $(call INSTALLED,dev) ## reformat the files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove the environment and everything generated, but not runs/
+clean: ## remove the environment and generated files, but not runs/
 	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps' names carry the extras, so a later `make` installs only what is new in pyproject.toml.
+# A stamp's name contains its extras, so a later `make` installs only what is new in pyproject.toml.
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
-	@echo "installing what '$*' needs into $(VENV); this takes half a minute to two minutes"
+	@echo "installing the extras '$*' into $(VENV); this takes half a minute to two minutes"
 	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[$(subst -,$(COMMA),$*)]'
 	@touch $@
 
