@@ -34,7 +34,7 @@ test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
 	$(PYTEST)
 
 end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
-	$(PYTEST) -m "(end_to_end or download) and not (slow or compilers)"
+	$(PYTEST) -m "(thorough or end_to_end or download) and not (slow or compilers)"
 
 test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the slow ones, with all of XLA's optimizations
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""

@@ -20,6 +20,7 @@ if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
 # XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
 os.environ.setdefault("NPROC", "16")
 
+import collections
 import dataclasses
 import functools
 import gc
@@ -36,6 +37,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # a tenth of the time: where in our source each operation is
 if os.environ["JAX_COMPILATION_CACHE_DIR"]:
     keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print, seconds=0.2)
 jaxtyping.install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
@@ -52,6 +54,20 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if hasattr(item.module, "torch") or libraries.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.end_to_end)
+    leave_to_thorough(items)
+
+
+def leave_to_thorough(items):
+    """Mark cases of tests with the marker sampled(n) as thorough, all but n evenly spaced ones of each test."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("slow", "end_to_end"))):
+            cases[item.module, item.originalname].append(item)
+    for of_test in cases.values():
+        n, N = of_test[0].get_closest_marker("sampled").args[0], len(of_test)
+        for i, item in enumerate(of_test):
+            if i * n // N == (i - 1) * n // N:
+                item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture

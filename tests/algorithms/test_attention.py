@@ -22,6 +22,8 @@ from algorithms import (
 )
 from tests import cases, oracle
 
+pytestmark = pytest.mark.sampled(3)
+
 implementations = pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
 exact_and_default = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 

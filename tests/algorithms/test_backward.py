@@ -27,6 +27,8 @@ from algorithms.ops.log_loss import token_losses  # not compiled, so that each s
 from algorithms.ops.lookup import lookup
 from algorithms.parameters import AttentionParams
 
+pytestmark = pytest.mark.sampled(4)
+
 RULES = ("dense", "blockwise", "strips")
 F64 = 1e-9
 

@@ -48,6 +48,8 @@ from algorithms import (
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params, random_mask
 
+pytestmark = pytest.mark.sampled(3)
+
 # No size is another's, a batch axis's neither, so that no two axes can be confused.
 SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
 L_X, L_Z = 9, 6

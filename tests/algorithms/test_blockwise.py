@@ -10,6 +10,8 @@ import pytest
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, padding, scaled_dot_product_attention
 from algorithms.ops.attention import blockwise
 
+pytestmark = pytest.mark.sampled(3)
+
 BLOCK = 4
 LENGTHS = (1, 4, 7, 13, 16)
 

@@ -29,6 +29,8 @@ from algorithms.ops.attention import blockwise, strips
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
+pytestmark = pytest.mark.sampled(2)
+
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 L = 5
 D = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))

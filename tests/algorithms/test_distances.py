@@ -37,6 +37,8 @@ from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
 from tests.oracle import family
 from tests.oracle.parameters import unstack_family
 
+pytestmark = pytest.mark.sampled(2)
+
 KINDS = {
     "distances": Distances(buckets=6, farthest=7),
     "alibi": ALiBi(),
@@ -119,6 +121,7 @@ def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch)
         np.testing.assert_allclose(P[:, b], expected, atol=1e-10)
 
 
+@pytest.mark.thorough
 @every_kind
 def test_a_mesh_changes_nothing(kind, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)

@@ -28,6 +28,8 @@ from algorithms.ops.attention import blockwise
 from tests import cases, family_cases
 from training.generation import Generator
 
+pytestmark = pytest.mark.sampled(2)
+
 BLOCK_000 = PAPER.but(
     norm=LayerNorm(epsilon=1e-3),
     attention=Attention(biases=False, normalize_output=LayerNorm(epsilon=1e-3)),

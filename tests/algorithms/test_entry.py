@@ -25,6 +25,8 @@ from algorithms import (
 from algorithms.lines import Attention, Embedding, Rotary
 from tests import cases, oracle
 
+pytestmark = pytest.mark.sampled(2)
+
 x, z = cases.random_tokens(13), cases.random_tokens(7, seed=1)
 
 

@@ -36,6 +36,8 @@ from tests.cases import assert_close
 from training import settings
 from training.generation import generate
 
+pytestmark = pytest.mark.sampled(2)
+
 QUICK = (
     "LLAMA",
     "GOPHER",

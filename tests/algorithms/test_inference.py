@@ -13,6 +13,8 @@ from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.dropout import seed_of
 from tests import cases, oracle
 
+pytestmark = pytest.mark.sampled(3)
+
 N_V, L_MAX = cases.N_V, cases.L_MAX
 KEY = jax.random.key(0)
 prompt = cases.random_tokens(5)

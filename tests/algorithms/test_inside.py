@@ -29,6 +29,8 @@ from algorithms.machinery.naming import Look, looking
 from tests import cases, oracle
 from tests.crosscheck.tracing import traced
 
+pytestmark = pytest.mark.sampled(2)
+
 X = cases.random_tokens(6, seed=1, n=14)
 BATCH = cases.random_tokens(2, 6, seed=2, n=14)
 Z = cases.random_tokens(5, seed=3, n=14)

@@ -20,6 +20,8 @@ from algorithms.inside import at, gradients, intervene, record
 from tests import cases, oracle
 from tests.algorithms.test_inside import BATCH, ED, D, E, X, Z, implementations, with_implementation
 
+pytestmark = pytest.mark.sampled(1)
+
 # What is replaced.
 
 
@@ -183,6 +185,7 @@ def read_in_training(number, data, n):
     return [jnp.where(is_masked, mask_token(E.W_e.shape[1]), DATA[n])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", TRAINING)
 def test_training_shows_every_step(number):
     """Epoch by epoch and text by text, what the model computes before the update."""

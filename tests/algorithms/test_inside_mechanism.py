@@ -41,6 +41,7 @@ def looked_at():
     return traced(record(lambda x: d_transformer(x, D, implementation="paper"), "A", "X@8"))
 
 
+@pytest.mark.thorough
 def test_threads_that_record_intervene_and_do_neither():
     """All at once, from the first look on: each traces what it asked for."""
     without = {at("Y@2", layer=1, head=0): 0.0}

@@ -27,6 +27,8 @@ from tests.crosscheck.changes import ARCHITECTURES, SHARING
 from tests.crosscheck.variants import with_numbers_that_matter
 from training.interpretability.attribution import READS, attribution
 
+pytestmark = pytest.mark.sampled(1)
+
 SIZES = {"N_V": 17, "l_max": 13, "H": 6, "d_e": 10, "d_mlp": 14, "d_attn": 4, "d_mid": 5}
 L, H, D_MID, B = 3, 6, 5, 2
 L_Z, L_X = 7, 11

@@ -13,6 +13,8 @@ from algorithms.ops import chunked_logits
 from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
 from tests import cases, oracle
 
+pytestmark = pytest.mark.sampled(3)
+
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
 N_V, D_E, L = 17, 5, 13
 X, W_u, b_u = cases.normal(D_E, L), cases.normal(N_V, D_E, seed=1), cases.normal(N_V, seed=2)

@@ -38,6 +38,8 @@ from algorithms import (
 from algorithms.lines import Embedding, LayerNorm
 from tests import cases
 
+pytestmark = pytest.mark.sampled(3)
+
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
 KEY = jax.random.key(0)
 N_V = 300  # beyond what 8 bits tell apart

@@ -31,6 +31,8 @@ from algorithms import (
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
+pytestmark = pytest.mark.sampled(2)
+
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
     "implementation", [pytest.param(how, marks=pytest.mark.slow if how == "dense" else ()) for how in EVERY]

@@ -31,6 +31,8 @@ from algorithms.ops.chunked_logits import likeliest
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 
+pytestmark = pytest.mark.sampled(2)
+
 B, L_X = 4, 12
 LENGTHS, NUMBERS = jnp.array([3, 12, 1, 7]), cases.random_tokens(B, L_X, n=3, seed=2)
 MASKS = {

@@ -27,6 +27,8 @@ from algorithms.inside import at, intervene, record
 from tests import cases
 from training.generation import translate
 
+pytestmark = pytest.mark.sampled(1)
+
 SIZES = {"N_V": 17, "l_max": 23, "H": 3, "d_e": 12, "d_mlp": 13}
 SHARED = PAPER.but(shared_layers=2)
 X, Z = cases.random_tokens(2, 7, seed=3), cases.random_tokens(2, 5, seed=4)

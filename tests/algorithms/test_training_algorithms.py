@@ -19,6 +19,8 @@ from algorithms import (
 )
 from tests import cases, oracle
 
+pytestmark = pytest.mark.sampled(1)
+
 N_V = cases.TINY["N_V"]
 ED = EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
 E = ETransformerConfig(L=1, d_f=2, **cases.TINY)
@@ -112,6 +114,7 @@ def test_lengths_in_few_bits_are_lengths(dtype):
     cases.assert_trees_close(actual, expected, 1e-14)
 
 
+@pytest.mark.thorough
 def test_training_is_differentiable_by_its_learning_rate():
     """Training is a differentiable function of η, by every implementation: here against a central difference."""
     theta = cases.random_theta(D)

@@ -35,6 +35,8 @@ from algorithms import (
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
+pytestmark = pytest.mark.sampled(2)
+
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 HAND_DERIVED = tuple(name for name in EVERY if name != "paper")
 implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
@@ -259,6 +261,7 @@ def test_loops_and_checkpoints_inside_and_outside_of_gradients(name, implementat
             cases.assert_close(actual, of_loop, 1e-12, how)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "implementation", ["auto", *(pytest.param(how, marks=pytest.mark.slow) for how in cases.IMPLEMENTATIONS)]
 )

@@ -21,6 +21,8 @@ from algorithms import (
 )
 from tests import cases, oracle
 
+pytestmark = pytest.mark.sampled(2)
+
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 z, x = cases.random_tokens(19, seed=1), cases.random_tokens(13)
 

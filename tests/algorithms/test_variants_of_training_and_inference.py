@@ -40,6 +40,8 @@ from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm, Unembedding
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
+pytestmark = pytest.mark.sampled(3)
+
 SIZES = {"N_V": 7, "l_max": 8, "H": 2, "d_e": 4, "d_mlp": 3, "d_attn": 1, "d_mid": 5}
 LAYERS = {"d": {"L": 1}, "e": {"L": 1}, "ed": {"L_enc": 1, "L_dec": 1}}
 CONFIGS = {"d": DTransformerConfig, "e": ETransformerConfig, "ed": EDTransformerConfig}

@@ -17,7 +17,7 @@ from tests.crosscheck.report import as_json, summary
 from tests.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.commands.arguments import UsageError
 
-QUICK, END_TO_END = ("LLAMA", "ALBERT", "T5"), ("GPT2", "OPT", "BART")
+QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART")
 NOT_LINES = {
     "dropout": "needs a key",
     "head": "a bare encoder is another function",
@@ -37,7 +37,7 @@ def llama():
 
 
 def marks_of(name):
-    return () if name in QUICK else pytest.mark.end_to_end if name in END_TO_END else pytest.mark.slow
+    return () if name in QUICK else pytest.mark.thorough if name in THOROUGH else pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in NAMES])

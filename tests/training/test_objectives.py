@@ -16,6 +16,8 @@ from training.tasks import TASKS
 from training.tasks.classify import class_probabilities, init_classifier
 from training.tasks.models import model_config, model_shapes
 
+pytestmark = pytest.mark.sampled(1)
+
 N_V = 17
 
 
@@ -115,6 +117,7 @@ def test_a_batch_in_parts_is_the_batch(task, options):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed"))])
 def test_remat_computes_the_same_in_less_memory(task):
     layers = {"L_enc": 6, "L_dec": 6} if task == "ed" else {"L": 6}

@@ -206,6 +206,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.thorough
 def test_another_process_gets_the_same_batches():
     digest = hashlib.sha256()
     for name in NAMES:

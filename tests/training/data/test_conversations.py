@@ -108,6 +108,7 @@ def test_what_chatml_marks_is_the_answer_and_its_end():
     assert runs == [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("template", [CHATML, INST])
 def test_the_loss_is_over_the_answers_alone(chats, tmp_path, template):
     """Against Algorithm 10 on each conversation by itself, with −ln P of the tokens of the answers summed by hand."""

@@ -11,6 +11,8 @@ from algorithms.inside import at, intervene, record
 from tests import cases, family_cases
 from training.generation import Generator
 
+pytestmark = pytest.mark.sampled(1)
+
 PROMPTS = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0]])
 LENGTHS = np.array([7, 3, 1])
 KEY = jax.random.key(0)
@@ -92,6 +94,7 @@ def test_steered_from_the_cache_is_steered_algorithm_14(name, changes):
     assert (found.tokens != plain).any()
 
 
+@pytest.mark.thorough
 def test_what_is_recorded_is_changed_and_goes_on_in_larger_caches_and_windows():
     theta, config = model("LLAMA", l_max=90)
     changes = {at("X@8", layer=0): steer}
@@ -109,6 +112,7 @@ def test_what_is_recorded_is_changed_and_goes_on_in_larger_caches_and_windows():
         cases.assert_trees_close(seen, expected, 1e-8)
 
 
+@pytest.mark.thorough
 def test_who_joins_is_read_and_steered_as_the_others():
     """As the server generates."""
     theta, config = model("LLAMA", l_max=40)

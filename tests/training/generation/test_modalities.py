@@ -45,6 +45,7 @@ def extended(columns, token):
     )
 
 
+@pytest.mark.thorough
 def test_an_image_is_named_by_the_likeliest_token_of_text_again_and_again():
     names = GATO.names(IMAGES)
     for image, name in zip(IMAGES, names, strict=True):

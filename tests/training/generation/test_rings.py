@@ -11,6 +11,8 @@ from tests.cases import random_theta
 from training.generation import Generator, reading, states
 from training.generation.prefixes import Prefixes
 
+pytestmark = pytest.mark.sampled(1)
+
 L_MAX = 300
 WINDOWED = Attention(positions=Rotary(base=20.0), biases=False, window=5)
 VARIANTS = {
@@ -84,6 +86,7 @@ def test_requests_join_in_a_ring():
         assert found == alone(theta, config, X[r, :length], l_gen=len(found), r=r)
 
 
+@pytest.mark.thorough
 def test_what_reads_all_tokens_keeps_all_of_them():
     """Texts may part before the window, and what is recorded has a row for every token."""
     config, theta = model("one window")

@@ -15,6 +15,8 @@ from tests.cases import random_theta
 from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
 
+pytestmark = pytest.mark.sampled(2)
+
 N_V, L_MAX = 17, 71
 CONFIG = EDTransformerConfig(N_V=N_V, l_max=L_MAX, L_enc=1, L_dec=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
 THETA = random_theta(CONFIG)

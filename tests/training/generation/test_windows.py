@@ -19,6 +19,8 @@ from training.generation.repetition import History, penalized
 from training.generation.sampling import SamplingArrays
 from training.generation.windows import window_start
 
+pytestmark = pytest.mark.sampled(2)
+
 N_V, L_MAX = 17, 11
 CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
 THETA = random_theta(CONFIG)

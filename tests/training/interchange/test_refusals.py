@@ -218,6 +218,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(path, tmp_path, mo
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
 
 
+@pytest.mark.thorough
 def test_a_limit_of_file_sizes_is_said_in_a_sentence(path, tmp_path):
     """Of the whole process, so in another one."""
     code = (

@@ -83,6 +83,7 @@ def test_two_layers_learn_what_one_cannot():
     assert induction.loss_without(last[2], tokens, layer, variant=VARIANT) > 3
 
 
+@pytest.mark.thorough
 def test_training_goes_on_whatever_is_measured_on_the_way():
     ends = [list(attention_only.trained(jax.random.key(1), 1, 3, every))[-1] for every in (1, 2, 5)]
     assert [step for step, _ in ends] == [3, 3, 3]

@@ -63,6 +63,7 @@ def test_each_of_eight_devices_reads_its_part(run):
     assert {shard.data.shape for shard in theta["layers.mlp.W_mlp1"].addressable_shards} == {(2, 12, 16)}
 
 
+@pytest.mark.thorough
 def test_a_divided_model_says_the_same(run, capsys):
     texts = set()
     for mesh in ([], ["--mesh", "data=2,model=4"], ["--mesh", "model=8", "--weights", "int8"]):

@@ -34,6 +34,7 @@ def answers(run, placement):
         return texts, np.concatenate(numbers)
 
 
+@pytest.mark.thorough
 def test_a_divided_decoder_answers_the_same(tmp_path):
     run = make_run(tmp_path / "run", "d", conversing(), **SIZES)
     texts, numbers = answers(run, None)
