@@ -1,6 +1,6 @@
 """Algorithms 11, 12 and 13: stochastic gradient descent, one sequence at a time, exactly as printed.
 
-Minibatches, Adam, schedules and everything else of the paper's section 8 are in the package ``training``.
+Minibatches, Adam, schedules and the rest of the paper's section 8 are in the package ``training``.
 """
 
 import functools
@@ -53,10 +53,10 @@ def ed_training(
 ) -> EDTransformerParams:
     """Algorithm 11: θ̂ ← EDTraining(z, x, θ). Trains Algorithm 8 to predict each next token, by plain SGD.
 
-    ``θ ← θ − η ∇loss(θ)`` for every pair, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]``. The sequences are padded at
-    the end to one length; each x begins with bos_token and ends with eos_token. η is ``eta``.
+    ``θ ← θ − η ∇loss(θ)`` for every pair, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]`` and η = ``eta``. Sequences
+    are padded at the end to the same length; each x begins with bos_token and ends with eos_token.
 
-    Departures: none; the data are one padded array, and the loss is formed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
         >>> from algorithms import EDTransformerConfig, ed_transformer, init_ed_transformer
@@ -109,10 +109,11 @@ def e_training(
 ) -> ETransformerParams:
     """Algorithm 12: θ̂ ← ETraining(x, θ). Trains Algorithm 9 to predict masked tokens, by plain SGD.
 
-    ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t∈T̃} log P(θ)[x[t], t]`` over the masked t, each of
-    which is masked with probability ``p_mask``: sequence n in epoch i by ``fold_in(fold_in(key, i), n)``.
+    ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t∈T̃} log P(θ)[x[t], t]``, a sum over the masked
+    tokens. Each token is masked with probability ``p_mask``; epoch i draws those of sequence n with
+    ``fold_in(fold_in(key, i), n)``.
 
-    Departures: none; the data are one padded array, and the loss is formed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
         >>> from algorithms import ETransformerConfig, e_transformer, init_e_transformer
@@ -168,7 +169,7 @@ def d_training(
 
     ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]``.
 
-    Departures: none; the data are one padded array, and the loss is formed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
@@ -205,5 +206,5 @@ def d_training(
 
 
 def _length(x: Integer[Array, "N_data l"], lengths: Array | None, n: Array) -> Integer[Array, ""]:
-    """The length of sequence n, as wide as token IDs: in uint8, ℓ − 1 would wrap at ℓ = 0."""
+    """The length of sequence n, in the integer type of token IDs: in uint8, ℓ − 1 would wrap around at ℓ = 0."""
     return as_ids(x.shape[1] if lengths is None else jnp.asarray(lengths)[n])
