@@ -26,7 +26,7 @@ def _check_has_head(arguments: Mapping[str, Any]) -> None:
 
 def _check_has_types(arguments: Mapping[str, Any]) -> None:
     if arguments["types"] is not None and arguments["theta"].W_t is None:
-        raise ValueError("types: expected None, since these parameters have no token types (theta.W_t is None), got an array")
+        raise ValueError("types: expected None, since theta.W_t is None: these parameters have no token types")
 
 
 Types = Annotated[Integer[Array, "*#batch l"] | None, Relation(_check_has_types)]

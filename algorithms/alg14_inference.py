@@ -75,12 +75,11 @@ def d_inference(
     l = x.shape[-1]  # line 1
     x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
     x = match_varying_axes((x, theta, tau, key))[0]
+    options = {"variant": variant, "implementation": implementation}
 
     @for_each(l_gen, x)  # line 2
     def x_y(i, x):
-        X = d_hidden_state(  # line 3, up to the softmax
-            x[..., :-1], theta, variant=variant, implementation=implementation
-        )
+        X = d_hidden_state(x[..., :-1], theta, **options)  # line 3, up to the softmax
         log_p = log_softmax(variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
         y = sample(log_p, tau, fold_in(key, i))  # line 5
         x = x.at[..., l + i].set(y)  # line 6
