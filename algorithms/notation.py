@@ -86,6 +86,7 @@ Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon
 Temperature    = Annotated[float | Float[Array, "*#batch"],  # one for all sequences, or one each
                            Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
 Cap            = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
+Base           = Annotated[float, Range("a number > 1", lambda base: base > 1)]  # of a sinusoid's wavelengths
 Rate           = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
 Probability    = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
 Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
