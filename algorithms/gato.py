@@ -88,8 +88,7 @@ class GatoConfig(DTransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("patch", "channels", "d_r", "n_groups", "n_places"):
-            self._require_positive(field)
+        self._require_positive("patch", "channels", "d_r", "n_groups", "n_places")
         if self.d_r % self.n_groups:
             raise ValueError(
                 f"GatoConfig.n_groups: expected a divisor of d_r = {self.d_r}, got {self.n_groups}; change one of them"

@@ -83,7 +83,7 @@ class Lines(NamedTuple):
         return shard_residual_stream(line.projected(X, theta, self.implementation)) if line.factored else X
 
     def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
-        """The same lines with the table that all attentions share: θ's distances, and positions for queries and keys."""
+        """The lines with the table that all attentions share: θ's distances, and positions for queries and keys."""
         P = self.variant.embedding.in_attention(_of_columns(t, x), theta, self.implementation)
         return self._replace(table=Table(numbers, both_ways, P))
 

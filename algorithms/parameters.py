@@ -137,7 +137,7 @@ class EDTransformerParams(NamedTuple):
 
 
 class ETransformerParams(NamedTuple):
-    """θ of Algorithm 9. Fields from ``embedding_norm`` on are not in the paper, but mostly in BERT and ALBERT.
+    """θ of Algorithm 9. Fields from ``embedding_norm`` on are not in the paper: BERT, ALBERT and others add them.
 
     ``W_p`` is None if the variant has no learned positions, and ``W_u`` if it is tied, W_u = W_eᵀ (then d_f = d_in). A
     bare encoder, which ends with line 9, has no W_f, b_f, norm and W_u. W_t embeds token types; W_pool and b_pool
