@@ -23,14 +23,15 @@ from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.attention.vendor import CUDNN_FORWARD
 from algorithms.ops.dropout import fold_in
-from algorithms.ops.linear import PRODUCT
+from algorithms.ops.linear import PRODUCT, linear
 
 Layer = Callable[..., Float[Array, "d_e *batch l"]]
 
 
 def attend_in_full(line: Attention, X: Array, Z: Array, W: Any, mask: Mask, **options: Any) -> tuple[Array, None]:
     """The attention of whole sequences, which keeps nothing for decoding."""
-    X, Z = (shard_layer_input(X),) * 2 if X is Z else (shard_layer_input(X), shard_layer_input(Z))
+    is_self, X = X is Z, shard_layer_input(X)
+    Z = X if is_self else shard_layer_input(Z)
     return shard_residual_stream(line(X, Z, W, mask, **options)), None
 
 
@@ -54,7 +55,7 @@ class Lines(NamedTuple):
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
     keys: Iterator[OptionalKey] = iter(())  # for its dropout, in the order in which its lines use them
-    of_layer: list[Any] | None = None  # collects what its attentions keep; None: discarded
+    kept_here: list[Any] | None = None  # collects what its attentions keep; None: discarded
 
     def embedding(
         self, x: Integer[Array, "*columns"], t: Any, theta: Any, types: Integer[Array, "*columns"] | None = None
@@ -80,7 +81,7 @@ class Lines(NamedTuple):
             types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
             X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
         X = self.layer_norm(X, theta.embedding_norm)
-        return shard_residual_stream(line.projected(X, theta, self.implementation)) if line.factored else X
+        return shard_residual_stream(linear(theta.W_in, X, theta.b_in, self.implementation)) if line.factored else X
 
     def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
         """The lines with the table that all attentions share: θ's distances, and positions for queries and keys."""
@@ -122,8 +123,8 @@ class Lines(NamedTuple):
         else:
             turn = jnp.asarray([distinct.index(line) for line in lines])[self.l % len(lines)]
             Y, kept = jax.lax.switch(turn, [by(line) for line in distinct], *arguments)
-        if self.of_layer is not None:
-            self.of_layer.append(kept)
+        if self.kept_here is not None:
+            self.kept_here.append(kept)
         return Y
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any) -> Float[Array, "d_e *columns"]:
@@ -167,9 +168,9 @@ class Lines(NamedTuple):
             if shared > 1:
                 theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stacked)
             keys = (fold_in(self.key, draws * l + i) for i in range(draws))
-            of_layer = []
-            X = layer(X, theta_l, self._replace(l=l, keys=keys, of_layer=of_layer))
-            return X, of_layer
+            kept_here = []
+            X = layer(X, theta_l, self._replace(l=l, keys=keys, kept_here=kept_here))
+            return X, kept_here
 
         L = shared * jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]

@@ -70,7 +70,7 @@ class Attention(Line):
         return self.positions(Q, t, implementation) if isinstance(self.positions, Rotary) else Q
 
     def distant(self, Q: Float[Array, "H d_attn *columns"], W: Any, implementation: Any) -> Array:
-        """U of ``scores_by_distance``, from the queries, if ``positions`` are scores by distance."""
+        """U of ``scores_by_distance``, computed from the queries; for ``positions`` that depend on the distance."""
         Q = self._placed(Q, W.gamma_q, None, implementation)
         by_distance: Any = self.positions
         return by_distance.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
@@ -99,7 +99,7 @@ class Attention(Line):
     ) -> Float[Array, "d_e *batch l_x"]:
         """The attention of tokens at the positions t_x to tokens at t_z; ``key`` draws the attention weights to drop.
 
-        Without ``positions``, t_x and t_z may be None. t_z is None if Z is another sequence than X.
+        t_z is None if X and Z are different sequences; t_x may be None if ``positions`` is.
         """
         P = None if t_z is None else table.positions
 

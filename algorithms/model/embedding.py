@@ -11,7 +11,6 @@ from algorithms.alg01_embedding import positional_embedding, sinusoid, token_emb
 from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.model.line import Line
-from algorithms.ops.linear import linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,12 +62,6 @@ class Embedding(Line):
         d_in, dtype = theta.W_e.shape[0], theta.W_e.dtype
         W_p = sinusoid(t, d_in, base=10000, form=self.positions, dtype=accumulation_dtype(dtype))
         return jnp.asarray(W_p, dtype)
-
-    def projected(
-        self, X: Float[Array, "d_in *columns"], theta: Any, implementation: Any
-    ) -> Float[Array, "d_e *columns"]:
-        """``W_in X + b_in 1ᵀ`` if embeddings are factored, otherwise X."""
-        return linear(theta.W_in, X, theta.b_in, implementation) if self.factored else X
 
     def in_attention(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_e *#columns"] | None:
         """``W_p[:, t]`` for every position, added to the input of queries and keys; None if nothing is added there."""

@@ -29,8 +29,8 @@ def init_ed_transformer(
     """θ of Algorithm 8.
 
     ``"glorot"``: matrices are uniform in ±√(6/(rows + columns)) (Glorot and Bengio 2010). ``"gpt2"``: matrices are
-    normal with standard deviation 0.02 (W_p: 0.01), those that write to the residual stream, W_o and W_mlp2, divided by
-    the square root of their number. In both, biases and β are 0, and γ is 1.
+    normal with standard deviation 0.02 (W_p: 0.01); W_o and W_mlp2, which write to the residual stream, are divided by
+    the square root of their number. In both, γ is 1 and everything else 0.
 
     Raises:
         TypeError: if config is another architecture's, or the key is untyped.

@@ -61,7 +61,7 @@ class Variant(Line):
     Attributes:
         embedding: lines 1 to 3.
         norm: lines 5, 7 and 10.
-        attention: line 6. Of n attentions, layer l has number l mod n.
+        attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n.
         mlp: line 8; None for attention-only layers.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
             X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input; ``"no_norm"``: X + f(X). None is
@@ -106,7 +106,7 @@ class Variant(Line):
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attentions, which the layers cycle through."""
+        """The attentions as a tuple."""
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
 
     def of_every_layer(self, stacked: Any) -> Any:

@@ -176,7 +176,7 @@ FSMT = PAPER.but(
     norm=LayerNorm(epsilon=1e-5),
     mlp=MLP(activation="relu"),
 )
-"""Ng et al. 2019: sinusoidal positions that start at 2, with angles from t to exactly t/10000; ReLU; two vocabularies."""
+"""Ng et al. 2019: sinusoidal positions that start at 2, the slowest angle exactly t/10000; ReLU; two vocabularies."""
 
 VARIANTS: dict[str, Variant] = {name: line for name, line in globals().items() if isinstance(line, Variant)}
 """Name → variant. Names are not part of the record: variants with the same lines are equal."""
