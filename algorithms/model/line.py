@@ -27,9 +27,9 @@ class Line(Record):
             ValueError: if a field has a value that its annotation does not allow.
         """
         super().__post_init__()
-        for field, kinds in _kinds(type(self)).items():
-            value, or_none = getattr(self, field), ", or None" if len(kinds) > 1 else ""
-            for allowed in kinds[0].of(Range):
+        for field, (kind, *others) in _kinds(type(self)).items():
+            value, or_none = getattr(self, field), ", or None" if others else ""
+            for allowed in kind.of(Range):
                 if value is not None and not allowed.holds(value):
                     self.refuse(field, f"{allowed.says}{or_none}")
 
