@@ -9,6 +9,7 @@ from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 
 _DERIVED: Any = None  # the default of a field that __post_init__ derives from the others
+_LAYERS = ("L", "L_enc", "L_dec")  # the fields that count layers; an architecture has one or two of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class TransformerConfig:
                 f"got {self.N_V}"
             )
         self._set_heads()
+        self._check_layers()
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             raise ValueError(
                 f"{type(self).__name__}.d_e: expected an even number, a sine and a cosine for each frequency, "
@@ -77,7 +79,7 @@ class TransformerConfig:
         """The size of each axis of θ, by name; layers that share parameters count once."""
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
-        sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & {"L", "L_enc", "L_dec"}}
+        sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & set(_LAYERS)}
         positions = self.variant.attentions[0].positions
         if isinstance(positions, Distances):
             sizes["N_buckets"] = positions.buckets
@@ -93,7 +95,8 @@ class TransformerConfig:
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
 
-    def _require_layers(self, *fields: str) -> None:
+    def _check_layers(self) -> None:
+        fields = [field for field in _LAYERS if hasattr(self, field)]
         self._require_positive(*fields)
         for field in fields:
             if getattr(self, field) % self.shared_layers:
@@ -127,7 +130,6 @@ class EDTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_layers("L_enc", "L_dec")
         if self.N_V_z is not None:
             self._require_positive("N_V_z")
 
@@ -150,7 +152,6 @@ class ETransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_layers("L")
         self._set_default(d_in=self.d_e)
         self._set_default(d_f=self.d_in)
         self._require_positive("d_in", "d_f")
@@ -178,7 +179,3 @@ class DTransformerConfig(TransformerConfig):
     """
 
     L: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_layers("L")
