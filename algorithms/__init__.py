@@ -1,7 +1,7 @@
 """Phuong and Hutter's "Formal Algorithms for Transformers" (2022), executable: the table of contents.
 
 Each of the paper's fifteen numbered algorithms is one pure, compiled JAX function over pytrees of parameters, in the
-paper's notation: tokens are columns, and weights are ``[d_out, d_in]``. ``algorithms.notation`` has the legend.
+paper's notation: tokens are columns, and weights are ``[d_out, d_in]``. The legend is in ``algorithms.notation``.
 """
 
 from algorithms import lines
@@ -94,10 +94,10 @@ __all__ = [
     "token_embedding", "positional_embedding", "single_query_attention", "attention", "mh_attention", "layer_norm",
     "unembedding", "ed_transformer", "e_transformer", "d_transformer", "ed_training", "e_training", "d_training",
     "d_inference", "ed_inference",
-    # Their parts, and intermediate results that training reads
+    # Building blocks and intermediate results
     "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state",
     "e_encoding", "d_hidden_state", "log_loss", "token_losses",
-    # The same, entered with embeddings
+    # Entering the layers with embeddings
     "d_embedding", "d_layers", "e_embedding", "e_layers", "ed_decoder_layers", "ed_encoder_layers",
     # Gato
     "GatoConfig", "GatoParams", "PatchParams", "discretize", "gato_embedding", "init_gato", "inverse_mu_law", "mu_law",

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2: a token, and a position, as a vector."""
+"""Algorithms 1 and 2: tokens and positions as vectors."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +17,9 @@ from algorithms.ops.lookup import lookup
 def token_embedding(
     v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
-    """Algorithm 1: e ← W_e[:, v]. The vector representation of a token, or as columns those of many.
+    """Algorithm 1: e ← W_e[:, v]. The vector representation of a token; of several tokens, the columns of a matrix.
 
-    Departures: IDs start at 0; NaN for one outside [0, N_V).
+    Departures: IDs start at 0; an ID outside [0, N_V) gives NaN.
 
     Example:
         >>> token_embedding(2, jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
@@ -34,11 +34,11 @@ def token_embedding(
 def positional_embedding(
     l: Integer[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
-    """Algorithm 2: e_p ← W_p[:, ℓ]. The vector representation of a position, or as columns those of many.
+    """Algorithm 2: e_p ← W_p[:, ℓ]. The vector representation of a position; of several, the columns of a matrix.
 
-    W_p is learned, or from ``sinusoidal_positional_embedding``.
+    W_p is learned, or comes from ``sinusoidal_positional_embedding``.
 
-    Departures: positions start at 0; NaN for one outside [0, l_max).
+    Departures: positions start at 0; one outside [0, l_max) gives NaN.
 
     Example:
         >>> positional_embedding(0, jnp.array([[1.0, 2.0], [4.0, 5.0]])).tolist()
@@ -53,19 +53,19 @@ def sinusoidal_positional_embedding(
 ) -> Float[Array, "d_e l_max"]:
     """A hard-coded W_p of sines and cosines, in either of its published forms.
 
-    The paper's, with i = 1 … d_e/2 and t = 1 … ℓ_max (``base=None``)::
+    The paper's form, with i = 1 … d_e/2 and t = 1 … ℓ_max (``base=None``)::
 
         W_p[2i−1, t] = sin(t/ℓ_max^{2i/d_e}),   W_p[2i, t] = cos(t/ℓ_max^{2i/d_e})
 
-    that of Vaswani et al. 2017, which counts both from 0 (``base=10000``)::
+    The form of Vaswani et al. 2017, in which i and t start at 0 (``base=10000``)::
 
         W_p[2i, t] = sin(t/10000^{2i/d_e}),   W_p[2i+1, t] = cos(t/10000^{2i/d_e})
 
     Args:
-        d_e: dimensions, an even number.
-        l_max: positions.
-        base: None for the paper's form, otherwise the base of the other one.
-        dtype: of the result; angles are formed in float64 before.
+        d_e: number of dimensions, even.
+        l_max: number of positions.
+        base: None for the paper's form, otherwise the base of Vaswani's.
+        dtype: of the result; angles are computed in float64.
 
     Raises:
         ValueError: if d_e is odd or not positive, l_max is not positive, or base is not above 1.
@@ -96,9 +96,10 @@ def sinusoid(
     form: str = "sinusoidal",
     dtype: DTypeLike = np.float64,
 ) -> np.ndarray | Array:
-    """``sin(t/base^{2i/d_e})`` and ``cos(…)`` for i = first, first + 1, …: a column for each position t, in NumPy's
-    float64 if t is NumPy's, otherwise in ``dtype``. ``form``, of `Variant.positions`: by turns, or one half of the
-    rows each.
+    """``sin(t/base^{2i/d_e})`` and ``cos(…)`` for i = first, first + 1, …: one column per position t.
+
+    NumPy positions are computed in float64 by NumPy, others in ``dtype``. ``form``, one of `Embedding.positions`, says
+    whether sines and cosines alternate or take half of the rows each.
     """
     xp = np if isinstance(t, np.ndarray) else jnp
     i = np.arange(first, first + d_e // 2, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Algorithms 3, 4 and 5: attention of one query, of a sequence, and with several heads."""
+"""Algorithms 3, 4 and 5: attention for a single query, for a sequence, and with several heads."""
 
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
@@ -21,17 +21,16 @@ from algorithms.parameters import AttentionParams, MHAttentionParams
 
 
 class Hooks(NamedTuple):
-    """A variant's changes to Algorithm 4, between lines 3 and 5."""
+    """A variant's changes to Algorithm 4, between lines 3 and 5. The defaults change nothing."""
 
-    queries: Callable[[Array], Array] = lambda Q: Q  # what becomes of Q: a rotation by the tokens' positions, say
-    keys: Callable[[Array], Array] = lambda K: K  # what becomes of K
-    cap: float | None = None  # c, for scores ``c tanh(S/c)`` in place of S = KᵀQ/√d_attn; None: no cap
-    # of the queries and l_z, U and P of ``scores_by_distance``, which are added to S = KᵀQ; or nothing
+    queries: Callable[[Array], Array] = lambda Q: Q  # replaces Q, for example by a rotation
+    keys: Callable[[Array], Array] = lambda K: K  # replaces K
+    cap: float | None = None  # c: the scaled scores s = KᵀQ/√d_attn become ``c tanh(s/c)``; None: no cap
+    # (Q, l_z) → U and P of ``scores_by_distance``, which are added to S = KᵀQ; () adds nothing
     by_distance: Callable[[Array, int], ByDistance] = lambda Q, l_z: ()
 
 
 PRINTED = Hooks()
-"""Nothing."""
 
 
 @algorithm(3, "Basic single-query attention")
@@ -41,10 +40,10 @@ def single_query_attention(
     E: Float[Array, "d_in *batch T"],
     W_qkv: Annotated[AttentionParams, "d_x=d_in d_z=d_in"],
 ) -> Float[Array, "d_out *batch"]:
-    """Algorithm 3: ṽ ← the values of the context tokens, weighted by how well their keys match the query.
+    """Algorithm 3: ṽ ← the context tokens' values, weighted by how well their keys match the query.
 
     ``ṽ = Σ_t α_t v_t`` with ``α_t = exp(qᵀk_t/√d_attn) / Σ_u exp(qᵀk_u/√d_attn)``, for the current token e and the
-    context tokens e_t, the columns of E.
+    context tokens e_t, which are the columns of E.
 
     Departures: none.
 
@@ -73,7 +72,7 @@ def _of_one_head(
     cap: float | None = None,
     by_distance: ByDistance = (),
 ) -> Float[Array, "d_mid l_x"]:
-    """Lines 4 to the end of Algorithm 4 as printed, of one head; every other implementation computes the same."""
+    """Lines 4 to the end of Algorithm 4 as printed, for one head: every implementation computes the same."""
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
     if by_distance:
         (U, P), (l_z, l_x) = by_distance, S.shape
@@ -136,7 +135,7 @@ def mh_attention(
     key: OptionalKey = None,
     hooks: Hooks = PRINTED,
 ) -> Float[Array, "d_out *batch l_x"]:
-    """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attentions side by side, their outputs mixed by W_o.
+    """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attention heads in parallel, whose outputs W_o combines.
 
     ``Ṽ = W_o [Y¹; …; Y^H] + b_o 1ᵀ`` with ``Y^h = Attention(X, Z | 𝓦_qkv^h, Mask)``, equation (4).
 

@@ -1,4 +1,4 @@
-"""Algorithm 6, layer normalization, and RMSnorm, which is the same with m = β = 0."""
+"""Algorithm 6, layer normalization, and RMSnorm, its special case m = β = 0."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -26,14 +26,14 @@ def layer_norm(
 
     ``ê = (e − m)/√(v + ε) ⊙ γ + β`` with ``m = Σ e[i]/d_e`` and ``v = Σ (e[i] − m)²/d_e``, in float32 at least.
 
-    Departures: none with ε = 0, where a token of equal activations gives 0/0 = NaN, as the formula does.
+    Departures: none with ε = 0; a token whose activations are all equal then gives 0/0 = NaN, as in the paper.
 
     Example:
         >>> layer_norm(jnp.array([1.0, 3.0]), jnp.ones(2), jnp.zeros(2)).tolist()
         [-1.0, 1.0]
     """
     if implementation != "paper":
-        return normalization.layer_norm(epsilon, e, gamma, beta)  # lines 1-2, return: its backward pass by hand
+        return normalization.layer_norm(epsilon, e, gamma, beta)  # lines 1-2, return: backward pass by hand
     dtype, e = e.dtype, e.astype(accumulation_dtype(e.dtype))
     m = e.mean(axis=0, keepdims=True)  # line 1
     v = jnp.square(e - m).mean(axis=0, keepdims=True)  # line 2
@@ -59,7 +59,7 @@ def rms_norm(
     Source: Phuong and Hutter 2022, the prose above Algorithm 6.
     """
     if implementation != "paper":
-        return normalization.rms_norm(epsilon, e, gamma)  # line 2, return: its backward pass by hand
+        return normalization.rms_norm(epsilon, e, gamma)  # line 2, return: backward pass by hand
     dtype, e = e.dtype, e.astype(accumulation_dtype(e.dtype))
     v = jnp.square(e).mean(axis=0, keepdims=True)  # line 2, with m = 0
     e_hat = e / jnp.sqrt(v + epsilon) * as_columns(gamma, e)  # return, with β = 0

@@ -19,13 +19,13 @@ def unembedding(
     b_u: Float[Array, "N_V"] | None = None,
     cap: Cap = None,
 ) -> Float[Array, "N_V *batch"]:
-    """Algorithm 7: p ← softmax(W_u e). From a token's representation to a distribution over the vocabulary.
+    """Algorithm 7: p ← softmax(W_u e). Turns a token's representation into a distribution over the vocabulary.
 
-    Not in the paper: an output bias b_u, as BERT has, p ← softmax(W_u e + b_u); and a ``cap`` c, as Gemma has, for the
-    logits c tanh((W_u e + b_u)/c).
+    Not in the paper: an output bias b_u, p ← softmax(W_u e + b_u), as in BERT; and a ``cap`` c, which replaces the
+    logits by c tanh((W_u e + b_u)/c), as in Gemma.
 
-    Departures: none (the largest logit is subtracted before the exponential, which changes no value). Probabilities are
-    float32 for bfloat16 and float16 arrays, so that few of them are equal.
+    Departures: none (subtracting the largest logit before the exponential changes no value). For bfloat16 and float16
+    arrays, probabilities are float32, so that few of them are equal.
 
     Example:
         >>> import jax.numpy as jnp

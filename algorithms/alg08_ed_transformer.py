@@ -1,4 +1,4 @@
-"""Algorithm 8, the encoder-decoder transformer: from a context and a sequence to each next token's distribution."""
+"""Algorithm 8, the encoder-decoder transformer: predicts each next token of a sequence, given a context."""
 
 from typing import Annotated, Any
 
@@ -22,14 +22,14 @@ from algorithms.parameters import EDTransformerParams
 def _check_one_for_each(arguments) -> None:
     if arguments["variant"].dropout and arguments["z"].ndim != arguments["x"].ndim:
         raise ValueError(
-            "z: expected one for each sequence of x, since dropout draws for each by itself, got one for all"
+            "z: expected one context per sequence of x, since dropout draws separately for each, got one for all"
         )
 
 
 Context = Annotated[Integer[Array, "*#batch l_z"], Relation(_check_one_for_each)]
 
 OWN = "relu", ("norm_last", "norm_first", "no_norm")
-"""The activation of Algorithm 8, and the orders of its layers; first its own."""
+"""The activation of Algorithm 8, and the orders that its layers may have, its own first."""
 
 
 @algorithm(8, "EDTransformer")
@@ -49,13 +49,13 @@ def ed_transformer(
 ) -> Float[Array, "N_V *batch l_x"]:
     """Algorithm 8: P ← EDTransformer(z, x | θ). The encoder-decoder transformer, the original one.
 
-    z is the context, a sentence in English, say, and x the primary sequence, the same sentence in German. Column t of P
-    is the distribution P̂(x[t+1] | x[1:t], z) of the next token.
+    z is the context, such as a sentence in English, and x the primary sequence, such as its German translation. Column
+    t of P is the distribution P̂(x[t+1] | x[1:t], z) of the next token.
 
-    ``mask``, ``z_mask`` and ``cross_mask`` replace the masks of lines 14, 5 and 16; the padding of z from ``z_length``
-    on applies to any.
+    ``mask``, ``z_mask`` and ``cross_mask`` replace the masks of lines 14, 5 and 16. In addition, tokens of z from
+    ``z_length`` on are masked.
 
-    Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of what depends on it.
+    Departures: none with ``variant=PAPER``. Whatever depends on a token ID outside [0, N_V) is NaN.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -75,7 +75,7 @@ def ed_transformer(
 def hidden_state(
     z: Any, x: Integer[Array, "*batch l_x"], theta: Any, masks: tuple[Any, Any, Any], z_length: Any, f: Lines
 ) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 1-20 of Algorithm 8 by the lines f, with the masks of lines 14, 5 and 16."""
+    """Lines 1-20 of Algorithm 8; ``masks`` are those of lines 14, 5 and 16."""
     mask, z_mask, cross_mask = masks
     Z = context_encoding(z, theta, z_mask, z_length, f._replace(key=fold_in(f.key, 0)))  # lines 1-9
     f, t, cross_mask = f._replace(key=fold_in(f.key, 1)), positions_in(x), padded(cross_mask, z_length)
@@ -87,7 +87,7 @@ def hidden_state(
 def context_encoding(
     z: Integer[Array, "*batch l_z"], theta: Any, z_mask: Any, z_length: Any, f: Lines
 ) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 1-9 of Algorithm 8 by the lines f: encode the context sequence."""
+    """Lines 1-9 of Algorithm 8: encode the context sequence."""
     t = positions_in(z)  # line 1
     Z = f.embedding(zero_padding(z, z_length), t, _embedding_of_context(theta))  # lines 2-3
     Z = context_residual_stream(Z, t, theta, padded(z_mask, z_length), f)  # lines 4-9
@@ -118,7 +118,7 @@ def context_residual_stream(
 def decoder_hidden_state(
     Z: Any, x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, cross_mask: Any, f: Lines
 ) -> Float[Array, "d_e *columns"]:
-    """Lines 10-20 of Algorithm 8 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    """Lines 10-20 of Algorithm 8, for a whole sequence, or for one token if ``f.attend`` reads a cache."""
     X = f.embedding(x, t, theta)  # lines 10-12
     X = primary_residual_stream(Z, X, t, theta, mask, cross_mask, f)  # lines 13-20
     return X
@@ -147,12 +147,12 @@ def primary_residual_stream(
 
 
 def _embedding_of_context(theta: EDTransformerParams) -> EDTransformerParams:
-    """θ with W_e, W_p and the norm that embed the context, where those are not the decoder's."""
+    """θ with the context's own W_e, W_p and norm of the embeddings, where it has them."""
     own = {} if theta.context is None else theta.context._asdict()
     return theta._replace(**{name: array for name, array in own.items() if array is not None})
 
 
-# Ways in and out in the middle
+# Partial passes, which start or end with an intermediate result
 
 
 @compiled
@@ -207,7 +207,7 @@ def ed_encoder_layers(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_z"]:
-    """Lines 4-9 of Algorithm 8: the encoder, entered with embeddings Z, whose columns need not be tokens."""
+    """Lines 4-9 of Algorithm 8: the encoder, starting from embeddings Z, whose columns need not be tokens."""
     f = lines_of(variant, implementation, *OWN, key=key, remat=remat, unroll=unroll)
     Z = pad_embeddings(Z, theta.W_e, z_length)
     return context_residual_stream(Z, positions_in(Z[0]), theta, padded(z_mask, z_length), f)
@@ -248,21 +248,21 @@ def ed_decoder_layers(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 13-20 of Algorithm 8: the decoder, entered with embeddings X, whose columns need not be tokens."""
+    """Lines 13-20 of Algorithm 8: the decoder, starting from embeddings X, whose columns need not be tokens."""
     f = _lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     return primary_residual_stream(Z, X, positions_in(X[0]), theta, mask, padded(cross_mask, z_length), f)
 
 
 def _lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
-    """The lines of a variant whose line 16 can have keys of other positions than its queries."""
+    """The lines of a variant, if they suit line 16, whose queries and keys belong to different sequences."""
     if variant.embedding.positions == "in_attention":
         raise ValueError(
-            "variant.embedding.positions: expected another value than 'in_attention' in Algorithm 8, since line 16 has "
-            "keys of other positions than its queries"
+            "variant.embedding.positions: expected a value other than 'in_attention' in Algorithm 8, since the queries "
+            "and keys of its line 16 belong to different sequences"
         )
     if not all(line.positions is None or line.positions.in_context for line in variant.attentions):
         raise ValueError(
-            "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other "
-            "positions than its queries"
+            "variant.attention: expected positions of None, Distances or ALiBi in Algorithm 8, since the queries and "
+            "keys of its line 16 belong to different sequences"
         )
     return lines_of(variant, implementation, *OWN, **options)

@@ -1,4 +1,4 @@
-"""Algorithm 9, the encoder-only transformer of BERT: from a sequence with masked tokens to their distributions."""
+"""Algorithm 9, the encoder-only transformer, as in BERT: predicts the masked tokens of a sequence."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ def _check_has_head(arguments: Mapping[str, Any]) -> None:
 
 def _check_has_types(arguments: Mapping[str, Any]) -> None:
     if arguments["types"] is not None and arguments["theta"].W_t is None:
-        raise ValueError("types: expected None, since theta.W_t is None, so these parameters have no token types")
+        raise ValueError("types: expected None, since theta.W_t is None: these parameters have no token types")
 
 
 Types = Annotated[Integer[Array, "*#batch l"] | None, Relation(_check_has_types)]
@@ -48,12 +48,12 @@ def e_transformer(
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 9: P ← ETransformer(x | θ). The encoder-only transformer, BERT's.
 
-    Column t of P is a distribution over the vocabulary for the token at position t, or the one masked there.
+    Column t of P is the distribution of the token at position t, which may be masked in x.
 
-    ``mask`` replaces that of line 5; the padding from ``length`` on applies to any.
+    ``mask`` replaces the mask of line 5. In addition, tokens from ``length`` on are masked.
 
     Departures: W_u is [N_V, d_f] (the paper prints [N_V, d_e], but multiplies it by d_f rows). Otherwise none with
-    ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of all columns.
+    ``variant=PAPER``. A token ID outside [0, N_V) makes all columns NaN.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -69,7 +69,7 @@ def e_transformer(
 
 
 def encoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
-    """The lines of a variant, with Algorithm 9's own defaults filled in."""
+    """The lines of a variant, with the defaults of Algorithm 9."""
     return lines_of(variant, implementation, "gelu", ("norm_last", "norm_first", "no_norm"), **options)
 
 
@@ -77,7 +77,7 @@ def encoder_lines(variant: Variant, implementation: Implementation, **options: A
 def hidden_state(
     x: Integer[Array, "*batch l"], types: Any, theta: Any, mask: Any, length: Any, f: Lines
 ) -> Float[Array, "d_f *batch l"]:
-    """Lines 1-11 of Algorithm 9 by the lines f."""
+    """Lines 1-11 of Algorithm 9."""
     X = encoding(x, types, theta, mask, length, f)  # lines 1-9
     X = f.activate(linear(theta.W_f, X, theta.b_f, f.implementation))  # line 10
     X = f.layer_norm(X, theta.norm)  # line 11
@@ -117,7 +117,7 @@ def residual_stream(
     return X
 
 
-# Ways in and out in the middle
+# Partial passes, which start or end with an intermediate result
 
 
 @compiled
@@ -153,9 +153,10 @@ def e_encoding(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-9 of Algorithm 9: the residual stream after the last layer, which classifiers and embeddings read.
+    """Lines 1-9 of Algorithm 9: the residual stream after the last layer, for classifiers and embeddings of texts.
 
-    ``types`` has the type of each token, where the parameters embed it: BERT's two sentences. None: all are of type 0.
+    ``types`` are the tokens' types, such as BERT's first and second sentence, if the parameters embed them; None: all
+    tokens have type 0.
     """
     f = encoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     return encoding(x, types, theta, mask, length, f)
@@ -172,7 +173,7 @@ def e_embedding(
     length: Length = None,
     types: Types = None,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-3 of Algorithm 9: the embeddings X of tokens, from which `e_layers` continues."""
+    """Lines 1-3 of Algorithm 9: the tokens' embeddings X, the input of `e_layers`."""
     t = positions_in(x)  # line 1
     X = encoder_lines(variant, implementation).embedding(zero_padding(x, length), t, theta, types)  # lines 2-3
     return X
@@ -191,6 +192,6 @@ def e_layers(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 4-9 of Algorithm 9: the layers, entered with embeddings X, whose columns need not be tokens."""
+    """Lines 4-9 of Algorithm 9: the layers, starting from embeddings X, whose columns need not be tokens."""
     f = encoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     return residual_stream(X, positions_in(X[0]), theta, mask, length, f)

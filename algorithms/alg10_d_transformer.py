@@ -1,12 +1,14 @@
-"""Algorithm 10, the decoder-only transformer of GPT: from a sequence to the distribution of each next token."""
+"""Algorithm 10, the decoder-only transformer, as in GPT: predicts each next token of a sequence."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of, pad_embeddings, padded, positions_in, side_by_side, zero_padding
 from algorithms.machinery.compiled import compiled
+from algorithms.machinery.contract import Relation
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.registry import algorithm
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
@@ -15,6 +17,19 @@ from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.notation import Implementation, Length, OptionalKey, Remat, Unroll
 from algorithms.parameters import DTransformerParams
+
+
+def _check_distances(arguments: Mapping[str, Any]) -> None:
+    by_distance = any(isinstance(line.positions, ByDistance) for line in arguments["variant"].attentions)
+    if by_distance and arguments["positions"] is not None and arguments["segments"] is None:
+        raise ValueError(
+            "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
+            "got an array; give segments, too"
+        )
+
+
+Positions = Integer[Array, "*#batch l"] | None
+Segments = Annotated[Integer[Array, "*#batch l"] | None, Relation(_check_distances)]
 
 
 @algorithm(10, "DTransformer")
@@ -33,10 +48,11 @@ def d_transformer(
 
     Column t of P is the distribution P̂(x[t+1] | x[1:t]) of the next token.
 
-    ``mask`` replaces that of line 6; windows of the variant and the padding from ``length`` on apply to any.
+    ``mask`` replaces the mask of line 6. In addition, the variant's windows apply, and tokens from ``length`` on are
+    masked.
 
-    Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes NaN of its column and all later ones
-    (and, since 0 · NaN is NaN, perhaps of earlier ones).
+    Departures: none with ``variant=PAPER``. A token ID outside [0, N_V) makes its column and all later ones NaN (and,
+    since 0 · NaN is NaN, possibly earlier ones).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -52,7 +68,7 @@ def d_transformer(
 
 
 def decoder_lines(variant: Variant, implementation: Implementation, **options: Any) -> Lines:
-    """The lines of a variant, with Algorithm 10's own defaults filled in."""
+    """The lines of a variant, with the defaults of Algorithm 10."""
     return lines_of(variant, implementation, "gelu", ("norm_first", "norm_last", "side_by_side", "no_norm"), **options)
 
 
@@ -60,7 +76,7 @@ def decoder_lines(variant: Variant, implementation: Implementation, **options: A
 def hidden_state(
     x: Integer[Array, "*columns"], t: Any, theta: Any, mask: Any, length: Any, f: Lines
 ) -> Float[Array, "d_e *columns"]:
-    """Lines 1-10 of Algorithm 10 by the lines f, those of a whole sequence or those of decoding, which read a cache."""
+    """Lines 1-10 of Algorithm 10, for a whole sequence, or for one token if ``f.attend`` reads a cache."""
     t = positions_in(x) if t is None else t  # line 1
     X = f.embedding(zero_padding(x, length), t, theta)  # lines 2-3
     X = residual_stream(X, t, theta, padded(mask, length), f)  # lines 4-10
@@ -90,7 +106,7 @@ def residual_stream(
     return X
 
 
-# Ways in and out in the middle
+# Partial passes, which start or end with an intermediate result
 
 
 @compiled
@@ -103,17 +119,16 @@ def d_hidden_state(
     key: OptionalKey = None,
     length: Length = None,
     mask: SelfMask = UNIDIRECTIONAL,
-    positions: Integer[Array, "*#batch l"] | None = None,
-    segments: Integer[Array, "*#batch l"] | None = None,
+    positions: Positions = None,
+    segments: Segments = None,
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
-    For packed documents, ``segments`` has the number of the document of each token, which attends to its own document
-    only, and ``positions`` the position of each token in its document.
+    For packed documents, ``segments`` numbers each token's document, the only one it attends to, and ``positions`` is
+    each token's position in its document.
     """
-    _check_distances(variant, positions, segments)
     mask = mask if segments is None else mask & documents(segments)
     f = decoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     return hidden_state(x, positions, theta, mask, length, f)
@@ -128,9 +143,9 @@ def d_embedding(
     variant: Variant = PAPER,
     implementation: Implementation = "auto",
     length: Length = None,
-    positions: Integer[Array, "*#batch l"] | None = None,
+    positions: Positions = None,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-3 of Algorithm 10: the embeddings X of tokens, from which `d_layers` continues."""
+    """Lines 1-3 of Algorithm 10: the tokens' embeddings X, the input of `d_layers`."""
     t = positions_in(x) if positions is None else positions  # line 1
     X = decoder_lines(variant, implementation).embedding(zero_padding(x, length), t, theta)  # lines 2-3
     return X
@@ -146,15 +161,15 @@ def d_layers(
     key: OptionalKey = None,
     length: Length = None,
     mask: SelfMask = UNIDIRECTIONAL,
-    positions: Integer[Array, "*#batch l"] | None = None,
-    segments: Integer[Array, "*#batch l"] | None = None,
+    positions: Positions = None,
+    segments: Segments = None,
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 4-10 of Algorithm 10: the decoder, entered with embeddings X, whose columns need not be tokens.
+    """Lines 4-10 of Algorithm 10: the decoder, starting from embeddings X, whose columns need not be tokens.
 
-    ``d_layers(d_embedding(x, theta), theta)`` equals ``d_hidden_state(x, theta)``. X must already contain the
-    positional embeddings; ``positions`` is for variants whose attention reads positions.
+    ``d_layers(d_embedding(x, theta), theta)`` equals ``d_hidden_state(x, theta)``. X already includes the positional
+    embeddings; ``positions`` is for variants whose attention depends on positions.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -164,20 +179,7 @@ def d_layers(
         >>> d_layers(d_embedding(jnp.array([3, 0, 1]), theta), theta).shape
         (6, 3)
     """
-    _check_distances(variant, positions, segments)
     mask = mask if segments is None else mask & documents(segments)
     f = decoder_lines(variant, implementation, key=key, remat=remat, unroll=unroll)
     t = positions_in(X[0]) if positions is None else positions
     return residual_stream(pad_embeddings(X, theta.W_e, length), t, theta, padded(mask, length), f)
-
-
-def _check_distances(variant: Variant, positions: Any, segments: Any) -> None:
-    if (
-        positions is not None
-        and segments is None
-        and any(isinstance(line.positions, ByDistance) for line in variant.attentions)
-    ):
-        raise ValueError(
-            "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
-            "got an array; give segments, too"
-        )

@@ -1,6 +1,6 @@
 """Algorithms 11, 12 and 13: stochastic gradient descent, one sequence at a time, exactly as printed.
 
-Minibatches, Adam, schedules and everything else of the paper's section 8 are in the package ``training``.
+Minibatches, Adam, schedules and the rest of the paper's section 8 are in the package ``training``.
 """
 
 import functools
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Integer, Key
+from jaxtyping import Bool, Float, Integer, Key
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
@@ -53,10 +53,10 @@ def ed_training(
 ) -> EDTransformerParams:
     """Algorithm 11: θ̂ ← EDTraining(z, x, θ). Trains Algorithm 8 to predict each next token, by plain SGD.
 
-    ``θ ← θ − η ∇loss(θ)`` for every pair, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]``. The sequences are padded at
-    the end to one length; each x begins with bos_token and ends with eos_token. η is ``eta``.
+    ``θ ← θ − η ∇loss(θ)`` for every pair, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]`` and η = ``eta``. Sequences
+    are padded at the end to the same length; each x begins with bos_token and ends with eos_token.
 
-    Departures: none; the data are one padded array, and the loss is formed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
         >>> from algorithms import EDTransformerConfig, ed_transformer, init_ed_transformer
@@ -67,7 +67,7 @@ def ed_training(
         [1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
+    options = {"variant": variant, "implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -77,11 +77,8 @@ def ed_training(
             z_n, l_z, x_n = z[n], _length(z, z_lengths, n), jnp.where(t < l, as_ids(x[n]), 0)
 
             def loss(theta):
-                X = ed_hidden_state(  # line 4, up to the softmax
-                    z_n, x_n, theta, z_length=l_z, variant=variant, implementation=implementation
-                )
-                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)
-                loss = log_loss(X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, **options)  # line 5
+                X = ed_hidden_state(z_n, x_n, theta, z_length=l_z, **options)  # line 4, up to the softmax
+                loss = _log_loss(X, theta, jnp.roll(x_n, -1), t + 1 < l, **options)  # line 5
                 return loss
 
             g = jax.grad(loss)(theta)  # line 6: ∇loss
@@ -109,10 +106,11 @@ def e_training(
 ) -> ETransformerParams:
     """Algorithm 12: θ̂ ← ETraining(x, θ). Trains Algorithm 9 to predict masked tokens, by plain SGD.
 
-    ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t∈T̃} log P(θ)[x[t], t]`` over the masked t, each of
-    which is masked with probability ``p_mask``: sequence n in epoch i by ``fold_in(fold_in(key, i), n)``.
+    ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t∈T̃} log P(θ)[x[t], t]``, a sum over the masked
+    tokens. Each token is masked with probability ``p_mask``; epoch i draws those of sequence n with
+    ``fold_in(fold_in(key, i), n)``.
 
-    Departures: none; the data are one padded array, and the loss is formed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
         >>> from algorithms import ETransformerConfig, e_transformer, init_e_transformer
@@ -123,7 +121,7 @@ def e_training(
         0
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
-    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
+    options = {"variant": variant, "implementation": implementation}
     draw = by_own_key(functools.partial(jax.random.bernoulli, shape=t.shape))
 
     @for_each(N_epochs, theta)  # line 1
@@ -136,11 +134,8 @@ def e_training(
             T_tilde = (x_tilde == mask) & (t < l)  # line 7
 
             def loss(theta):
-                X = e_hidden_state(  # line 8, up to the softmax
-                    x_tilde, theta, length=l, variant=variant, implementation=implementation
-                )
-                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, T_tilde.astype(X.dtype)
-                loss = log_loss(X, W_u, x_n, weights=weights, b_u=b_u, **options)  # line 9
+                X = e_hidden_state(x_tilde, theta, length=l, **options)  # line 8, up to the softmax
+                loss = _log_loss(X, theta, x_n, T_tilde, **options)  # line 9
                 return loss
 
             g = jax.grad(loss)(theta)  # line 10: ∇loss
@@ -168,7 +163,7 @@ def d_training(
 
     ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]``.
 
-    Departures: none; the data are one padded array, and the loss is formed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
@@ -178,7 +173,7 @@ def d_training(
         [0, 1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options: dict[str, Any] = {"cap": variant.unembedding.cap, "implementation": implementation}
+    options = {"variant": variant, "implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -188,11 +183,8 @@ def d_training(
             x_n = jnp.where(t < l, as_ids(x[n]), 0)  # padding may hold anything
 
             def loss(theta):
-                X = d_hidden_state(  # line 4, up to the softmax
-                    x_n, theta, variant=variant, implementation=implementation
-                )
-                W_u, b_u, weights = variant.unembedding.matrix(theta), theta.b_u, (t + 1 < l).astype(X.dtype)
-                loss = log_loss(X, W_u, jnp.roll(x_n, -1), weights=weights, b_u=b_u, **options)  # line 5
+                X = d_hidden_state(x_n, theta, **options)  # line 4, up to the softmax
+                loss = _log_loss(X, theta, jnp.roll(x_n, -1), t + 1 < l, **options)  # line 5
                 return loss
 
             g = jax.grad(loss)(theta)  # line 6: ∇loss
@@ -205,5 +197,20 @@ def d_training(
 
 
 def _length(x: Integer[Array, "N_data l"], lengths: Array | None, n: Array) -> Integer[Array, ""]:
-    """The length of sequence n, as wide as token IDs: in uint8, ℓ − 1 would wrap at ℓ = 0."""
+    """The length of sequence n, in the integer type of token IDs: in uint8, ℓ − 1 would wrap around at ℓ = 0."""
     return as_ids(x.shape[1] if lengths is None else jnp.asarray(lengths)[n])
+
+
+def _log_loss(
+    X: Float[Array, "d l"],
+    theta: Any,
+    targets: Integer[Array, "l"],
+    counted: Bool[Array, "l"],
+    *,
+    variant: Variant,
+    implementation: Implementation,
+) -> Float[Array, ""]:
+    """``−Σ_t log P[targets[t], t]`` over the counted t, with P the unembedding of the hidden state X."""
+    line, weights = variant.unembedding, counted.astype(X.dtype)
+    options: dict[str, Any] = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation}
+    return log_loss(X, line.matrix(theta), targets, weights=weights, **options)

@@ -1,6 +1,6 @@
 """Algorithms 14 and 15: sampling, with a full forward pass for every token, as printed.
 
-``training.generation`` computes the same tokens fast.
+``training.generation`` generates the same tokens faster.
 """
 
 from typing import Annotated
@@ -60,10 +60,10 @@ def d_inference(
     """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt by ``l_gen`` tokens, one by one, with Algorithm 10.
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``: τ = 0 takes the
-    likeliest, 1 samples faithfully, inf uniformly; a batch has one τ, or one for each prompt. Token i = 0 … l_gen − 1
+    likeliest token, 1 samples faithfully, inf uniformly. A batch has one τ, or one per prompt. Token i = 0 … l_gen − 1
     is drawn with ``fold_in(key, i)``.
 
-    Departures: none (columns past the last token are computed but ignored; of P, only the logarithm of p is formed).
+    Departures: none (columns past the last token are computed but ignored; of P, only log p is computed).
 
     Example:
         >>> from algorithms import DTransformerConfig, d_training, init_d_transformer
@@ -75,12 +75,11 @@ def d_inference(
     l = x.shape[-1]  # line 1
     x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
     x = match_varying_axes((x, theta, tau, key))[0]
+    options = {"variant": variant, "implementation": implementation}
 
     @for_each(l_gen, x)  # line 2
     def x_y(i, x):
-        X = d_hidden_state(  # line 3, up to the softmax
-            x[..., :-1], theta, variant=variant, implementation=implementation
-        )
+        X = d_hidden_state(x[..., :-1], theta, **options)  # line 3, up to the softmax
         log_p = log_softmax(variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
         y = sample(log_p, tau, fold_in(key, i))  # line 5
         x = x.at[..., l + i].set(y)  # line 6
@@ -106,12 +105,12 @@ def ed_inference(
     """Algorithm 15: x̂ ← EDInference(z, θ̂). Translates a context, token by token, with Algorithm 8.
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``EDTransformer(z, x̂ | θ̂)``, as in Algorithm
-    14. ``l_max`` is the length at which to stop without eos_token, bos_token counted; None is that of the parameters.
+    14. ``l_max``, the longest output including bos_token, defaults to that of the parameters.
 
     Returns:
-        x̂ from bos_token to eos_token, padded with eos_token to l_max; and how many of its tokens are not padding.
+        x̂ from bos_token to eos_token, padded with eos_token to l_max; and its number of tokens before the padding.
 
-    Departures: stops at l_max tokens, where the paper continues until eos_token comes.
+    Departures: stops at l_max tokens, while the paper continues until eos_token.
 
     Example:
         >>> from algorithms import EDTransformerConfig, ed_training, init_ed_transformer
@@ -133,7 +132,7 @@ def ed_inference(
     def last(x_hat, y, l):
         X = ed_hidden_state(z, x_hat, theta, **options)  # line 4, up to the softmax
         log_p = log_softmax(variant.unembedding.logits(X[..., l - 1], theta))  # line 5
-        y = jnp.where(y == eos, eos, sample(log_p, tau, fold_in(key, l - 1)))  # line 6; an x̂ that has ended stays so
+        y = jnp.where(y == eos, eos, sample(log_p, tau, fold_in(key, l - 1)))  # line 6; an x̂ that has ended stays ended
         x_hat = x_hat.at[..., l].set(y)  # line 7
         return x_hat, y, l + 1
 
@@ -146,9 +145,9 @@ def ed_inference(
 def sample(
     log_p: Float[Array, "N_V *batch"], tau: float | Float[Array, "*#batch"], key: Key[Array, "*batch"]
 ) -> Integer[Array, "*batch"]:
-    """Draw a token from ``q ∝ p^{1/τ}``: the likeliest (the first of several) at τ = 0, any that is possible at τ = ∞.
+    """Draw a token from ``q ∝ p^{1/τ}``: at τ = 0 the likeliest (the first if tied), at τ = ∞ any that is possible.
 
-    ``log_p`` may differ from the logarithms of the probabilities by a constant. The draw is in float32 at least.
+    ``log_p`` may be off by a constant, as logits are. The draw is in float32 at least.
     """
     log_p = log_p.astype(accumulation_dtype(log_p.dtype))
     tau = jnp.asarray(tau, log_p.dtype)
@@ -164,7 +163,7 @@ def sample(
 
 
 def tempered(log_p: Float[Array, "N_V *batch"], tau: Float[Array, "*#batch"]) -> Float[Array, "N_V *batch"]:
-    """``log q`` with ``q ∝ p^{1/τ}``, up to a constant: the largest is 0; impossible tokens stay so at τ = ∞."""
+    """``log q`` with ``q ∝ p^{1/τ}``, shifted so that the largest is 0; impossible tokens stay so even at τ = ∞."""
     impossible = jnp.isneginf(log_p)
     divisor = jnp.where(is_greedy(tau), 1, tau)
     log_q = jnp.where(impossible, 0, shifted(log_p)) / (divisor[None] if tau.ndim else divisor)

@@ -1,7 +1,7 @@
 """Gato: Algorithm 10 with line 2 replaced by an embedding for each modality (Phuong and Hutter 2022, §6).
 
-Text is tokens. Images are patches, in raster order, each embedded by a residual block. Discrete values are tokens of
-their own, and so are continuous ones, which a μ-law and `discretize` make discrete. One sequence may hold all of them::
+Text is tokens. Images are patches in raster order, each embedded by a residual block. Discrete values have tokens of
+their own; `mu_law` and `discretize` turn continuous values into tokens, too. One sequence may mix all of these::
 
     X = gato_embedding(x, patches, at, row, column, *theta)     # lines 1-3
     X = d_layers(X, theta.transformer)                          # lines 4-10, those of Algorithm 10
@@ -34,15 +34,15 @@ from algorithms.ops.linear import linear
 from algorithms.parameters import DTransformerParams
 
 BINS, MU, M = 1024, 100.0, 256.0
-"""Gato's: bins of a continuous value, and the two constants of its μ-law, which is for values within ±M."""
+"""Gato's number of bins for a continuous value, and the constants of its μ-law for values in [−M, M]."""
 EPSILON = 1e-6
 """Added to the variance of a group of channels, which is 0 in a blank patch."""
 
 
 class PatchParams(NamedTuple):
-    """What embeds a patch of an image: a residual block, and positions within the image.
+    """Parameters that embed image patches: a residual block, and positions within the image.
 
-    The channels of the block are d_r = n_groups · d_group; the γ and β of its norms are stored group by group.
+    The block has d_r = n_groups · d_group channels; the γ and β of its norms are stored group by group.
     """
 
     K_in: Float[Array, "d_r channels k k"]
@@ -62,7 +62,7 @@ class PatchParams(NamedTuple):
 
 
 class GatoParams(NamedTuple):
-    """θ of Gato: that of Algorithm 10, whose W_e embeds text and values, and what embeds patches."""
+    """θ of Gato: that of Algorithm 10, whose W_e embeds text and values, and the parameters that embed patches."""
 
     transformer: DTransformerParams
     image: PatchParams
@@ -74,10 +74,10 @@ class GatoConfig(DTransformerConfig):
 
     Attributes:
         patch: side of a patch, in pixels.
-        channels: of an image.
+        channels: channels of an image.
         d_r: channels of the residual block.
         n_groups: groups of channels that its norms are taken over.
-        n_places: rows of patches, and columns of patches, that an image may have.
+        n_places: most rows, and most columns, of patches in an image.
     """
 
     patch: int = 16
@@ -88,8 +88,7 @@ class GatoConfig(DTransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("patch", "channels", "d_r", "n_groups", "n_places"):
-            self._require_positive(field)
+        self._require_positive("patch", "channels", "d_r", "n_groups", "n_places")
         if self.d_r % self.n_groups:
             raise ValueError(
                 f"GatoConfig.n_groups: expected a divisor of d_r = {self.d_r}, got {self.n_groups}; change one of them"
@@ -99,11 +98,11 @@ class GatoConfig(DTransformerConfig):
 def init_gato(
     key: Key[Array, ""], config: GatoConfig, *, scheme: Scheme = "glorot", dtype: DTypeLike = jnp.float32
 ) -> GatoParams:
-    """θ of Gato: Algorithm 10's by the scheme, and a residual block whose kernels keep the size of what they read.
+    """θ of Gato: Algorithm 10's by the scheme, and a residual block whose kernels preserve their input's variance.
 
     Raises:
         TypeError: if config is another model's, or the key is untyped.
-        ValueError: if there is no such scheme.
+        ValueError: if the scheme is unknown.
     """
     if not isinstance(config, GatoConfig):
         raise TypeError(f"config: expected GatoConfig, got {type(config).__name__}")
@@ -156,13 +155,13 @@ def raster_places(
     """Row and column of each patch of an image, in raster order.
 
     Raises:
-        ValueError: if the image has more of them than there are positions, n_places.
+        ValueError: if the image has more than n_places rows or columns of patches.
     """
     if max(height, width) > side * n_places:
         raise ValueError(
-            f"image: expected at most {n_places} rows and columns of patches, as many as there are positions in an "
-            f"image, got {height // side} x {width // side}; scale it to at most {side * n_places} x "
-            f"{side * n_places} pixels, or train with more n_places"
+            f"image: expected at most {n_places} rows and columns of patches, one for each position in an image, got "
+            f"{height // side} x {width // side}; scale it to at most {side * n_places} x {side * n_places} pixels, "
+            "or train with a larger n_places"
         )
     rows, columns = np.indices((height // side, width // side))
     return jnp.asarray(rows.ravel()), jnp.asarray(columns.ravel())
@@ -179,23 +178,22 @@ def patch_embedding(
 ) -> Float[Array, "d_e *batch n"]:
     """Gato's embedding of image patches: a residual block, and the position within the image.
 
-    For each patch p, at this row and column of patches of its image::
+    For each patch p, in this row and column of the patches of its image::
 
         U ← Conv(p | K_in, b_in)
         V ← Conv(GELU(norm(U | γ¹, β¹)) | K_1, b_1)
         U ← U + Conv(GELU(norm(V | γ², β²)) | K_2, b_2)
         e ← W_out vec(U) + b_out + W_row[:, row] + W_column[:, column]
 
-    Conv is a sum over the 3×3 neighborhood of each pixel, those outside of the patch being 0, and norm normalizes each
-    group of channels over all pixels of the patch. A row or column without a position makes NaN.
+    Conv is a 3×3 convolution, padded with 0, and norm normalizes each group of channels over all pixels of the patch.
+    A row or column outside [0, n_places) gives NaN.
 
-    Source: Reed et al. 2022, "A Generalist Agent", §2.2 and appendix C, whose figure names the parts, a residual block
-    in the order of He et al. 2016b with group norms and GELU. Departures from it: Gato scales rows and columns to 128
-    positions and draws them at random within a patch in training; here each row and each column of patches has one.
+    Source: Reed et al. 2022, "A Generalist Agent", §2.2 and appendix C: a residual block in the order of He et al.
+    2016b, with group norms and GELU. Departures: Gato scales rows and columns to 128 positions and, in training, draws
+    a random one within the patch; here each row and each column of patches has one position.
     """
-    side, *_ = patches.shape
-    columns = patches.shape[3:]
-    p = jnp.moveaxis(patches.reshape(side, side, patches.shape[2], -1), -1, 0).astype(image.K_in.dtype)
+    side, _, channels, *columns = patches.shape
+    p = jnp.moveaxis(patches.reshape(side, side, channels, -1), -1, 0).astype(image.K_in.dtype)
     U = _conv(p, image.K_in, image.b_in)
     V = _conv(activate("gelu", _group_norm(U, image.gamma1, image.beta1), implementation), image.K_1, image.b_1)
     U = U + _conv(activate("gelu", _group_norm(V, image.gamma2, image.beta2), implementation), image.K_2, image.b_2)
@@ -208,7 +206,7 @@ def patch_embedding(
 
 
 def _conv(p: Float[Array, "n side side d"], K: Float[Array, "d_out d k k"], b: Float[Array, "d_out"]) -> Array:
-    """The 3×3 convolution of each patch, padded by 0: ``out[i, j, o] = Σ K[o, c, a, b] p[i + a − 1, j + b − 1, c]``."""
+    """The 3×3 convolution of each patch, padded with 0: ``out[i,j,o] = Σ K[o,c,a,b] p[i + a − 1, j + b − 1, c]``."""
     out = jax.lax.conv_general_dilated(p, K, (1, 1), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"))
     return out + b[None, None, None]
 
@@ -237,17 +235,17 @@ def gato_embedding(
     implementation: Implementation = "auto",
     positions: Integer[Array, "*#batch l"] | None = None,
 ) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-3 of Algorithm 10 as Gato has them: embeddings of text, values and patches in one sequence.
+    """Gato's lines 1-3 of Algorithm 10: embeddings of text, values and patches in one sequence.
 
-    ``at[t]`` is the number of the patch at t, or −1 for the token x[t], of text or of a value::
+    ``at[t]`` is the number of the patch at position t, or −1 if the token x[t], text or a value, is there::
 
         1  ℓ ← length(x)
-        2  for t ∈ [ℓ]: e_t ← W_e[:, x[t]] + W_p[:, t]                 where at[t] = −1
-                        e_t ← ResBlock(patches[at[t]]) + W_p[:, t]      elsewhere, positions in the image included
+        2  for t ∈ [ℓ]: e_t ← W_e[:, x[t]] + W_p[:, t]                        where at[t] = −1
+                        e_t ← patch_embedding(patches[at[t]]) + W_p[:, t]      elsewhere
         3  X ← [e_1, …, e_ℓ]
 
-    Departures from Reed et al. 2022: W_p counts the positions of the whole sequence, as in Algorithm 10, where Gato
-    counts those within a time step.
+    Departures from Reed et al. 2022: W_p has a position for each token of the sequence, as in Algorithm 10; Gato's are
+    positions within a time step.
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
@@ -274,7 +272,7 @@ Bins = Annotated[Integer[Array, "*batch"], Range(f"integers from 0 to {BINS - 1}
 
 @compiled
 def mu_law(x: Values) -> Float[Array, "*batch"]:
-    """``sgn(x) log(μ|x| + 1)/log(μM + 1)``: continuous values in [−M, M] to [−1, 1], the small ones spread out."""
+    """``sgn(x) log(μ|x| + 1)/log(μM + 1)``: maps values in [−M, M] to [−1, 1], spreading out small ones."""
     return jnp.sign(x) * jnp.log(MU * abs(x) + 1) / jnp.log(MU * M + 1)
 
 
@@ -286,11 +284,11 @@ def inverse_mu_law(y: Normalized) -> Float[Array, "*batch"]:
 
 @compiled
 def discretize(y: Normalized) -> Integer[Array, "*batch"]:
-    """Which of 1,024 equal bins of [−1, 1] a value is in, from 0."""
+    """The bin of each value: [−1, 1] is divided into 1,024 equal bins, numbered from 0."""
     return jnp.clip(jnp.floor((y + 1) / 2 * BINS), 0, BINS - 1).astype(int)
 
 
 @compiled
 def undiscretize(v: Bins) -> Float[Array, "*batch"]:
-    """The middle of a bin: within 1/1,024 of all that `discretize` puts there."""
+    """The middle of each bin: within 1/1,024 of every value that `discretize` puts there."""
     return (v + 0.5) / BINS * 2 - 1

@@ -1,4 +1,4 @@
-"""What Algorithms 8, 9 and 10 share: the lines of a variant, ready to be called, and the loop over the layers."""
+"""What Algorithms 8, 9 and 10 share: a variant's lines, ready to be called, and the loop over the layers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,53 +23,57 @@ from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.attention.vendor import CUDNN_FORWARD
 from algorithms.ops.dropout import fold_in
-from algorithms.ops.linear import PRODUCT
+from algorithms.ops.linear import PRODUCT, linear
 
 Layer = Callable[..., Float[Array, "d_e *batch l"]]
 
 
 def attend_in_full(line: Attention, X: Array, Z: Array, W: Any, mask: Mask, **options: Any) -> tuple[Array, None]:
-    """The attention of a whole sequence, which keeps nothing."""
-    X, Z = (shard_layer_input(X),) * 2 if X is Z else (shard_layer_input(X), shard_layer_input(Z))
+    """The attention of whole sequences, which keeps nothing for decoding."""
+    is_self, X = X is Z, shard_layer_input(X)
+    Z = X if is_self else shard_layer_input(Z)
     return shard_residual_stream(line(X, Z, W, mask, **options)), None
 
 
 class Lines(NamedTuple):
-    """The lines of a variant with everything filled in but their arrays, under the paper's names."""
+    """The lines of a variant as functions of arrays, named as in the paper.
 
-    variant: Variant  # the lines
-    implementation: Implementation  # how attention and the backward passes are computed
-    activation: Activation  # the nonlinearity of the algorithm, where the variant names no other
-    order: str  # the order of a layer, likewise
-    key: OptionalKey = None  # randomness of all layers, or None
-    remat: Remat = False  # what the backward pass of a layer recomputes
-    unroll: Unroll = False  # whether each layer is compiled for itself
-    # computes an attention line, ``(line, X, Z, 𝓦, mask, **options) → (Y, what it keeps)``; that of decoding reads a
-    # cache
+    The fields hold everything else that the lines need; `implementation`, `remat` and `unroll` are in the legend.
+    """
+
+    variant: Variant  # the record of the lines
+    implementation: Implementation
+    activation: Activation  # of the MLPs: the variant's, or the algorithm's own
+    order: str  # of a layer: the variant's, or the algorithm's own
+    key: OptionalKey = None  # for the dropout of all layers
+    remat: Remat = False
+    unroll: Unroll = False
+    # computes one attention: ``attend(line, X, Z, 𝓦, mask, **options) → (Y, what to keep)``; for decoding, from a cache
     attend: Callable[..., tuple[Array, Any]] = attend_in_full
-    kept: list[Any] | None = None  # gets what the attentions of all layers keep, stacked; None: nobody wants it
-    l: Any = 0  # the layer
-    keys: Iterator[OptionalKey] = iter(())  # the keys of the layer, in the order in which its lines use them
-    of_layer: list[Any] | None = None  # gets what the attentions of this layer keep
+    kept: list[Any] | None = None  # collects what all layers keep, stacked, one item per attention; None: discarded
     table: Table = NO_TABLE  # what the attentions of all layers share
+    # for the layer that is computed; set by `each_layer`
+    l: Any = 0  # its number
+    keys: Iterator[OptionalKey] = iter(())  # for its dropout, in the order in which its lines use them
+    kept_here: list[Any] | None = None  # collects what its attentions keep; None: discarded
 
     def embedding(
         self, x: Integer[Array, "*columns"], t: Any, theta: Any, types: Integer[Array, "*columns"] | None = None
     ) -> Float[Array, "d_e *columns"]:
-        """``W_e[:, x[t]] + W_p[:, t]`` of every token, by Algorithms 1 and 2.
+        """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2.
 
-        If θ has them, token types are added, and a norm follows.
+        If θ has the parameters, token types are added, and a norm follows.
         """
         return self.at_positions(self.tokens(x, theta), x, t, theta, types)
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
-        """``W_e[:, x[t]]`` of every token."""
+        """``W_e[:, x[t]]`` for every token."""
         return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
 
     def at_positions(
         self, X: Float[Array, "d_in *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
-        """``X[:, t] + W_p[:, t]`` of every column, and what else follows the embedding of the tokens."""
+        """``X[:, t] + W_p[:, t]`` for every column, and the rest of the embedding: token types, norm, projection."""
         line = self.variant.embedding
         W_p_t = line.of_positions(_of_columns(t, x), theta, self.implementation)
         X = X if W_p_t is None else X + W_p_t
@@ -77,31 +81,32 @@ class Lines(NamedTuple):
             types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
             X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
         X = self.layer_norm(X, theta.embedding_norm)
-        return shard_residual_stream(line.projected(X, theta, self.implementation)) if line.factored else X
+        return shard_residual_stream(linear(theta.W_in, X, theta.b_in, self.implementation)) if line.factored else X
 
     def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
-        """The lines, with what all attentions share: θ's distances, and positions for queries and keys."""
+        """The lines with the table that all attentions share: θ's distances, and positions for queries and keys."""
         P = self.variant.embedding.in_attention(_of_columns(t, x), theta, self.implementation)
         return self._replace(table=Table(numbers, both_ways, P))
 
     def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X itself where θ has no norm."""
+        """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
         return X if norm is None else shard_residual_stream(self.variant.norm(X, norm, self.implementation))
 
     def before(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The input of a line of Algorithms 8 and 9: X, or its norm if the variant's layers normalize first."""
+        """The input of a sublayer: the norm of X if layers normalize first, otherwise X."""
         return self.layer_norm(X, norm) if self.order == "norm_first" else X
 
     def after(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The norm of the sum after a line; X itself if the variant's layers normalize first."""
+        """The sum after a sublayer: X if layers normalize first, otherwise the norm of X."""
         return X if self.order == "norm_first" else self.layer_norm(X, norm)
 
     def mh_attention(
         self, X: Float[Array, "d_e *batch l_x"], Z: Any, W: Any, mask: Any, t_x: Any, t_z: Any
     ) -> Float[Array, "d_e *batch l_x"]:
-        """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, by the line that is the layer's turn.
+        """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, by the layer's attention line.
 
-        Z and its mask are what ``attend`` reads; t_x and t_z are the positions of the columns of X and Z.
+        Z and the mask, in any form that ``attend`` reads, are passed on to it; t_x and t_z are the positions of the
+        columns of X and Z.
         """
         key, is_self = next(self.keys, None), X is Z
 
@@ -118,8 +123,8 @@ class Lines(NamedTuple):
         else:
             turn = jnp.asarray([distinct.index(line) for line in lines])[self.l % len(lines)]
             Y, kept = jax.lax.switch(turn, [by(line) for line in distinct], *arguments)
-        if self.of_layer is not None:
-            self.of_layer.append(kept)
+        if self.kept_here is not None:
+            self.kept_here.append(kept)
         return Y
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any) -> Float[Array, "d_e *columns"]:
@@ -127,14 +132,12 @@ class Lines(NamedTuple):
         line, key = self.variant.mlp, next(self.keys, None)
         if line is None:
             return jnp.zeros_like(X)
-        options: dict[str, Any] = {"rate": self.variant.dropout, "key": key}
-        f = line.activation or self.activation
-        return shard_residual_stream(line(shard_layer_input(X), W, f=f, implementation=self.implementation, **options))
+        options: dict[str, Any] = {"f": self.activation, "rate": self.variant.dropout, "key": key}
+        return shard_residual_stream(line(shard_layer_input(X), W, implementation=self.implementation, **options))
 
     def activate(self, X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
-        """The nonlinearity of the algorithm, or of the variant."""
-        line = self.variant.mlp
-        return activate((line and line.activation) or self.activation, X, self.implementation)
+        """``f(X)``, with the activation of the MLPs."""
+        return activate(self.activation, X, self.implementation)
 
     def unembedding(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
         """``softmax(W_u X)``, Algorithm 7."""
@@ -143,15 +146,15 @@ class Lines(NamedTuple):
     def each_layer(
         self, layer: Layer, X: Float[Array, "d_e *batch l"], stacked: Any, *, reads: Any = (), draws: int = 2
     ) -> Float[Array, "d_e *batch l"]:
-        """``for l = 1, …, L: X ← layer(X, parameters of l, lines of l)``.
+        """``for l = 1, …, L: X ← layer(X, θ_l, f_l)``, with the parameters and the lines of each layer.
 
         Args:
             layer: the body of the loop.
             X: the residual stream.
-            stacked: the parameters of the layers that have their own, stacked on axis 0, each used by as many layers in
-                a row as the variant says; or a tuple of those of all layers.
-            reads: what else the layers read: arrays that all of them are given.
-            draws: how many keys a layer needs.
+            stacked: the layers' parameters, stacked on axis 0, each used by ``variant.shared_layers`` consecutive
+                layers; or a tuple with those of every layer.
+            reads: the other arrays that ``layer`` reads, the same for all layers.
+            draws: number of keys that a layer uses.
         """
         if isinstance(stacked, tuple) and not hasattr(stacked, "_fields"):
             for l, theta_l in enumerate(stacked):
@@ -165,9 +168,9 @@ class Lines(NamedTuple):
             if shared > 1:
                 theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stacked)
             keys = (fold_in(self.key, draws * l + i) for i in range(draws))
-            of_layer = []
-            X = layer(X, theta_l, self._replace(l=l, keys=keys, of_layer=of_layer))
-            return X, of_layer
+            kept_here = []
+            X = layer(X, theta_l, self._replace(l=l, keys=keys, kept_here=kept_here))
+            return X, kept_here
 
         L = shared * jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
@@ -186,26 +189,28 @@ def lines_of(
     orders: tuple[str, ...],
     **options: Any,
 ) -> Lines:
-    """The lines of a variant for an algorithm with an activation of its own, and orders of layers; first its own.
-    `options` are other attributes of `Lines`.
+    """The lines of a variant; the algorithm's ``activation`` and first of its ``orders`` apply unless it names others.
+
+    ``orders`` are all that a layer of the algorithm may have, ``options`` other fields of `Lines`.
 
     Raises:
-        ValueError: if the variant has another order.
+        ValueError: if the variant's order is not one of them.
     """
     order = variant.order or orders[0]
     if order not in orders:
         raise ValueError(f"variant.order: expected None or one of {', '.join(map(repr, orders))} here, got {order!r}")
+    activation = (variant.mlp and variant.mlp.activation) or activation
     return Lines(variant, implementation, activation, order, **options)
 
 
 @numbered
 def side_by_side(mask: Any, t: Any) -> Layer:
-    """Lines 5 to 8 of Algorithm 10 with attention and MLP side by side: both read the layer's input."""
+    """Lines 5 to 8 of Algorithm 10 with attention and MLP in parallel: both read the layer's input."""
 
     def layer(X, theta_l, f):
         W, norm1, mlp, norm2 = theta_l
         X_tilde = f.layer_norm(X, norm1)  # line 5
-        Y = f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6, but its sum
+        Y = f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6, without its sum
         X_tilde = f.layer_norm(X, norm2)  # line 7
         X = X + Y + f.mlp(X_tilde, mlp)  # line 8
         return X
@@ -226,19 +231,19 @@ def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll) -> Calla
 
 
 def _of_columns(t: Any, x: Any) -> Any:
-    """Positions with as many axes as the tokens."""
+    """Positions, with leading axes added so that they have as many axes as the tokens."""
     return t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape)
 
 
 def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:
-    """The mask without the context tokens from ``length`` on."""
+    """The mask, with context tokens from ``length`` on masked, too."""
     return mask if length is None else mask & StructuralMask(length=length)
 
 
 def zero_padding(
     x: Integer[Array, "*batch l"], length: Integer[Array, "*#batch"] | int | None
 ) -> Integer[Array, "*batch l"]:
-    """The sequence with token 0 where t >= length, so that the contents of the padding never matter."""
+    """The sequence with token 0 where t >= length, so that the contents of the padding do not matter."""
     if length is None:
         return x
     length = jnp.asarray(length)
@@ -249,7 +254,7 @@ def zero_padding(
 def pad_embeddings(
     X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"], length: Integer[Array, "*#batch"] | int | None
 ) -> Float[Array, "d_e *batch l"]:
-    """Embeddings with W's first column, W_e's or W_in's, where t >= length: columns of 0 have no norm where ε is 0."""
+    """Embeddings with the first column of W (W_e or W_in) where t >= length: with ε = 0, columns of 0 have no norm."""
     if length is None:
         return X
     real = zero_padding(jnp.ones(X.shape[1:], int), length) > 0
@@ -257,5 +262,5 @@ def pad_embeddings(
 
 
 def positions_in(x: Shaped[Array, "*batch l"]) -> Any:
-    """0 … l − 1, with as many axes as x; of NumPy, unless l is a symbol, in ``jax.export``."""
+    """0 … l − 1, with as many axes as x: in NumPy, unless l is symbolic, as in ``jax.export``."""
     return indices(x.shape[-1]).reshape(*(1,) * (x.ndim - 1), x.shape[-1])

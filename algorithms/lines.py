@@ -1,4 +1,4 @@
-"""The lines of Algorithms 8 to 10 that published models change: a variant is put together from these."""
+"""The lines of Algorithms 8 to 10 that published models change: the parts of a `Variant`."""
 
 from algorithms.model.attention import Attention
 from algorithms.model.distances import ALiBi, Distances, TransformerXL

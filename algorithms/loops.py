@@ -1,6 +1,6 @@
 """The paper's ``for`` and ``while``, written above their bodies, so that lines appear in the order of the pseudocode.
 
-A body is a function from the state before a turn to the state after it. Its name becomes that of the last state::
+A body is a function from the state before an iteration to the state after it. Its name is bound to the final state::
 
     @for_each(3, 1)
     def x(i, x):
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 
 def for_each(times: int, state: Any) -> Callable[[Callable[..., Any]], Any]:
-    """``for i = 0, …, times − 1: state ← body(i, state)``. The loop is compiled once, and differentiable."""
+    """``for i = 0, …, times − 1: state ← body(i, state)``. The loop is compiled once and is differentiable."""
 
     def run(body):
         last, _ = jax.lax.scan(lambda state, i: (body(i, state), None), state, jnp.arange(times))

@@ -1,9 +1,9 @@
-"""Masks of the attention: which context token t_z each token t_x may attend to. True is "may be attended to".
+"""Attention masks: which context tokens t_z each token t_x may attend to. True means "may be attended to".
 
-Equation (3)'s two masks, the band of a sliding window, padding by length and the borders of packed documents are
-*structural*: they are rules about (t_z, t_x) which fast attention evaluates a block at a time and which never become
-an ``[l_z, l_x]`` array there. Any conjunction ``a & b`` of them is again one. A dense boolean array serves where no
-rule does. A mask without batch axes serves all sequences of a batch.
+The two masks of equation (3), sliding windows, padding by length and the borders of packed documents are *structural*:
+rules about (t_z, t_x), which fast attention evaluates a block at a time, so that no ``[l_z, l_x]`` array is formed. A
+conjunction ``a & b`` of them is structural, too. Any other mask is a dense boolean array. A mask without batch axes
+applies to all sequences of a batch.
 
 Source: Phuong and Hutter 2022, equation (3) and line 5 of Algorithm 4.
 """
@@ -27,21 +27,21 @@ from algorithms.machinery.contract import Range, check_value
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StructuralMask:
-    """A conjunction of optional rules. Make one by name, and join them with ``&``."""
+    """A conjunction of optional rules. Use the named ones, such as `UNIDIRECTIONAL`, and join them with ``&``."""
 
     unidirectional: bool = False  # t_z <= t_x
     width: int | None = None  # t_x - width < t_z
-    # t_z < length; an integer or one for each sequence, which may be traced. Any: JAX also builds pytrees of
-    # specifications, whose leaves are not arrays.
+    # t_z < length: one integer, or one per sequence, which may be traced. Annotated as Any, since JAX also builds
+    # pytrees whose leaves are specifications, not arrays
     length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
-    # the number of the document that each context token and each primary token belongs to: a token attends to its own
+    # documents_z[t_z] == documents_x[t_x]: the document that each context and each primary token belongs to
     documents_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
     documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
-    # the position of the first primary token, where a device has only some of them; None for 0
+    # the position of the first primary token, on a device that has only some of them; None for 0
     first: Annotated[Any, Integer[Array, ""], None] = None
 
     def permits(self, t_z: Integer[Array, "*#shape"], t_x: Integer[Array, "*#shape"]) -> Bool[Array, "*shape"]:
-        """Whether token t_x of a sequence may attend to t_z, for indices that broadcast against each other."""
+        """Whether token t_x of one sequence may attend to t_z, for indices that broadcast against each other."""
         permitted = jnp.ones(jnp.broadcast_shapes(t_z.shape, t_x.shape), bool)
         number, t_x = t_x, t_x if self.first is None else t_x + self.first
         if self.unidirectional:
@@ -55,17 +55,19 @@ class StructuralMask:
         return permitted
 
     def dense(self, l_z: int, l_x: int) -> Bool[Array, "*batch {l_z} {l_x}"]:
-        """The mask as an array, with the batch axes of its own arrays, if these have any.
+        """The mask as an array, with the batch axes of the arrays that define it.
 
         Example:
             >>> UNIDIRECTIONAL.dense(2, 3).astype(int).tolist()
             [[1, 1, 1], [0, 1, 1]]
         """
 
-        def of_sequence(mask):
+        def of_sequences(mask):
             return mask.permits(jnp.arange(l_z)[:, None], jnp.arange(l_x)[None, :])
 
-        return _for_each_sequence(of_sequence, self)
+        for _ in range(max(jax.tree.leaves(batch_axes(self)), default=0)):
+            of_sequences = jax.vmap(of_sequences, in_axes=(sequence_axes(self),))
+        return of_sequences(self)
 
     def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, StructuralMask):
@@ -96,14 +98,14 @@ PrimaryMask = StructuralMask | Bool[Array, "*#batch l_x l_x"]
 _NOT_NEGATIVE = Range("a length >= 0", lambda length: length >= 0)
 
 _LONGEST = 2**30
-"""A window this wide is not a band: no axis of tokens is longer, and positions minus widths stay in an int32."""
+"""A window this wide excludes nothing, since no sequence is longer; a wider one would overflow an int32."""
 
 _RANKS = {"length": 0, "documents_z": 1, "documents_x": 1, "first": 0}
-"""Rank of each array of a structural mask, for one sequence."""
+"""The rank of each array of a structural mask for one sequence."""
 
 
 def batch_axes(mask: Mask) -> Any:
-    """How many batch axes each array of a mask has, in its place."""
+    """The mask with the number of its batch axes in place of each array."""
     if not isinstance(mask, StructuralMask):
         return jnp.ndim(mask) - 2
     counts = {name: jnp.ndim(a) - rank for name, rank in _RANKS.items() if (a := getattr(mask, name)) is not None}
@@ -111,9 +113,9 @@ def batch_axes(mask: Mask) -> Any:
 
 
 def divisible_axes(mask: Mask) -> Any:
-    """Which axis of each array of a mask, in its place, is that of the sequences, and which that of the queries.
+    """The mask with a pair of axes in place of each array: the axis of the sequences and that of the queries.
 
-    None where the array does not have the axis. There is at most one batch axis.
+    None stands for an axis that the array does not have. There is at most one batch axis.
     """
     if not isinstance(mask, StructuralMask):
         return 0 if jnp.ndim(mask) > 2 else None, jnp.ndim(mask) - 1
@@ -128,15 +130,8 @@ def depends_on_position(mask: Mask) -> bool:
 
 
 def sequence_axes(mask: Mask) -> Any:
-    """The ``in_axes`` that take one batch axis off a mask: 0 for its arrays that have one, None for the others."""
+    """The ``in_axes`` of `jax.vmap` over one batch axis of a mask: 0 for arrays that have it, None for others."""
     return jax.tree.map(lambda n: 0 if n else None, batch_axes(mask))
-
-
-def _for_each_sequence(function: Any, mask: Mask) -> Any:
-    """``function`` of the mask of each sequence; its results get the batch axes in front."""
-    for _ in range(max(jax.tree.leaves(batch_axes(mask)), default=0)):
-        function = jax.vmap(function, in_axes=(sequence_axes(mask),))
-    return function(mask)
 
 
 def _narrower(a, b, narrower):
@@ -177,11 +172,11 @@ def banded(width: int) -> StructuralMask:
 
 
 def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
-    """Only the first ``length`` context tokens may be attended to, t_z < length, of all sequences or of each.
+    """Only the first ``length`` context tokens may be attended to, t_z < length; one length, or one per sequence.
 
     Raises:
         TypeError: if length is not an integer.
-        ValueError: if length is negative (where its value is concrete).
+        ValueError: if length is negative, unless it is traced.
 
     Example:
         >>> (UNIDIRECTIONAL & padding(1)).dense(2, 2).astype(int).tolist()
@@ -194,7 +189,7 @@ def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
 
 
 def documents(numbers: Integer[Array, "*batch l"]) -> StructuralMask:
-    """Packed sequences: a token may attend to the tokens of its own document only; `numbers` says which that is.
+    """Packed documents: a token may attend only to tokens of its own document; ``numbers`` has each token's.
 
     Example:
         >>> documents(jnp.array([1, 1, 2])).dense(3, 3).astype(int).tolist()

@@ -1,61 +1,60 @@
-"""The paper's notation: the legend of axes and of arguments that functions share, and the special tokens.
+"""The paper's notation: the legend of the axes and of the shared arguments, and the special tokens.
 
 Tokens are **columns** and weights are ``[d_out, d_in]``, so that ``W X + b 1ᵀ`` reads as printed. Token IDs start at 0.
 
 =========  =============================================================================================
 axis       meaning
 =========  =============================================================================================
-N_V        tokens of the vocabulary, the three special ones included (they are the last three)
-l, l_x     tokens of the (primary) sequence; l_max is the longest one that the positions allow
-l_z        tokens of the context sequence;  T tokens of the context of a single query
+N_V        vocabulary size, including the three special tokens, which come last
+l, l_x     tokens of the (primary) sequence;  l_max their largest number
+l_z        tokens of the context sequence;  T those of the context of a single query
 l_gen      tokens to generate
 d_e        dimensions of an embedding, which is a column of the residual stream
 d_x, d_z   rows of the primary and of the context matrix of an attention
 d_attn     dimensions of a query and of a key
-d_mid      dimensions of a value;  d_out dimensions of an attention's output
+d_mid      dimensions of a value;  d_out those of an attention's output
 d_mlp      hidden units of a layer's MLP;  d_f rows after the final projection of Algorithm 9
-d_in       rows of W_e, W_p and W_t where a variant's W_in follows them; d_e everywhere else
-H, L       heads;  layers (L_enc, L_dec of the encoder and of the decoder); of θ, those with parameters of their own
+d_in       rows of W_e, W_p and W_t if a variant projects them by W_in; otherwise they have d_e
+H, L       heads;  layers (L_enc in the encoder, L_dec in the decoder); in θ, layers that share parameters count once
 N_data     sequences of a data set;  N_epochs passes over it
 *batch     any number of axes, none for the paper's one sequence. They follow the rows of a matrix and
            precede everything else: ``X: [d_x, *batch, l]``, ``x: [*batch, l]``, ``mask: [*batch, l_z, l_x]``
-*#batch    likewise, or left out: then one serves the whole batch
+*#batch    the same axes, or none if one array serves the whole batch
 =========  =============================================================================================
 
-In a pytree of parameters the arrays of the heads are stacked on axis 0, and those of the layers in front of that.
+In a pytree of parameters, heads are stacked on axis 0 of their arrays, and layers in front of that.
 
 ===============  =======================================================================================
 argument         meaning, wherever it appears
 ===============  =======================================================================================
-theta            θ, all parameters of a transformer; ``init_…`` makes them
+theta            θ, all parameters of a transformer, as ``init_…`` makes them
 mask             True where token t_x may attend to context token t_z: a structural mask such as
                  ``UNIDIRECTIONAL``, or booleans
-length, lengths  how many tokens, from the first, are not padding; None for all. Later positions are never read;
+length, lengths  number of tokens before the padding; None: there is no padding. Later positions are never read;
                  their outputs are meaningless
 variant          what a published model changes in the pseudocode; ``PAPER`` changes nothing
 implementation   how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
-dropout          probability to drop an attention weight; above 0 it needs a key
-key              randomness, a typed key (``jax.random.key``), one for each sequence of a batch; it is consumed
-remat            what the backward pass of a layer recomputes instead of keeping it: nothing (False), all (True),
-                 ``"all but attention"``, which keeps the output of the attention kernel, so that it runs once, or
-                 ``"all but products"``, which keeps queries, keys, values and the MLP's products, too: norms,
-                 activations and W_o's product are left
-unroll           whether each layer is compiled for itself: a faster program, and a longer compilation
-epsilon          ε, added to the variance of a norm; 0 in the paper
+dropout          probability of dropping an attention weight; above 0 it needs a key
+key              randomness: a typed key (``jax.random.key``), one per sequence of a batch; it is consumed
+remat            what a layer's backward pass recomputes instead of storing: False, nothing; True, everything;
+                 ``"all but attention"``, everything but the attention kernel; ``"all but products"``, only norms,
+                 activations and W_o's product: queries, keys, values and the MLP's products are stored, too
+unroll           whether to unroll the loop over the layers: the program runs faster, and takes longer to compile
+epsilon          ε, added to the variance in a norm; 0 in the paper
 tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
 eta              learning rate η
 ===============  =======================================================================================
 
-The types of these arguments, below, also say which values are allowed. Invalid input raises when a function is traced,
-with what was expected, what was given, and what to do: ``TypeError`` for a value of another kind, ``ValueError`` for a
-shape or a value that does not fit. Compiled code cannot raise for a token ID outside [0, N_V): it gives NaN, never
-another token's embedding.
+Their types, below, also say which values are allowed. Invalid input raises an error when a function is traced, saying
+what was expected, what came, and what to do: ``TypeError`` for the wrong kind of value, ``ValueError`` for the wrong
+shape or an invalid value. Compiled code cannot raise for a token ID outside [0, N_V): it yields NaN, never another
+token's embedding.
 
-A docstring says what is special about its function: the paper's line, where the code departs from the paper, and the
-source, unless it is the algorithm whose number comes first. "Phuong and Hutter 2022" is the paper, "Formal Algorithms
-for Transformers", arXiv:2207.09238. The backward passes follow "Transformer and GPT",
-incml.github.io/2023/03/05/Transformer-GPT (cited as incml 2023), in matrix form, and Valentin Radu, "Vectors of
-Meaning", vom.radval.me, 2026 (cited as Radu 2026), component by component.
+A docstring adds what is specific to its function: the paper's line, its departures from the paper, and the source,
+unless that is the numbered algorithm. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers",
+arXiv:2207.09238. The backward passes follow "Transformer and GPT", incml.github.io/2023/03/05/Transformer-GPT (cited
+as incml 2023), in matrix form, and Valentin Radu, "Vectors of Meaning", vom.radval.me, 2026 (cited as Radu 2026),
+component by component.
 """
 
 import typing
@@ -76,19 +75,18 @@ def _check_has_key(arguments: Mapping[str, Any]) -> None:
 
 
 # fmt: off
-# Arguments that functions share
 Length         = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
 ContextLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
-PrimaryLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_x")]
-Lengths        = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]    # one for each sequence of a data set
+Lengths        = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]    # one per sequence of a data set
 ContextLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_z")]
 PrimaryLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_x")]
 OptionalKey    = Key[Array, "*batch"] | None
 Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <= p < 1), Relation(_check_has_key)]
 Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
-Temperature    = Annotated[float | Float[Array, "*#batch"],  # one, or one for each sequence
+Temperature    = Annotated[float | Float[Array, "*#batch"],  # one for all sequences, or one each
                            Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
 Cap            = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
+Base           = Annotated[float, Range("a number > 1", lambda base: base > 1)]  # of a sinusoid's wavelengths
 Rate           = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
 Probability    = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
 Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
@@ -105,24 +103,24 @@ IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)
 """Names of the implementations.
 
 * ``"paper"``: the lines as printed, differentiable by JAX to any order and in forward mode;
-* ``"dense"``: the backward pass derived by hand, keeping the softmax matrix;
-* ``"blockwise"``: likewise, with an online softmax, keeping only the log-sum-exp: O(ℓ) memory;
-* ``"strips"``: likewise, some queries with all their keys at a time: for CPUs;
+* ``"dense"``: a backward pass derived by hand, which stores the softmax matrix;
+* ``"blockwise"``: an online softmax, with a backward pass by hand that stores only the log-sum-exp: O(ℓ) memory;
+* ``"strips"``: the same memory, for CPUs: a few queries at a time, with all their keys;
 * ``"cudnn"``: cuDNN's kernel, on an NVIDIA GPU;
 * ``"pallas"``: the kernel shipped with JAX for TPUs;
 * ``"auto"``: the fastest exact one for the given input, by the table in ``algorithms.ops.attention.dispatch``.
 
-With each of them except ``"paper"``, all other backward passes are derived by hand too.
+Except with ``"paper"``, the backward passes of all other operations are derived by hand, too.
 """
 
 
 def mask_token(N_V: int) -> int:
-    """ID of the token that hides another one in Algorithm 12 (the paper's ``N_V − 2``, counted from 0)."""
+    """ID of the token that masks others in Algorithm 12 (the paper's ``N_V − 2``, counted from 0)."""
     return N_V - 3
 
 
 def bos_token(N_V: int) -> int:
-    """ID of the token that begins a sequence (the paper's ``N_V − 1``, counted from 0)."""
+    """ID of the token that starts a sequence (the paper's ``N_V − 1``, counted from 0)."""
     return N_V - 2
 
 

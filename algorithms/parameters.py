@@ -1,8 +1,8 @@
 """The parameters 𝓦 and θ of the paper, as NamedTuples of arrays.
 
-``*stack`` is empty for one head or one layer; inside a model the heads are stacked on axis 0 (``H``) and the layers in
-front of that (``L``, or ``L_enc`` and ``L_dec``). The annotations are what the functions check their input against: an
-axis stacked in front, and, as ``theirs=ours``, which axis of a transformer another class's axis is.
+``*stack`` is empty for one head or one layer. In a model, heads are stacked on axis 0 (``H``), and layers in front of
+that (``L``, or ``L_enc`` and ``L_dec``). The functions check their input against the annotations: ``Annotated[P, "H"]``
+stacks the arrays of P along H, and ``"theirs=ours"`` renames its axes.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -14,8 +14,8 @@ from jaxtyping import Float
 class AttentionParams(NamedTuple):
     """𝓦_qkv: the query, key and value projections of one head (Algorithms 3 and 4).
 
-    Stacked heads may share keys and values: these then have H_kv heads, each read by H/H_kv consecutive ones. A bias
-    that is None is left out.
+    Heads may share keys and values: there are then H_kv heads of these, each for H/H_kv consecutive heads of queries.
+    A bias of None is left out.
     """
 
     W_q: Float[Array, "*stack d_attn d_x"]
@@ -27,21 +27,24 @@ class AttentionParams(NamedTuple):
 
 
 class LayerNormParams(NamedTuple):
-    """γ and β of Algorithm 6. ``beta`` is None for RMSnorm."""
+    """γ and β of Algorithm 6; β is None for RMSnorm."""
 
     gamma: Float[Array, "*stack d_normalized"]
     beta: Float[Array, "*stack d_normalized"] | None
 
 
 NORMS_OF_HEADS = {"d_norm_q": "d_attn", "d_norm_k": "d_attn"}
-"""The axes of the norms of queries and keys, where each head has one."""
+"""The axes of the norms of queries and keys, if they are of each head."""
+
+NORMS_OF_ALL_HEADS = {"d_norm_q": "H*d_attn", "d_norm_k": "H_kv*d_attn"}
+"""The same, if they are of all heads together."""
 
 
 class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
 
-    Not in the paper, and None there: γ of the norms of queries and keys, the norm of the output, and W_r, u and v of
-    Transformer-XL's scores.
+    The rest is not in the paper: the norms of queries and keys, the norm of the output, and Transformer-XL's W_r, u
+    and v.
     """
 
     heads: Annotated[AttentionParams, "H"]
@@ -55,16 +58,16 @@ class MHAttentionParams(NamedTuple):
     v: Float[Array, "*stack H d_attn"] | None = None
 
     def __axes__(self) -> dict[str, str]:
-        """The axes that are others: a norm is of each head, or of all heads' rows if γ has more than one's."""
+        """The axes of the norms of queries and keys: of all heads together if γ has more rows than one head."""
         rows, of_head = (getattr(a, "shape", None) for a in (self.gamma_q, self.heads.W_q))
         together = rows and of_head and rows[-1:] != of_head[-2:-1]
-        return {"d_norm_q": "H*d_attn", "d_norm_k": "H_kv*d_attn"} if together else NORMS_OF_HEADS
+        return NORMS_OF_ALL_HEADS if together else NORMS_OF_HEADS
 
 
 class MLPParams(NamedTuple):
     """W_mlp1, b_mlp1, W_mlp2, b_mlp2 (W_mlp3 … b_mlp4 in the decoder of Algorithm 8).
 
-    Not in the paper, and None there: the gate, and the norm of the output.
+    The gate and the norm of the output are not in the paper.
     """
 
     W_mlp1: Float[Array, "*stack d_mlp d_e"]
@@ -84,7 +87,7 @@ ResidualMLP = Annotated[MLPParams, "d_e=d_e"]
 class TransformerLayerParams(NamedTuple):
     """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β².
 
-    A variant without norms between the lines, or without MLPs, has None there.
+    The norms, or the MLP and its norm, are None if the variant has none.
     """
 
     attention: ResidualAttention
@@ -105,7 +108,7 @@ class EDDecoderLayerParams(NamedTuple):
 
 
 class EmbeddingParams(NamedTuple):
-    """Embeddings of the context in Algorithm 8, where they differ from those of the primary sequence."""
+    """The embeddings of Algorithm 8's context that differ from those of the primary sequence; others are None."""
 
     W_e: Float[Array, "d_e N_V"] | None = None
     W_p: Float[Array, "d_e l_max"] | None = None
@@ -113,10 +116,10 @@ class EmbeddingParams(NamedTuple):
 
 
 class EDTransformerParams(NamedTuple):
-    """θ of Algorithm 8. From ``context`` on all are None in the paper: other models add them.
+    """θ of Algorithm 8. Fields from ``context`` on are not in the paper.
 
-    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ. The norms follow the embeddings,
-    the encoder's last layer, and the decoder's. The distances are T5's, which all layers share.
+    ``W_p`` is None if the variant has no learned positions, and ``W_u`` if it is tied, W_u = W_eᵀ. The norms follow the
+    embeddings, the encoder's last layer and the decoder's last layer. All layers share the distances, as in T5.
     """
 
     W_e: Float[Array, "d_e N_V"]
@@ -134,12 +137,12 @@ class EDTransformerParams(NamedTuple):
 
 
 class ETransformerParams(NamedTuple):
-    """θ of Algorithm 9. From ``embedding_norm`` on all are None in the paper: they are what BERT and ALBERT add.
+    """θ of Algorithm 9. Fields from ``embedding_norm`` on are not in the paper: BERT, ALBERT and others add them.
 
-    ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ (then d_f = d_in). A bare encoder
-    has neither W_f, b_f and norm nor W_u: it ends with line 9. W_t embeds the token types, and W_pool and b_pool are
-    what classifiers read the first token's encoding with. Embeddings have d_in rows, and d_in = d_e unless W_in and
-    b_in project them.
+    ``W_p`` is None if the variant has no learned positions, and ``W_u`` if it is tied, W_u = W_eᵀ (then d_f = d_in). A
+    bare encoder, which ends with line 9, has no W_f, b_f, norm and W_u. W_t embeds token types; W_pool and b_pool
+    project the first token's encoding for classifiers. Embeddings have d_in = d_e rows, unless W_in and b_in project
+    them.
     """
 
     W_e: Float[Array, "d_in N_V"]
@@ -159,15 +162,15 @@ class ETransformerParams(NamedTuple):
     b_in: Float[Array, "d_e"] | None = None
 
     def __axes__(self) -> dict[str, str]:
-        """The axes that are one: d_in is d_e where nothing projects the embeddings."""
+        """d_in is d_e unless W_in projects the embeddings."""
         return {"d_in": "d_e"} if self.W_in is None else {}
 
 
 class DTransformerParams(NamedTuple):
-    """θ of Algorithm 10. ``W_p`` None: sinusoidal positions of the variant. ``W_u`` None: tied, W_u = W_eᵀ.
+    """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
-    ``b_u``, an output bias, ``embedding_norm``, which follows the embeddings, and ``distances``, what T5's add to the
-    scores of all layers, are None in the paper.
+    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; and ``distances``,
+    which are added to the scores of all layers, as in T5.
     """
 
     W_e: Float[Array, "d_e N_V"]

@@ -1,1 +1,1 @@
-"""Models: lines, variants, sizes, shapes of parameters, and their initialization."""
+"""Models: their lines, variants, sizes, and the shapes and initial values of their parameters."""

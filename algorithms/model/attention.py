@@ -1,44 +1,45 @@
 """Line 6 of Algorithm 10, line 5 of Algorithm 9, and lines 5, 14 and 16 of Algorithm 8: the attention."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jax import Array
 from jaxtyping import Float, Key
 
 from algorithms.alg03_attention import Hooks, mh_attention
+from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import indices
 from algorithms.masks import Mask, banded
 from algorithms.model.distances import NO_TABLE, ALiBi, ByDistance, Distances, Table, TransformerXL
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
+from algorithms.notation import Cap
 from algorithms.ops.linear import linear
 from algorithms.parameters import MHAttentionParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention(Line):
-    """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, in which heads share keys and values where 𝓦 has fewer of those.
+    """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5. If 𝓦 has fewer heads of keys and values, queries share them.
 
-    The base mask is the algorithm's or the caller's; the line holds a window's width.
+    The mask is the algorithm's or the caller's; the line narrows it to a window.
 
     Attributes:
-        positions: how queries and keys depend on the positions of their tokens, or what the distances of tokens add to
-            the scores; None for not at all.
-        scale: of the scores, in place of 1/√d_attn; None for that.
-        cap: c, for scores ``c tanh(S/c)``; None: no cap.
-        window: tokens that a token attends to, itself and those before it: t_x − window < t_z; None for all.
-        biases: whether there are biases, or only b_q, b_k and b_v, or only b_o.
-        normalize_heads: the norm of each query and each key, before it is given a position.
-        heads_together: whether that norm is of the rows of all heads as one column, as in OLMo 2.
-        normalize_output: the norm of the result, before it is added to the residual stream.
+        positions: how queries, keys or scores depend on the positions of the tokens; None: not at all.
+        scale: factor of the scores; None: 1/√d_attn.
+        cap: c: scaled scores s become ``c tanh(s/c)``; None: no cap.
+        window: number of tokens that a token attends to, itself included: t_x − window < t_z; None: all.
+        biases: whether there are biases: all, none, only b_q, b_k and b_v, or only b_o.
+        normalize_heads: a norm of queries and keys, applied before their positions.
+        heads_together: whether that norm is over all heads together, as in OLMo 2.
+        normalize_output: a norm of the result, before it is added to the residual stream.
     """
 
     positions: Rotary | Distances | ALiBi | TransformerXL | None = None
-    scale: float | None = None
-    cap: float | None = None
-    window: int | None = None
+    scale: Annotated[float | None, Range("a number > 0", lambda scale: scale > 0)] = None
+    cap: Cap = None
+    window: Annotated[int | None, Range("a width of at least 1 token", lambda width: width >= 1)] = None
     biases: bool | Literal["qkv", "out"] = True
     normalize_heads: RMSNorm | None = None
     heads_together: bool = False
@@ -53,24 +54,14 @@ class Attention(Line):
         **dict.fromkeys(("W_r", "u", "v"), "never"),
     }
 
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        super().__post_init__()
-        for field in ("scale", "cap"):
-            value = getattr(self, field)
-            if value is not None and not value > 0:
-                self.refuse(field, "a number > 0, or None")
-        if self.window is not None and self.window < 1:
-            self.refuse("window", "a width of at least 1 token, or None")
-
     def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
-        """What becomes of the queries of tokens at the positions t, between lines 1 and 4 of Algorithm 4."""
+        """Q as line 4 of Algorithm 4 reads it: normalized, placed at the positions t, and scaled."""
         Q = self._placed(Q, W.gamma_q, t, implementation)
         Q = self.positions.contents(Q, W) if isinstance(self.positions, ByDistance) else Q
         return Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
 
     def keys(self, K: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
-        """What becomes of the keys, between lines 2 and 4; a cache keeps the result."""
+        """K as line 4 of Algorithm 4 reads it and a cache stores it: normalized and placed at the positions t."""
         return self._placed(K, W.gamma_k, t, implementation)
 
     def _placed(self, Q, gamma, t, implementation):
@@ -79,7 +70,7 @@ class Attention(Line):
         return self.positions(Q, t, implementation) if isinstance(self.positions, Rotary) else Q
 
     def distant(self, Q: Float[Array, "H d_attn *columns"], W: Any, implementation: Any) -> Array:
-        """U: what of the queries meets the distances of their tokens, where ``positions`` are scores by distance."""
+        """U of ``scores_by_distance``, computed from the queries; for ``positions`` that depend on the distance."""
         Q = self._placed(Q, W.gamma_q, None, implementation)
         by_distance: Any = self.positions
         return by_distance.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
@@ -89,7 +80,7 @@ class Attention(Line):
         return mask if self.window is None else mask & banded(self.window)
 
     def output(self, V_tilde: Float[Array, "d_e *columns"], W: Any, implementation: Any) -> Array:
-        """What becomes of the result of Algorithm 5."""
+        """The result of Algorithm 5, normalized if the line says so."""
         return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
 
     def __call__(
@@ -106,9 +97,9 @@ class Attention(Line):
         key: Key[Array, "*batch"] | None = None,
         table: Table = NO_TABLE,
     ) -> Float[Array, "d_e *batch l_x"]:
-        """The line, for tokens at the positions t_x and t_z, with dropout of the attention weights by ``key``.
+        """The attention of tokens at the positions t_x to tokens at t_z; ``key`` draws the attention weights to drop.
 
-        Only ``positions`` reads these: without, they may be None, as t_z is where Z is another sequence than X.
+        t_z is None if X and Z are different sequences; t_x may be None if ``positions`` is.
         """
         P = None if t_z is None else table.positions
 

@@ -1,35 +1,31 @@
 """Positions in the scores: what the distance of two tokens adds to S in line 4 of Algorithm 4.
 
-Each kind gives U and P of ``algorithms.ops.attention.distances``. A distance is t_z − t_x, of columns: in packed
-documents, whose tokens attend to their own document alone, that is the distance in the document.
+Each kind computes the U and P of ``algorithms.ops.attention.distances``. A distance is t_z − t_x, in columns; in packed
+documents, whose tokens attend only to their own document, that is the distance within the document.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import sinusoid
+from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.model.line import Line
+from algorithms.notation import Base
 
 
 class Table(NamedTuple):
-    """What the attentions of all layers share.
+    """What the attentions of all layers share."""
 
-    Attributes:
-        numbers: θ's distances, ``[H, buckets]``, where the kind has such.
-        both_ways: whether tokens attend to later ones, too.
-        positions: what queries and keys read beside X, or None.
-    """
-
-    numbers: Any = None
-    both_ways: bool = False
-    positions: Any = None
+    numbers: Any = None  # θ's distances, [H, N_buckets], or None
+    both_ways: bool = False  # whether tokens also attend to later ones
+    positions: Any = None  # added to the input of queries and keys, or None
 
 
 NO_TABLE = Table()
@@ -37,38 +33,38 @@ NO_TABLE = Table()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByDistance(Line):
-    """Shared by the kinds. Cross-attention, whose sequences have positions of their own, is left as it is."""
+    """The base class of the kinds. Cross-attention has no distances, since its sequences have separate positions."""
 
     keys: ClassVar[Callable[..., Array]]
-    """P of the distances t_z − t_x, ``[H, d_r, n]``; each kind has its own."""
+    """P, ``[H, d_r, n]``, for n distances t_z − t_x; defined by each kind."""
 
     in_context: ClassVar[bool] = True
-    """Whether the attention of Algorithm 8 to its context can do without."""
+    """Whether a model with these positions can have cross-attention, which ignores them."""
 
     def contents(self, Q: Float[Array, "H d_attn *columns"], W: Any) -> Float[Array, "H d_attn *columns"]:
-        """The queries that the keys are compared with."""
+        """The queries to multiply by the keys."""
         return Q
 
     def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, scale: float) -> Float[Array, "H d_r *columns"]:
-        """U; ``scale`` is what the queries are multiplied with, so that 1/√d_attn makes the model's own scale of it."""
+        """U. Multiplying by ``scale`` turns the scores' factor 1/√d_attn into the model's own."""
         return jnp.full_like(Q, Q.shape[1] ** 0.5, accumulation_dtype(Q.dtype), shape=(len(Q), 1, *Q.shape[2:]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distances(ByDistance):
-    """A number for each head and each bucket of distances, the same in all layers, is added to the scaled scores.
+    """Adds to the scaled scores a learned number for each head and bucket of distances, the same in all layers.
 
-    The first half of a direction's buckets has one distance each, the others grow in powers up to ``farthest``. Where
-    tokens attend both ways, half of the buckets is for t_z > t_x; elsewhere all are for t_z <= t_x.
+    In each direction, half of the buckets hold one distance each; the others grow geometrically up to ``farthest``. If
+    tokens attend both ways, half of the buckets are for t_z > t_x; otherwise all are for t_z <= t_x.
 
     Attributes:
-        buckets: how many there are.
-        farthest: the distance from which on all are in the last bucket.
+        buckets: number of buckets.
+        farthest: the distance from which on all share the last bucket.
 
     Source: Raffel et al. 2020, section 2.1.
     """
 
-    buckets: int = 32
+    buckets: Annotated[int, Range("an even number >= 4", lambda n: n >= 4 and n % 2 == 0)] = 32
     farthest: int = 128
     optional: ClassVar[dict[str, str]] = dict.fromkeys(
         ("distances", "encoder_distances", "decoder_distances"), "buckets"
@@ -77,13 +73,11 @@ class Distances(ByDistance):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        if self.buckets < 4 or self.buckets % 2:
-            self.refuse("buckets", "an even number >= 4")
         if self.farthest <= self.buckets // 2:
             self.refuse("farthest", f"a distance > {self.buckets // 2}, half of the buckets")
 
     def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
-        """The number of each distance's bucket."""
+        """The learned number of each distance's bucket."""
         numbers = table.numbers
         if numbers.shape[-1] != self.buckets:
             raise ValueError(
@@ -95,10 +89,10 @@ class Distances(ByDistance):
         return jnp.matmul(numbers.astype(dtype), one_hot.astype(dtype))[:, None]
 
     def bucket(self, distances: Any, both_ways: bool) -> Integer[Array, "n"]:
-        """The bucket of each distance; whole numbers decide, so nothing is rounded."""
+        """The bucket of each distance, in integer arithmetic, so that nothing is rounded."""
         n = self.buckets // 2 if both_ways else self.buckets
         exact = n // 2
-        # The first distances of the buckets after the exact ones: exact (farthest/exact)^{k/(n − exact)}.
+        # the first distances of the buckets after the exact ones: exact (farthest/exact)^{k/(n − exact)}
         firsts = [self._first(k, exact, n - exact) for k in range(1, n - exact)]
         away = jnp.abs(distances) if both_ways else jnp.maximum(-distances, 0)
         farther = (away[:, None] >= jnp.asarray(firsts)[None]).sum(axis=1)
@@ -106,7 +100,7 @@ class Distances(ByDistance):
         return jnp.where(distances > 0, bucket + n, bucket) if both_ways else bucket
 
     def _first(self, k: int, exact: int, steps: int) -> int:
-        """The least distance of at least ``exact (farthest/exact)^{k/steps}``."""
+        """The smallest integer >= ``exact (farthest/exact)^{k/steps}``: near its value as a float, decided exactly."""
         first = math.floor(exact * (self.farthest / exact) ** (k / steps))
         bound = self.farthest**k * exact ** (steps - k)
         return next(away for away in range(max(first - 1, 0), first + 3) if away**steps >= bound)
@@ -114,10 +108,10 @@ class Distances(ByDistance):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ALiBi(ByDistance):
-    """``−m_h |t_z − t_x|`` is added to the scaled scores of head h.
+    """Adds ``−m_h |t_z − t_x|`` to the scaled scores of head h.
 
-    With H = 2^i heads ``m_h = 2^{−8h/H}``, h from 1; with another number, the others have every second one of the
-    slopes of twice as many heads.
+    For H = 2^i heads, ``m_h = 2^{−8h/H}`` with h = 1 … H. For other H, with 2^i the largest power of 2 below it, the
+    first 2^i heads have the slopes of 2^i heads, and the rest the first, third, fifth, … of 2^{i+1} heads.
 
     Source: Press et al. 2022, section 3.
     """
@@ -133,9 +127,9 @@ class ALiBi(ByDistance):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerXL(ByDistance):
-    """``S[t_z, t_x] = K[:, t_z]ᵀ(Q[:, t_x] + u) + (W_r r_{t_x − t_z})ᵀ(Q[:, t_x] + v)``, all of it scaled.
+    """``S[t_z, t_x] = K[:, t_z]ᵀ(Q[:, t_x] + u) + (W_r r_{t_x − t_z})ᵀ(Q[:, t_x] + v)``, scaled as usual.
 
-    r is the sinusoid of the distance, all sines before all cosines.
+    r is the sinusoidal embedding of the distance, all sines before all cosines.
 
     Attributes:
         base: of the wavelengths.
@@ -143,15 +137,9 @@ class TransformerXL(ByDistance):
     Source: Dai et al. 2019, section 3.3, which the paper names for Gopher.
     """
 
-    base: float = 10_000.0
+    base: Base = 10_000.0
     in_context: ClassVar[bool] = False
     optional: ClassVar[dict[str, str]] = dict.fromkeys(("W_r", "u", "v"), "base")
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        super().__post_init__()
-        if not self.base > 1:
-            self.refuse("base", "a number > 1")
 
     def contents(self, Q: Array, W: Any) -> Array:
         """Q + u 1ᵀ."""
@@ -162,7 +150,7 @@ class TransformerXL(ByDistance):
         return (Q + W.v.reshape(*W.v.shape, *(1,) * (Q.ndim - 2))) * scale
 
     def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
-        """``W_r r_{−δ}`` of each distance δ."""
+        """``W_r r_{−δ}`` for each distance δ."""
         d_r, dtype = W.W_r.shape[-1], W.W_r.dtype
         r = sinusoid(-distances, d_r, base=self.base, form="sinusoidal_halves", dtype=accumulation_dtype(dtype))
         return jnp.matmul(W.W_r, jnp.asarray(r, dtype))

@@ -1,9 +1,9 @@
-"""How the parameters start: Glorot's scheme, and GPT-2's by name. Heads and layers are made stacked."""
+"""Initial parameters, by Glorot's scheme or GPT-2's. Heads and layers are created stacked."""
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -20,7 +20,7 @@ from algorithms.parameters import DTransformerParams, EDTransformerParams, ETran
 Scheme = Literal["glorot", "gpt2"]
 
 WRITES = {"L": 2, "L_enc": 2, "L_dec": 3}
-"""How often a layer adds to the residual stream, by the name of the number of layers."""
+"""How often each of these layers adds to the residual stream."""
 
 
 def init_ed_transformer(
@@ -28,13 +28,13 @@ def init_ed_transformer(
 ) -> EDTransformerParams:
     """θ of Algorithm 8.
 
-    ``"glorot"``: every matrix is uniform in ±√(6/(rows + columns)), biases and β are 0, γ is 1 (Glorot and Bengio).
-    ``"gpt2"``: matrices are normal with deviation 0.02 (W_p: 0.01), and those that write to the residual stream, W_o
-    and W_mlp2, are divided by the square root of how many do.
+    ``"glorot"``: matrices are uniform in ±√(6/(rows + columns)) (Glorot and Bengio 2010). ``"gpt2"``: matrices are
+    normal with standard deviation 0.02 (W_p: 0.01); W_o and W_mlp2, which write to the residual stream, are divided by
+    the square root of their number. In both, γ is 1 and everything else 0.
 
     Raises:
         TypeError: if config is another architecture's, or the key is untyped.
-        ValueError: for an unknown scheme.
+        ValueError: if the scheme is unknown.
 
     Example:
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=2, H=2, d_e=6, d_mlp=8)
@@ -59,7 +59,7 @@ def init_d_transformer(
 
 
 def count_params(init: Callable, config: TransformerConfig) -> int:
-    """How many parameters an initializer makes for a configuration, without allocating any.
+    """The number of parameters that an initializer makes for a configuration, without allocating any.
 
     Example:
         >>> from algorithms import GPT2
@@ -83,7 +83,8 @@ def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: 
     def array(path, parameter: Parameter):
         if not parameter.given:
             return None
-        name, shape = path[-1].name, tuple(_size(axis, sizes) for axis in parameter.axes)
+        name, factors = path[-1].name, [axis.split("*") for axis in parameter.axes]
+        shape = tuple(math.prod(sizes[factor] for factor in of_axis) for of_axis in factors)
         if not name.startswith("W_"):
             return jnp.full(shape, parameter.start, dtype)
         draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
@@ -92,13 +93,8 @@ def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: 
     return jax.tree.map_with_path(array, shapes_of(params, config.variant, config))
 
 
-def _size(axis: str, sizes: Mapping[str, int]) -> int:
-    return math.prod(sizes[factor] for factor in axis.split("*"))
-
-
 def _glorot(key, shape, dtype):
-    """[*stack, d_out, d_in]: each of the stacked matrices separately."""
-    bound = (6 / (shape[-2] + shape[-1])) ** 0.5
+    bound = (6 / (shape[-2] + shape[-1])) ** 0.5  # for each matrix of a stack
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 

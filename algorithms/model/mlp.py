@@ -23,10 +23,10 @@ class MLP(Line):
     """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``.
 
     Attributes:
-        activation: f; None is the algorithm's own: ReLU in Algorithm 8, GELU in 9 and 10.
-        gated: ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` instead of ``f(W_mlp1 X + b_mlp1 1ᵀ)``.
+        activation: f; None is the algorithm's own, ReLU in 8 and GELU in 9 and 10.
+        gated: whether ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` replaces ``f(W_mlp1 X + b_mlp1 1ᵀ)``.
         biases: whether there are biases.
-        normalize_output: the norm of the result, before it is added to the residual stream.
+        normalize_output: a norm of the result, before it is added to the residual stream.
     """
 
     activation: Activation | None = None
@@ -53,7 +53,7 @@ class MLP(Line):
         rate: float = 0.0,
         key: Key[Array, "*batch"] | None = None,
     ) -> Float[Array, "d_e *columns"]:
-        """The line, with dropout of the hidden units by ``key``."""
+        """The MLP; ``key`` draws the hidden units to drop."""
         U = linear(W.W_mlp1, X, W.b_mlp1, implementation)  # inside
         if W.W_gate is None:
             hidden = activate(f, U, implementation)  # inside

@@ -1,43 +1,45 @@
-"""Positions that queries and keys are given, between lines 2 and 4 of Algorithm 4."""
+"""Positions of queries and keys: rotations between lines 2 and 4 of Algorithm 4."""
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.model.line import Line
+from algorithms.notation import Base
 from algorithms.ops.rotation import rotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linear(Line):
-    """Frequencies divided by ``factor``: positions that are closer together (Chen et al. 2023).
+    """Divides all frequencies by ``factor``, which moves positions closer together (Chen et al. 2023).
 
     Attributes:
-        factor: how many times longer the sequences may be.
+        factor: by how much longer sequences may be than those first trained on.
     """
 
     factor: float
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
-        """The frequencies, and the factor of sines and cosines."""
+        """The scaled frequencies, and a factor for sines and cosines."""
         return frequencies / self.factor, 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3(Line):
-    """Low frequencies divided by ``factor``, high ones kept, and a line between them (Llama 3.1).
+    """Divides low frequencies by ``factor``, keeps high ones, and interpolates between them (Llama 3.1).
 
     Attributes:
-        factor: how many times longer the sequences may be.
-        low: rotations within ``l_original`` up to which a frequency is low.
-        high: rotations from which it is high.
-        l_original: tokens of the sequences that the model was first trained on.
+        factor: by how much longer sequences may be than those first trained on.
+        low: rotations within ``l_original`` tokens up to which a frequency is low.
+        high: rotations within ``l_original`` tokens from which a frequency is high.
+        l_original: length in tokens of the sequences first trained on.
     """
 
     factor: float = 8.0
@@ -46,7 +48,7 @@ class Llama3(Line):
     l_original: int = 8192
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
-        """The frequencies, and the factor of sines and cosines."""
+        """The scaled frequencies, and a factor for sines and cosines."""
         rotations = self.l_original * frequencies / (2 * math.pi)
         share = np.clip((rotations - self.low) / (self.high - self.low), 0, 1)
         return frequencies * (share + (1 - share) / self.factor), 1.0
@@ -54,15 +56,15 @@ class Llama3(Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Yarn(Line):
-    """As ``Llama3``, but the line is in the number of the row, and scores grow with ``factor`` (Peng et al. 2023).
+    """Like ``Llama3``, but interpolates by row instead of frequency, and scales up the scores (Peng et al. 2023).
 
     Attributes:
-        factor: how many times longer the sequences may be.
-        l_original: tokens of the sequences that the model was first trained on.
-        slow: rotations within ``l_original`` up to which a frequency is divided.
-        fast: rotations from which it is kept.
-        attention_factor: of sines and cosines; None for 1 + ln(factor)/10.
-        truncate: whether the rows between which the line runs are rounded.
+        factor: by how much longer sequences may be than those first trained on.
+        l_original: length in tokens of the sequences first trained on.
+        slow: rotations within ``l_original`` tokens up to which a frequency is divided by ``factor``.
+        fast: rotations within ``l_original`` tokens from which a frequency is kept.
+        attention_factor: factor of sines and cosines; None: 1 + ln(factor)/10.
+        truncate: whether to round the rows at which the interpolation starts and ends.
     """
 
     factor: float
@@ -73,7 +75,7 @@ class Yarn(Line):
     truncate: bool = True
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
-        """The frequencies, and the factor of sines and cosines."""
+        """The scaled frequencies, and a factor for sines and cosines."""
         n = len(frequencies)
 
         def row(rotations):
@@ -92,39 +94,31 @@ class Yarn(Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotary(Line):
-    """Rotary positions: two rows of column t are a complex number, multiplied by exp(𝑖 t/base^{2i/d}).
+    """Rotary positions: two rows of column t form a complex number, which is multiplied by exp(𝑖 t/base^{2i/d}).
 
-    So the product of a query and a key depends on the distance of their tokens alone.
+    The product of a query and a key then depends on their positions only through the distance.
 
     Attributes:
         base: of the wavelengths.
-        share: of the rows, from the first, that are rotated.
-        pairs: which rows belong together: i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``).
-        scaling: of the frequencies, for sequences longer than those of the first training.
+        share: share of the rows, from the first, that are rotated.
+        pairs: which rows form a pair: i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``).
+        scaling: of the frequencies, for sequences longer than those first trained on.
 
     Source: Su et al. 2021, equation (34).
     """
 
     in_context: ClassVar[bool] = False
 
-    base: float = 10_000.0
-    share: float = 1.0
+    base: Base = 10_000.0
+    share: Annotated[float, Range("a share in (0, 1]", lambda share: 0 < share <= 1)] = 1.0
     pairs: Literal["halves", "neighbors"] = "halves"
     scaling: Linear | Llama3 | Yarn | None = None
 
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        super().__post_init__()
-        if not self.base > 1:
-            self.refuse("base", "a number > 1")
-        if not 0 < self.share <= 1:
-            self.refuse("share", "a share in (0, 1]")
-
     def rows(self, d_attn: int) -> int:
-        """How many of the rows of a query are rotated.
+        """The number of rows of a query that are rotated.
 
         Raises:
-            ValueError: if it is an odd number.
+            ValueError: if it is odd.
         """
         d = int(d_attn * self.share)
         if d % 2:
@@ -134,13 +128,13 @@ class Rotary(Line):
     def __call__(
         self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
     ) -> Float[Array, "H d_attn *columns"]:
-        """The queries or keys of tokens at the positions t."""
+        """The queries or keys, rotated for tokens at the positions t."""
         d = self.rows(Q.shape[1])
         frequencies, factor = self.base ** (-np.arange(0, d, 2, dtype=np.float64) / d), 1.0
         if self.scaling is not None:
             frequencies, factor = self.scaling(frequencies, self.base)
         dtype = accumulation_dtype(Q.dtype)
-        # known positions: here, not in every fusion that rotates; for long sequences they would be large constants
+        # Known positions are computed here, not in every fusion that rotates; long ones would be large constants.
         of = np if isinstance(t, np.ndarray) and t.size <= 8192 else jnp
         t = of.asarray(t)
         t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)

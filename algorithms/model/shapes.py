@@ -1,7 +1,7 @@
-"""The parameters of a variant: which there are, by its lines, and their axes, by their annotations.
+"""The specification of a variant's parameters: its lines say which exist, the annotations say with which axes.
 
-A tree of `Parameter` has the structure of θ, with a leaf where θ has None. Initializers, the check of θ, the counts of
-parameters and of floating-point operations, and the table of the mesh follow from it.
+A specification has the structure of θ, with a `Parameter` for each array, including those that are None. Initializers,
+the check of θ, and the counts of parameters and floating-point operations derive from it.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import jax
 
 from algorithms.model.line import Line
 from algorithms.parameters import (
+    NORMS_OF_ALL_HEADS,
     NORMS_OF_HEADS,
     AttentionParams,
     DTransformerParams,
@@ -33,13 +34,13 @@ class Parameter:
     """The specification of one array of θ."""
 
     axes: tuple[str, ...] = ()  # their names; ``H*d_mid`` is a product
-    given: bool | None = True  # whether θ has it; None: the lines leave that open
-    since: str = dataclasses.field(default="", compare=False)  # the fields that decide it, for messages
-    start: float = 0.0  # of a vector: the value that all its entries start with
+    given: bool | None = True  # whether θ has it; None: either way
+    since: str = dataclasses.field(default="", compare=False)  # why, for messages
+    start: float = 0.0  # initial value of a vector's entries
 
 
 def annotated_axes(annotation: Any) -> tuple[str, ...] | None:
-    """The names of the axes that a jaxtyping annotation says, with or without ``| None``; None if it is of no array."""
+    """The names of the axes in a jaxtyping annotation, with or without ``| None``; None if there is no array in it."""
     if typing.get_origin(annotation) is typing.Annotated:
         inner, *notes = typing.get_args(annotation)
         return next((axes for a in (inner, *notes) if (axes := annotated_axes(a)) is not None), None)
@@ -50,14 +51,12 @@ def annotated_axes(annotation: Any) -> tuple[str, ...] | None:
 
 
 def _made(kind: Any, *lines: Line, stack: tuple[str, ...] = (), axes: Mapping[str, str] = {}, **nested: Any) -> Any:
-    """The parameters of a class: the first of the lines that its fields belong to that has an opinion decides.
-    `stack` are the axes in front, `axes` other names of some, and `nested` fields that are not arrays, or are known
-    already.
+    """The specification of a class of parameters. Whether it has a field is decided by the first line that lists it
+    among its ``optional`` ones. ``stack`` are axes in front, ``axes`` renames others, ``nested`` are finished fields.
     """
-    fields = {}
+    fields = dict(nested)
     for name, annotation in kind.__annotations__.items():
         if name in nested:
-            fields[name] = nested[name]
             continue
         given, since = next((line.has(name) for line in lines if name in line.optional), (True, ""))
         shared = tuple("H_kv" if axis == "H" else axis for axis in stack)
@@ -67,14 +66,16 @@ def _made(kind: Any, *lines: Line, stack: tuple[str, ...] = (), axes: Mapping[st
     return kind(**fields)
 
 
-def _norm(line: Any, d: str) -> Any:
+def _absent(since: str = "") -> Parameter:
+    return Parameter(given=False, since=since)
+
+
+def _norm(line: Any, d: str = "d_e", decided: tuple[bool, str] = (True, "")) -> Any:
+    given, since = decided
+    if not given:
+        return _absent(since)
     shapes = _made(LayerNormParams, line, axes={"d_normalized": d})
     return shapes._replace(gamma=dataclasses.replace(shapes.gamma, start=1.0 - getattr(line, "offset", 0.0)))
-
-
-def _output_norm(line: Any, d: str) -> Any:
-    given, since = line.has("norm_out")
-    return _norm(line.normalize_output, d) if given else Parameter(given=False, since=since)
 
 
 def _positions(line: Any) -> tuple[Line, ...]:
@@ -82,49 +83,38 @@ def _positions(line: Any) -> tuple[Line, ...]:
 
 
 def attention_shapes(line: Any) -> Any:
-    """The parameters of an attention of the residual stream."""
+    """The specification of the parameters of an attention line."""
     residual = {"d_x": "d_e", "d_z": "d_e", "d_out": "d_e"}
+    norms = NORMS_OF_ALL_HEADS if line.heads_together else NORMS_OF_HEADS
     heads = _made(AttentionParams, line, stack=("H",), axes=residual)
-    lines = *_positions(line), line
-    together = {"d_norm_q": "H*d_attn", "d_norm_k": "H_kv*d_attn"} if line.heads_together else NORMS_OF_HEADS
-    nested = {"heads": heads, "norm_out": _output_norm(line, "d_e")}
-    shapes = _made(MHAttentionParams, *lines, axes=residual | together, **nested)
+    norm_out = _norm(line.normalize_output, decided=line.has("norm_out"))
+    shapes = _made(MHAttentionParams, *_positions(line), line, axes=residual | norms, heads=heads, norm_out=norm_out)
     start = 1.0 - (line.normalize_heads.offset if line.normalize_heads else 0.0)
     starting = {name: dataclasses.replace(getattr(shapes, name), start=start) for name in ("gamma_q", "gamma_k")}
     return shapes._replace(**starting)
 
 
 def mlp_shapes(line: Any) -> Any:
-    """The parameters of an MLP; a single absent one where the line is None."""
+    """The specification of the parameters of an MLP line; a single absent one if it is None."""
     if line is None:
-        return Parameter(given=False, since="Variant has mlp = None")
-    return _made(MLPParams, line, norm_out=_output_norm(line, "d_e"))
+        return _absent("Variant has mlp = None")
+    return _made(MLPParams, line, norm_out=_norm(line.normalize_output, decided=line.has("norm_out")))
 
 
-def _layer(variant: Any, kind: Any, norms: tuple[str, ...], attentions: tuple[str, ...]) -> Any:
-    norm = _norm(variant.norm, "d_e")
-    if variant.order == "no_norm":
-        norm = Parameter(given=False, since="Variant has order = 'no_norm'")
-    attention = attention_shapes(variant.attentions[0])
-    mlp = mlp_shapes(variant.mlp)
-    of_norms = dict.fromkeys(norms, norm) | ({norms[-1]: mlp} if variant.mlp is None else {})  # no MLP, no norm of it
-    return kind(**of_norms, **dict.fromkeys(attentions, attention), mlp=mlp)
+def _layers(variant: Any, kind: Any, axis: str) -> Any:
+    """The specification of layers, stacked along an axis; their fields are the MLP, norms and attentions."""
+    norms = [name for name in kind._fields if name.startswith("norm")]
+    norm = _norm(variant.norm, decided=(variant.order != "no_norm", "Variant has order = 'no_norm'"))
+    fields = dict.fromkeys(kind._fields, attention_shapes(variant.attentions[0])) | dict.fromkeys(norms, norm)
+    fields["mlp"] = mlp_shapes(variant.mlp)
+    if variant.mlp is None:
+        fields[norms[-1]] = fields["mlp"]  # no MLP, no norm of it
+    return jax.tree.map(lambda p: dataclasses.replace(p, axes=(axis, *p.axes)), kind(**fields))
 
 
-def _stacked(axis: str, shapes: Any) -> Any:
-    return jax.tree.map(lambda p: dataclasses.replace(p, axes=(axis, *p.axes)), shapes)
-
-
-def _layers(variant: Any, axis: str) -> Any:
-    return _stacked(axis, _layer(variant, TransformerLayerParams, ("norm1", "norm2"), ("attention",)))
-
-
-def _norm_if(decided: tuple[bool, str], variant: Any, d: str = "d_e") -> Any:
-    given, since = decided
-    return _norm(variant.norm, d) if given else Parameter(given=False, since=since)
-
-
-OPEN = Parameter(given=None)
+def _final_norm(variant: Any, *, by_default: bool) -> Any:
+    given = by_default if variant.final_norm is None else variant.final_norm
+    return _norm(variant.norm, decided=(given, f"Variant has final_norm = {variant.final_norm}"))
 
 
 def _rows_of_embeddings(variant: Any) -> str:
@@ -132,40 +122,39 @@ def _rows_of_embeddings(variant: Any) -> str:
 
 
 def shapes_of(kind: Any, variant: Any, config: Any = None) -> Any:
-    """θ of Algorithm 8, 9 or 10, a class, as `Parameter`s. The config decides what the lines of the variant leave
-    open: a W_u of its own, token types and other sizes of the context; None leaves it open.
+    """The specification of θ, of the class ``kind``: Algorithm 8's, 9's or 10's. The config decides what the variant
+    leaves open: whether there are a W_u, token types and separate embeddings of the context; None leaves it open.
     """
     if variant.embedding.factored and "W_in" not in kind._fields:
         raise ValueError(
-            "variant.embedding.factored: expected False in Algorithms 8 and 10, which have no projection back to d_in "
-            "rows as line 10 of Algorithm 9 is, got True"
+            "variant.embedding.factored: expected False in Algorithms 8 and 10, which do not project X back to d_in "
+            "rows, as line 10 of Algorithm 9 does, got True"
         )
     lines = variant.unembedding, variant.embedding, *_positions(variant.attentions[0]), variant
-    embedding_norm = _norm_if(variant.embedding.has("embedding_norm"), variant, _rows_of_embeddings(variant))
+    embedding_norm = _norm(variant.norm, _rows_of_embeddings(variant), variant.embedding.has("embedding_norm"))
     shapes = _OF[kind](variant, lines, embedding_norm)
     return _opened(shapes) if config is None else _decided(shapes, variant, config)
 
 
 def _of_d(variant, lines, embedding_norm) -> Any:
-    norm = _norm_if((variant.final_norm is not False, f"Variant has final_norm = {variant.final_norm}"), variant)
-    return _made(DTransformerParams, *lines, layers=_layers(variant, "L"), norm=norm, embedding_norm=embedding_norm)
+    layers, norm = _layers(variant, TransformerLayerParams, "L"), _final_norm(variant, by_default=True)
+    return _made(DTransformerParams, *lines, layers=layers, norm=norm, embedding_norm=embedding_norm)
 
 
 def _of_e(variant, lines, embedding_norm) -> Any:
-    norm = _norm_if(variant.has("norm"), variant, "d_f")
-    own = {"layers": _layers(variant, "L"), "norm": norm, "embedding_norm": embedding_norm}
-    return _made(ETransformerParams, *lines, axes={"d_in": _rows_of_embeddings(variant)}, **own)
+    layers, norm = _layers(variant, TransformerLayerParams, "L"), _norm(variant.norm, "d_f", variant.has("norm"))
+    axes = {"d_in": _rows_of_embeddings(variant)}
+    return _made(ETransformerParams, *lines, axes=axes, layers=layers, norm=norm, embedding_norm=embedding_norm)
 
 
 def _of_ed(variant, lines, embedding_norm) -> Any:
-    norms, attentions = ("norm3", "norm4", "norm5"), ("self_attention", "cross_attention")
-    final = _norm_if((bool(variant.final_norm), f"Variant has final_norm = {variant.final_norm}"), variant)
+    final = _final_norm(variant, by_default=False)
     context = _made(EmbeddingParams, *lines, embedding_norm=embedding_norm)
     return _made(
         EDTransformerParams,
         *lines,
-        encoder=_layers(variant, "L_enc"),
-        decoder=_stacked("L_dec", _layer(variant, EDDecoderLayerParams, norms, attentions)),
+        encoder=_layers(variant, TransformerLayerParams, "L_enc"),
+        decoder=_layers(variant, EDDecoderLayerParams, "L_dec"),
         context=context,
         embedding_norm=embedding_norm,
         encoder_norm=final,
@@ -177,39 +166,37 @@ _OF: dict[type, Any] = {DTransformerParams: _of_d, ETransformerParams: _of_e, ED
 
 
 def _opened(shapes: Any) -> Any:
-    """The tree, with everything left open that a configuration decides."""
-    open_fields = {"W_u": OPEN}
+    """The specification of θ for any configuration."""
+    either_way = ["W_u"]
     if isinstance(shapes, EDTransformerParams):
-        open_fields["context"] = OPEN
+        either_way.append("context")
     if isinstance(shapes, ETransformerParams):
-        open_fields["W_t"] = OPEN
-        # A bare encoder has lines 1 to 9 of any, and no pooler reads them in most functions.
-        may_lack: dict[str, Any] = {name: getattr(shapes, name) for name in ("W_f", "b_f", "b_u", "W_pool", "b_pool")}
-        open_fields |= {name: OPEN for name, parameter in may_lack.items() if parameter.given}
-        open_fields |= {"norm": OPEN} if may_lack["W_f"].given else {}
-    return shapes._replace(**open_fields)
+        # any encoder may be bare, ending with line 9, and most functions do not use the pooler
+        may_lack = ("W_f", "b_f", "norm", "b_u", "W_pool", "b_pool")
+        either_way += ["W_t", *(name for name in may_lack if jax.tree.leaves(getattr(shapes, name))[0].given)]
+    return shapes._replace(**dict.fromkeys(either_way, Parameter(given=None)))
 
 
 def _decided(shapes: Any, variant: Any, config: Any) -> Any:
-    absent = Parameter(given=False)
+    """The specification of θ for this configuration."""
+    absent = _absent()
     decided: dict[str, Any] = {"W_u": absent} if config.tied else {}
     if isinstance(shapes, ETransformerParams) and not config.N_types:
         decided["W_t"] = absent
     if isinstance(shapes, EDTransformerParams):
-        given: Any = shapes.context
-        own_table = given.W_e if config.N_V_z else absent
-        own_positions = shapes.W_p if variant.embedding.has("context_positions")[0] else absent
-        context = given._replace(W_e=own_table, W_p=own_positions)
-        context = context._replace(W_e=dataclasses.replace(context.W_e, axes=("d_e", "N_V_z")))
+        context: Any = shapes.context
+        W_e = dataclasses.replace(context.W_e, axes=("d_e", "N_V_z"), given=bool(config.N_V_z))
+        W_p = shapes.W_p if variant.embedding.has("context_positions")[0] else absent
+        context = context._replace(W_e=W_e, W_p=W_p)
         decided["context"] = context if any(p.given for p in jax.tree.leaves(context)) else absent
     return shapes._replace(**decided)
 
 
 def check_present(theta: Any, variant: Any) -> None:
-    """Refuse parameters that were not made for this variant: one of its lines lacks an array, or has one too many.
+    """Check that θ has exactly the parameters that the variant's lines need.
 
     Raises:
-        ValueError: with the path of the parameter, what was expected there, and why.
+        ValueError: for a parameter that is missing or superfluous, with its path, what was expected there, and why.
     """
     if type(theta) in _OF:
         _check_present("theta", theta, shapes_of(type(theta), variant))

@@ -1,4 +1,4 @@
-"""The hyperparameters of Algorithms 8, 9 and 10, validated when they are made."""
+"""The hyperparameters of Algorithms 8, 9 and 10, validated on construction."""
 
 import dataclasses
 from typing import Any
@@ -9,6 +9,7 @@ from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 
 _DERIVED: Any = None  # the default of a field that __post_init__ derives from the others
+_LAYERS = ("L", "L_enc", "L_dec")  # the fields that count layers; an architecture has one or two of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,16 +17,16 @@ class TransformerConfig:
     """The sizes that the three architectures share.
 
     Attributes:
-        N_V: size of the vocabulary with its three special tokens, at least 4.
+        N_V: vocabulary size, including the three special tokens; at least 4.
         l_max: longest sequence, in tokens.
-        H: heads of every attention.
+        H: heads of each attention.
         d_e: dimensions of the residual stream.
-        d_mlp: hidden units of every MLP.
-        d_attn: dimensions of a query and a key, d_e/H unless given.
-        d_mid: dimensions of a value, d_e/H unless given.
-        H_kv: heads of keys and values, each shared by H/H_kv heads of queries; H unless given.
+        d_mlp: hidden units of each MLP.
+        d_attn: dimensions of a query and a key; d_e/H by default.
+        d_mid: dimensions of a value; d_e/H by default.
+        H_kv: heads of keys and values, each shared by H/H_kv heads of queries; H by default.
         variant: what differs from the pseudocode.
-        tied: whether W_u = W_eᵀ; the variant's choice unless given.
+        tied: whether W_u = W_eᵀ; the variant's choice by default.
     """
 
     N_V: int
@@ -42,35 +43,30 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.variant, Variant):
             raise TypeError(f"{type(self).__name__}.variant: expected a Variant such as PAPER, got {self.variant!r}")
-        for field in ("N_V", "l_max", "H", "d_e", "d_mlp"):
-            self._require_positive(field)
+        self._require_positive("N_V", "l_max", "H", "d_e", "d_mlp")
         if self.N_V < 4:
             raise ValueError(
-                f"{type(self).__name__}.N_V: expected at least 4 (an ordinary token beside mask, bos and eos), "
+                f"{type(self).__name__}.N_V: expected at least 4 (an ordinary token besides mask, bos and eos), "
                 f"got {self.N_V}"
             )
-        for field in ("d_attn", "d_mid"):
-            if getattr(self, field) is None:
-                if self.d_e % self.H:
-                    raise ValueError(
-                        f"{type(self).__name__}: d_e = {self.d_e} is not a multiple of H = {self.H}; "
-                        f"change one of them or give {field}"
-                    )
-                object.__setattr__(self, field, self.d_e // self.H)
-            self._require_positive(field)
-        self._check_heads()
+        self._set_heads()
+        self._check_layers()
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             raise ValueError(
                 f"{type(self).__name__}.d_e: expected an even number, a sine and a cosine for each frequency, "
                 f"got {self.d_e}"
             )
-        if self.tied is None:
-            object.__setattr__(self, "tied", self.variant.unembedding.tied)
+        self._set_default(tied=self.variant.unembedding.tied)
 
-    def _check_heads(self) -> None:
-        if self.H_kv is None:
-            object.__setattr__(self, "H_kv", self.H)
-        self._require_positive("H_kv")
+    def _set_heads(self) -> None:
+        derived = [field for field in ("d_attn", "d_mid") if getattr(self, field) is None]
+        if derived and self.d_e % self.H:
+            raise ValueError(
+                f"{type(self).__name__}: d_e = {self.d_e} is not a multiple of H = {self.H}; "
+                f"change one of them or give {derived[0]}"
+            )
+        self._set_default(d_attn=self.d_e // self.H, d_mid=self.d_e // self.H, H_kv=self.H)
+        self._require_positive("d_attn", "d_mid", "H_kv")
         if self.H % self.H_kv:
             raise ValueError(
                 f"{type(self).__name__}.H_kv: expected a divisor of H = {self.H}, got {self.H_kv}; change one of them"
@@ -80,10 +76,10 @@ class TransformerConfig:
                 line.positions.rows(self.d_attn)
 
     def sizes(self) -> dict[str, int]:
-        """The size of every axis, by its name; those of the layers count the ones that have parameters of their own."""
+        """The size of each axis of θ, by name; layers that share parameters count once."""
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
-        sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & {"L", "L_enc", "L_dec"}}
+        sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & set(_LAYERS)}
         positions = self.variant.attentions[0].positions
         if isinstance(positions, Distances):
             sizes["N_buckets"] = positions.buckets
@@ -91,23 +87,31 @@ class TransformerConfig:
 
     @property
     def shared_layers(self) -> int:
-        """How many layers in a row have the same parameters."""
+        """The number of consecutive layers that share parameters."""
         return self.variant.shared_layers
 
-    def _require_layers(self, field: str) -> None:
-        self._require_positive(field)
-        if getattr(self, field) % self.shared_layers:
-            raise ValueError(
-                f"{type(self).__name__}.{field}: expected a multiple of shared_layers = {self.shared_layers} of the "
-                f"variant, got {getattr(self, field)}; change one of them"
-            )
+    def _set_default(self, **values: Any) -> None:
+        for field, value in values.items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, value)
 
-    def _require_positive(self, field: str) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{type(self).__name__}.{field}: expected an integer, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{type(self).__name__}.{field}: expected a positive integer, got {value}")
+    def _check_layers(self) -> None:
+        fields = [field for field in _LAYERS if hasattr(self, field)]
+        self._require_positive(*fields)
+        for field in fields:
+            if getattr(self, field) % self.shared_layers:
+                raise ValueError(
+                    f"{type(self).__name__}.{field}: expected a multiple of shared_layers = {self.shared_layers} of "
+                    f"the variant, got {getattr(self, field)}; change one of them"
+                )
+
+    def _require_positive(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{type(self).__name__}.{field}: expected an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{type(self).__name__}.{field}: expected a positive integer, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +121,7 @@ class EDTransformerConfig(TransformerConfig):
     Attributes:
         L_enc: layers of the encoder.
         L_dec: layers of the decoder.
-        N_V_z: size of the context's vocabulary, where that is embedded by a W_e of its own; None: by the same one.
+        N_V_z: vocabulary size of the context, if it has its own W_e; None: it has the same W_e.
     """
 
     L_enc: int
@@ -126,8 +130,6 @@ class EDTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_layers("L_enc")
-        self._require_layers("L_dec")
         if self.N_V_z is not None:
             self._require_positive("N_V_z")
 
@@ -138,9 +140,9 @@ class ETransformerConfig(TransformerConfig):
 
     Attributes:
         L: layers.
-        d_f: rows after the final projection, d_in unless given; a tied unembedding needs d_f = d_in.
-        d_in: rows of an embedding, d_e unless the variant's embedding is factored; d_e unless given.
-        N_types: token types, 2 in BERT; 0 where tokens have no type.
+        d_f: rows after the final projection; d_in by default, which a tied unembedding needs.
+        d_in: rows of an embedding; d_e by default, which an embedding that is not factored needs.
+        N_types: number of token types, 2 in BERT; 0 if tokens have no types.
     """
 
     L: int
@@ -150,11 +152,9 @@ class ETransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_layers("L")
-        for field, size in (("d_in", self.d_e), ("d_f", self.d_in or self.d_e)):
-            if getattr(self, field) is None:
-                object.__setattr__(self, field, size)
-            self._require_positive(field)
+        self._set_default(d_in=self.d_e)
+        self._set_default(d_f=self.d_in)
+        self._require_positive("d_in", "d_f")
         if self.d_in != self.d_e and not self.variant.embedding.factored:
             raise ValueError(
                 f"ETransformerConfig.d_in: expected d_e = {self.d_e}, since variant.embedding.factored is False, "
@@ -179,7 +179,3 @@ class DTransformerConfig(TransformerConfig):
     """
 
     L: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_layers("L")

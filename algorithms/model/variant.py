@@ -1,13 +1,13 @@
-"""A variant: the lines of Algorithms 8 to 10 as a record, and the parameters that these lines have."""
+"""A variant: a model as a record of the lines of Algorithms 8 to 10, and the check that θ fits it."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
-from algorithms.machinery.contract import Relation
+from algorithms.machinery.annotations import Range, Relation
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
 from algorithms.model.line import Line
@@ -15,12 +15,13 @@ from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm
 from algorithms.model.shapes import attention_shapes, check_present
 from algorithms.model.unembedding import Unembedding
+from algorithms.notation import Dropout
 
 Order = Literal["norm_first", "norm_last", "side_by_side", "no_norm"]
 
 
 def _check_goes_with(arguments: Mapping[str, Any]) -> None:
-    """Check that θ has the parameters of the variant's lines, and that there is a key for its dropout."""
+    """Check that θ fits the variant, and that its dropout has a key."""
     variant, theta = arguments["variant"], arguments["theta"]
     if variant.dropout and arguments.get("key") is None:
         raise ValueError(
@@ -50,7 +51,7 @@ def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
 
 
 NO_DROPOUT = Relation(_check_drops_nothing)
-"""For functions that train or generate as the paper does: the variant has no dropout."""
+"""For functions that train or generate as printed, without a key for dropout."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,19 +61,17 @@ class Variant(Line):
     Attributes:
         embedding: lines 1 to 3.
         norm: lines 5, 7 and 10.
-        attention: line 6; several are processed in turn: layer l has line l mod n.
-        mlp: line 8; None for layers of attention alone.
-        order: of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
-            attention and MLP both read the layer's input, X + attention(norm(X)) + mlp(norm(X)); ``"no_norm"``:
-            X + f(X). None is the algorithm's own, ``"norm_last"`` in 8 and 9, ``"norm_first"`` in 10.
-        final_norm: whether a norm follows the last layer; None is the algorithm's own: there is one in 10 (its line
-            10), but not in 8.
+        attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n.
+        mlp: line 8; None for attention-only layers.
+        order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
+            X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input; ``"no_norm"``: X + f(X). None is
+            the algorithm's own, ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
+        final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), no in 8.
         unembedding: the last line.
-        shared_layers: how many layers in a row have the same parameters, as all of ALBERT's have; θ has one layer for
-            each such row of layers.
-        head: whether Algorithm 9 has its lines 10 and 11; a bare encoder ends before.
-        pooler: whether it has W_pool and b_pool, through which BERT's classifiers read the first token's encoding.
-        dropout: probability to drop an attention weight and a hidden unit of the MLP, which needs a key.
+        shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.
+        head: whether Algorithm 9 has lines 10 and 11; a bare encoder does not.
+        pooler: whether Algorithm 9 has W_pool and b_pool, which BERT's classifiers apply to the first token's encoding.
+        dropout: probability of dropping an attention weight or a hidden unit of the MLP; above 0 it needs a key.
     """
 
     __expected__: ClassVar[str] = "a Variant such as PAPER"
@@ -91,33 +90,29 @@ class Variant(Line):
     order: Order | None = None
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
-    shared_layers: int = 1
+    shared_layers: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 1
     head: bool = True
     pooler: bool = False
-    dropout: float = 0.0
+    dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        if not 0.0 <= self.dropout < 1.0:
-            self.refuse("dropout", "a probability in [0, 1)")
-        if self.shared_layers < 1:
-            self.refuse("shared_layers", "a number >= 1")
         lines = self.attentions
         if not lines or any(attention_shapes(line) != attention_shapes(lines[0]) for line in lines):
             self.refuse("attention", "one line, or several with the same parameters")
-        if len(set(lines)) == 1:  # equal lines in turn are one line
+        if len(set(lines)) == 1:  # so that records of the same model are equal
             object.__setattr__(self, "attention", lines[0])
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attentions that the layers take in turn."""
+        """The attentions as a tuple."""
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
 
     def of_every_layer(self, stacked: Any) -> Any:
-        """The stacked parameters of all L layers, from those of the layers that have their own."""
+        """The stacked parameters of all L layers, shared ones repeated, from those that θ stacks."""
         return jax.tree.map(lambda a: jnp.repeat(a, self.shared_layers, axis=0), stacked)
 
     def without_dropout(self) -> "Variant":
-        """The same without dropout, for using a trained model."""
+        """The variant without dropout, for inference."""
         return self.but(dropout=0.0)

@@ -1,4 +1,4 @@
-"""Published models as the lines that they change. Everything else is the pseudocode."""
+"""Published models, as the lines of the pseudocode that they change."""
 
 from algorithms.model.attention import Attention
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
@@ -18,7 +18,7 @@ VASWANI = PAPER.but(
     mlp=MLP(activation="relu"),
     unembedding=Unembedding(tied=True),
 )
-"""Vaswani et al. 2017: sinusoidal positions, embeddings scaled by √d_e, tied unembedding (ε of Vaswani's code)."""
+"""Vaswani et al. 2017: sinusoidal positions, embeddings scaled by √d_e, tied unembedding (ε is that of their code)."""
 
 BERT = PAPER.but(
     embedding=Embedding(normalized=True),
@@ -26,34 +26,34 @@ BERT = PAPER.but(
     mlp=MLP(activation="gelu"),
     unembedding=Unembedding(tied=True, bias=True),
 )
-"""Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias; token types, if any, by `N_types`."""
+"""Devlin et al. 2018: Algorithm 9 with normalized embeddings and an output bias; `N_types` adds token types."""
 
 ALBERT = BERT.but(
     embedding=Embedding(normalized=True, factored=True),
     mlp=MLP(activation="gelu_tanh"),
     shared_layers=12,
 )
-"""Lan et al. 2020: BERT whose twelve layers (in "large", 24) have the same parameters; embeddings of d_in rows."""
+"""Lan et al. 2020: BERT whose 12 layers (24 in "large") share their parameters, and whose embeddings have d_in rows."""
 
 GPT2 = PAPER.but(
     norm=LayerNorm(epsilon=1e-5),
     mlp=MLP(activation="gelu_tanh"),
     unembedding=Unembedding(tied=True),
 )
-"""Radford et al. 2019: Algorithm 10 with GELU by its tanh approximation and tied unembedding."""
+"""Radford et al. 2019: Algorithm 10 with the tanh approximation of GELU and tied unembedding."""
 
 GPT3 = GPT2.but(attention=(Attention(), Attention(window=256)))
-"""Brown et al. 2020: GPT2 whose layers attend to all and to a window in turn (the width is not published)."""
+"""Brown et al. 2020: GPT2 whose layers alternate between full and windowed attention (of an unpublished width)."""
 
 GOPHER = GPT2.but(
     embedding=Embedding(positions=None),
     norm=RMSNorm(epsilon=1e-5),
     attention=Attention(positions=TransformerXL()),
 )
-"""Rae et al. 2021: GPT2 with RMSnorm, and relative positions in Transformer-XL's form."""
+"""Rae et al. 2021: GPT2 with RMSnorm and the relative positions of Transformer-XL."""
 
 BLOOM = GPT2.but(embedding=Embedding(positions=None, normalized=True), attention=Attention(positions=ALiBi()))
-"""BigScience 2022: GPT2 with normalized embeddings, and scores that fall with the distance."""
+"""BigScience 2022: GPT2 with normalized embeddings and scores that decrease with the distance."""
 
 LLAMA = PAPER.but(
     embedding=Embedding(positions=None),
@@ -64,19 +64,19 @@ LLAMA = PAPER.but(
 """Touvron et al. 2023: RMSnorm, rotary positions, a gated MLP, no biases."""
 
 MISTRAL = LLAMA.but(attention=Attention(positions=Rotary(base=10_000.0), biases=False, window=4096))
-"""Jiang et al. 2023: LLAMA within a window."""
+"""Jiang et al. 2023: LLAMA with windowed attention."""
 
 QWEN2 = LLAMA.but(
     norm=RMSNorm(epsilon=1e-6),
     attention=Attention(positions=Rotary(base=1_000_000.0), biases="qkv"),
 )
-"""Yang et al. 2024: LLAMA with biases of queries, keys and values."""
+"""Yang et al. 2024: LLAMA with biases for queries, keys and values."""
 
 QWEN3 = LLAMA.but(
     norm=RMSNorm(epsilon=1e-6),
     attention=Attention(positions=Rotary(base=1_000_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-6)),
 )
-"""Yang et al. 2025: LLAMA with norms of queries and keys."""
+"""Yang et al. 2025: LLAMA with normalized queries and keys."""
 
 _OLMO2_NORM = RMSNorm(epsilon=1e-6)
 
@@ -92,7 +92,7 @@ OLMO2 = LLAMA.but(
     mlp=MLP(activation="silu", gated=True, biases=False, normalize_output=_OLMO2_NORM),
     order="no_norm",
 )
-"""OLMo Team 2024: LLAMA with norms of each sublayer's output, not of its input, and of all queries and all keys."""
+"""OLMo Team 2024: LLAMA that normalizes sublayers' outputs instead of inputs, and queries and keys across heads."""
 
 _GEMMA_NORM = RMSNorm(epsilon=1e-6, offset=1.0)
 
@@ -113,7 +113,7 @@ GEMMA2 = GEMMA.but(
     mlp=MLP(activation="gelu_tanh", gated=True, biases=False, normalize_output=_GEMMA_NORM),
     unembedding=Unembedding(tied=True, cap=30.0),
 )
-"""Gemma Team 2024: GEMMA with alternating windows, capped scores and logits, and norms of each sublayer's output."""
+"""Gemma Team 2024: GEMMA with windows in alternate layers, capped scores and logits, and normalized outputs."""
 
 _GEMMA3_ATTENTION = Attention(
     positions=Rotary(base=1_000_000.0),
@@ -125,7 +125,7 @@ _GEMMA3_ATTENTION = Attention(
 _GEMMA3_WINDOW = _GEMMA3_ATTENTION.but(positions=Rotary(base=10_000.0), window=1024)
 
 GEMMA3 = GEMMA2.but(attention=(*[_GEMMA3_WINDOW] * 5, _GEMMA3_ATTENTION), unembedding=Unembedding(tied=True))
-"""Gemma Team 2025: GEMMA2 without caps, with norms of heads, five windows to one, each with its rotary base."""
+"""Gemma Team 2025: GEMMA2 without caps, with normalized heads; five of six layers have windows, and another base."""
 
 NEOX = PAPER.but(
     embedding=Embedding(positions=None),
@@ -133,16 +133,16 @@ NEOX = PAPER.but(
     attention=Attention(positions=Rotary(base=10_000.0, share=0.25)),
     order="side_by_side",
 )
-"""Black et al. 2022, Pythia: attention and MLP side by side, a quarter of the rows rotated."""
+"""Black et al. 2022, and Pythia: attention and MLP in parallel, rotary positions for a quarter of the rows."""
 
 GPT_NEO = GPT2.but(attention=(Attention(scale=1.0, biases="out"), Attention(scale=1.0, biases="out", window=256)))
-"""Black et al. 2021: GPT3 without the division of scores, and without biases of queries, keys and values."""
+"""Black et al. 2021: GPT3 with unscaled scores and without biases for queries, keys and values."""
 
 OPT = GPT2.but(embedding=Embedding(first_position=2), mlp=MLP(activation="relu"))
-"""Zhang et al. 2022: GPT2 with ReLU, and positions from 2 on."""
+"""Zhang et al. 2022: GPT2 with ReLU and positions that start at 2."""
 
 ROBERTA = BERT.but(embedding=Embedding(normalized=True, first_position=2), norm=LayerNorm(epsilon=1e-5))
-"""Liu et al. 2019: BERT with positions from 2 on."""
+"""Liu et al. 2019: BERT with positions that start at 2."""
 
 BART = PAPER.but(
     embedding=Embedding(normalized=True, first_position=2, context_positions=True),
@@ -150,7 +150,7 @@ BART = PAPER.but(
     mlp=MLP(activation="gelu"),
     unembedding=Unembedding(tied=True, bias=True),
 )
-"""Lewis et al. 2019: learned positions of encoder and decoder, from 2 on, normalized embeddings, an output bias."""
+"""Lewis et al. 2019: separate positions for encoder and decoder, from 2 on; normalized embeddings; an output bias."""
 
 T5 = PAPER.but(
     embedding=Embedding(positions=None),
@@ -161,7 +161,7 @@ T5 = PAPER.but(
     final_norm=True,
     unembedding=Unembedding(tied=True, scaled=True),
 )
-"""Raffel et al. 2020: RMSnorm first, a number for each distance in the scores, which are not divided; no biases."""
+"""Raffel et al. 2020: RMSnorm first, unscaled scores with a learned number for each distance, no biases."""
 
 MARIAN = PAPER.but(
     embedding=Embedding(positions="sinusoidal_halves", scaled=True),
@@ -169,20 +169,20 @@ MARIAN = PAPER.but(
     mlp=MLP(activation="silu"),
     unembedding=Unembedding(tied=True, bias=True),
 )
-"""Junczys-Dowmunt et al. 2018: first the sines, then the cosines of all positions; an output bias."""
+"""Junczys-Dowmunt et al. 2018: sinusoidal positions, sines before cosines; SiLU; an output bias."""
 
 FSMT = PAPER.but(
     embedding=Embedding(positions="sinusoidal_fairseq", scaled=True, first_position=2),
     norm=LayerNorm(epsilon=1e-5),
     mlp=MLP(activation="relu"),
 )
-"""Ng et al. 2019: positions from 2 on, whose wavelengths end with 10000 exactly; two vocabularies."""
+"""Ng et al. 2019: sinusoidal positions that start at 2, the slowest angle exactly t/10000; ReLU; two vocabularies."""
 
 VARIANTS: dict[str, Variant] = {name: line for name, line in globals().items() if isinstance(line, Variant)}
-"""Name → variant. The name is not part of the record: equal lines are one variant under any name."""
+"""Name → variant. Names are not part of the record: variants with the same lines are equal."""
 
 
 def name_of(variant: Variant) -> str | None:
-    """The name of a variant, ignoring dropout and how many layers share parameters; None if its lines have no name."""
+    """The name of a variant, whatever its dropout and number of shared layers; None if it has no name."""
     lines = variant.but(dropout=0.0, shared_layers=1)
     return next((name for name, named in VARIANTS.items() if named.but(shared_layers=1) == lines), None)

@@ -202,7 +202,7 @@ REFUSED = [
     ),
     (
         lambda: ed_transformer(X, X, ed("transformer_xl"), variant=variant_of("transformer_xl")),
-        "variant.attention: expected positions of None, Distances or ALiBi, since line 16 has keys of other positions",
+        "variant.attention: expected positions of None, Distances or ALiBi in Algorithm 8, since the queries and keys",
     ),
 ]
 

@@ -120,7 +120,7 @@ def test_algorithm_8_has_no_positions_for_queries_and_keys_alone():
     variant = PAPER.but(embedding=Embedding(positions="in_attention"))
     config = EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=2, d_e=4, d_mlp=4, variant=variant)
     theta, x = init_ed_transformer(jax.random.key(0), config), jnp.arange(3)
-    with pytest.raises(ValueError, match="expected another value than 'in_attention'"):
+    with pytest.raises(ValueError, match="expected a value other than 'in_attention'"):
         ed_transformer(x, x, theta, variant=variant)
 
 

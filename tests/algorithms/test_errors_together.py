@@ -107,7 +107,7 @@ KEYS_OF_A_BATCH = [
     ),
     (
         lambda: ed_transformer(x, xs, ed, variant=DROP, key=KEYS),
-        "z: expected one for each sequence of x, since dropout draws for each by itself, got one for all",
+        "z: expected one context per sequence of x, since dropout draws separately for each, got one for all",
     ),
 ]
 

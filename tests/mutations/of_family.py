@@ -282,10 +282,10 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "activation of the algorithm for the variant's": Mutation(
         "algorithms/layers.py",
-        "Lines.mlp",
-        "f",
-        "line.activation or self.activation",
-        "self.activation",
+        "lines_of",
+        "activation",
+        "(variant.mlp and variant.mlp.activation) or activation",
+        "activation",
         10,
         "8",
         LLAMA,
@@ -365,7 +365,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "ALBERT",
     ),
     "bias of the projected embeddings dropped": Mutation(
-        "algorithms/model/embedding.py", "Embedding.projected", "return", "theta.b_in", "None", 9, "2", ALBERT, "ALBERT"
+        "algorithms/layers.py", "Lines.at_positions", "return", "theta.b_in", "None", 9, "2", ALBERT, "ALBERT"
     ),
     "parameters of the next layers that share theirs": Mutation(
         "algorithms/layers.py",

@@ -92,7 +92,7 @@ def test_a_run_of_another_task_is_refused(tmp_path, capsys):
     ("flags", "sentence"),
     [
         (["--patch", 3], "image: expected height and width that patches of side 3 tile, got 8 x 8; crop or pad it"),
-        (["--n-places", 1], "image: expected at most 1 rows and columns of patches, as many as there are positions"),
+        (["--n-places", 1], "image: expected at most 1 rows and columns of patches, one for each position"),
         (["--l_max", 60], "--l_max: expected at least 71, for a drawing of a digit, got 60"),
         (["--batch-size", 12], "--batch-size: expected a multiple of 8, three eighths of it text, got 12"),
         (["--pairs", "x.tsv"], "--pairs: expected a flag of gato, got one of d; leave it out"),
