@@ -11,7 +11,7 @@ from algorithms.machinery.varying import match_varying_axes
 def hand_derived(
     forward: Callable[..., tuple[Any, Any]], backward: Callable[..., tuple[Any, ...]], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """The function that ``forward`` computes, with ``backward`` as its reverse-mode rule; forward mode raises TypeError.
+    """The function that ``forward`` computes, with a reverse-mode rule; in forward mode JAX raises TypeError.
 
     Args:
         forward: returns the value and the residuals.

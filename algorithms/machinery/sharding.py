@@ -1,9 +1,9 @@
 """What each device of the mesh in use computes: the placement of activations, and each device's share of a loop.
 
-The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden units
-and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch. A size
-that is not a multiple of the axis stays whole. XLA inserts the communication. Inside ``jax.shard_map``, and with axes of
-type Explicit, nothing is divided here: the caller decides.
+The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
+units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch. A
+size that is not a multiple of the axis stays whole. XLA inserts the communication. Inside ``jax.shard_map``, and with
+axes of type Explicit, nothing is divided here: the caller decides.
 """
 
 import dataclasses
@@ -137,7 +137,7 @@ def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How the devices of the mesh in use divide a product W X of ``[n, d]`` and ``[d, B, l]``; by default not at all."""
+    """How the mesh in use divides a product W X of ``[n, d]`` and ``[d, B, l]``; by default not at all."""
 
     mesh: Any = None  # the mesh in use
     rows: Axes = ()  # the mesh axis that divides the rows of W
@@ -192,7 +192,7 @@ class Shares:
         return jax.lax.pmax(array, self.rows) if self.rows else array
 
     def sum_over_columns(self, dW: Array) -> Array:
-        """The sum over the devices that divide the columns of X; of a matrix, each device keeps its part of ``inner``."""
+        """The sum over the devices that divide the columns of X; each keeps its part, by ``inner``, of a matrix."""
         inner = self.inner if dW.ndim == 2 else ()
         if inner:
             dW = jax.lax.psum_scatter(dW, inner, scatter_dimension=1, tiled=True)
@@ -202,8 +202,8 @@ class Shares:
 
 def _on_each_device(of_device: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """``jax.shard_map`` over the mesh axes that divide programs; a spec also serves an argument that is None."""
-    names = set(_several(mesh))
-    return jax.shard_map(of_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
+    options = {"mesh": mesh, "axis_names": set(_several(mesh)), "check_vma": False}
+    return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, **options)
 
 
 def _mesh(X: Array) -> Any:

@@ -1,7 +1,7 @@
 """Whether an array varies between the devices inside ``jax.shard_map`` or is the same on all of them.
 
-If the inputs of a derivative rule or of a loop differ in this, the invariant ones are cast to varying first, so that JAX
-sums their gradients over the devices.
+If the inputs of a derivative rule or of a loop differ in this, the invariant ones are cast to varying first, so that
+JAX sums their gradients over the devices.
 """
 
 from typing import Any, TypeVar
