@@ -33,7 +33,6 @@ jax.tree_util.register_pytree_with_keys(
     Recorded,
     lambda seen: ([(jax.tree_util.DictKey(name), seen[name]) for name in _names(seen)], _names(seen)),
     lambda names, values: Recorded(zip(names, values, strict=True)),
-    lambda seen: ([seen[name] for name in _names(seen)], _names(seen)),
 )
 
 

@@ -33,10 +33,9 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recor
         names: see `algorithms.inside`.
 
     Example:
-        >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
-        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> from algorithms.inside import at
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> P, seen = record(d_transformer, "A", at("X@8", layer=-1))(jnp.array([3, 0, 1]), theta)
         >>> seen["A"].shape, seen[at("X@8", layer=-1)].shape
         ((2, 3, 3, 3), (6, 3))
@@ -64,10 +63,9 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, An
             of the value in one layer, ``[H, rows, *batch, columns]``. Changes are applied in their order.
 
     Example:
-        >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
-        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> from algorithms.inside import at
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> without = intervene(d_transformer, {at("Y@2", layer=1, head=0): 0.0})
         >>> without(jnp.array([3, 0, 1]), theta).shape
         (5, 3)
@@ -83,7 +81,7 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, An
 
 
 def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, Recorded, Recorded]]:
-    """The value of a scalar function, the intermediates of these names, and the gradient by each of them.
+    """The value of a scalar function, the intermediates of these names, and the gradient with respect to each of them.
 
     ``value, seen, gradient = gradients(loss, "A", "X@6")(*args)``.
 
@@ -92,7 +90,6 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
         names: see `algorithms.inside`.
 
     Example:
-        >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> def loss(x):
@@ -206,7 +203,8 @@ class _Program:
         found = self.found[part.site]
         part.check(found.shape, found.loops)
         if found.within is not None and not (to_replace and found.within == "while"):
-            raise ValueError(f"{where}: {_unreachable(found.within)}")
+            otherwise = f"expected a value outside of {found.within}, got one inside of it; leave that out"
+            raise ValueError(f"{where}: {_UNREACHABLE.get(found.within, otherwise)}")
         if to_replace and found.differentiated:
             raise ValueError(
                 f"{where}: expected a function that does not differentiate the replaced value, got one that does; "
@@ -226,12 +224,9 @@ def _program_with(places: Iterable[At], call: _Call, arrays: list[Any], scores: 
     return program if all(map(program.has, places)) else _Program(call, arrays, scores)
 
 
-def _unreachable(primitive: str) -> str:
-    if primitive == "while":
-        return (
-            "expected a loop with a known number of iterations, got a while loop, whose values cannot be stacked; "
-            "record one pass over the finished sequence"
-        )
-    if primitive == "shard_map":
-        return "expected a function outside of shard_map; write shard_map(record(f, …), …)"
-    return f"expected a value outside of {primitive}, got one inside of it; leave that out"
+_UNREACHABLE = {
+    "while": "expected a loop with a known number of iterations, got a while loop, whose values cannot be stacked; "
+    "record one pass over the finished sequence",
+    "shard_map": "expected a function outside of shard_map; write shard_map(record(f, …), …)",
+}
+"""Primitive → what is wrong with values inside it."""

@@ -44,7 +44,7 @@ def compiled(function: F) -> F:
         try:
             return jitted(*args, **kwargs)
         except (TypeError, ValueError) as error:
-            # inside jax.jit all values are tracers, so check again here, where the message can show the caller's values
+            # inside jax.jit all values are tracers: check again, so that the message shows the caller's values
             problem = _raised_by(contract.check, args, kwargs)
             if problem is None and "forward-mode" in str(error) and "custom_vjp" in str(error):
                 problem = TypeError(

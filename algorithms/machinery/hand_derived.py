@@ -15,7 +15,7 @@ def hand_derived(
 
     Args:
         forward: returns the value and the residuals.
-        backward: takes the static arguments, the residuals and the cotangent; returns the gradient by each argument
+        backward: takes the static arguments, the residuals and the cotangent; returns the gradient of each argument
             that is not static.
         static: the positions of the arguments that are not arrays.
     """

@@ -143,7 +143,7 @@ class Shares:
     rows: Axes = ()  # the mesh axis that divides the rows of W
     sequences: Axes = ()  # the mesh axes that divide B
     tokens: Axes = ()  # the mesh axis that divides l
-    inner: Axes = ()  # the mesh axis that divides the columns of the gradient by W
+    inner: Axes = ()  # the mesh axis that divides the columns of the gradient of W
 
     @classmethod
     def of(cls, W: Array, X: Array) -> "Shares":
@@ -156,28 +156,28 @@ class Shares:
         rows, tokens = _dividing(sizes, (MODEL,), W.shape[0]), _dividing(sizes, (CONTEXT,), X.shape[2])
         return cls(_mesh(X), rows, sequences, tokens, inner)
 
-    def each(self, of_device: Callable[..., Any], arguments: tuple[Any, ...], specs: tuple[Any, ...], out: Any) -> Any:
-        """``of_device`` of each device's shares; ``specs`` and ``out`` are the shardings of arguments and results."""
-        if self.mesh is None:
-            return of_device(*arguments)
-        return _on_each_device(of_device, self.mesh, specs, out)(*arguments)
+    def each(self, of_device: Callable[..., Any], X: Array, W: Array, b: Any, *of_columns: Array, out: Any) -> Any:
+        """``of_device(X, W, b, *of_columns)`` of each device's shares; ``out`` is the sharding of the results.
 
-    def of_weights(self, *, gradient: bool = False) -> P:
-        """The sharding of W ``[n, d]``, or of its gradient."""
-        return P(self.rows, self.inner if gradient else ())
+        b is ``[n]`` or None, and the other arrays are ``[B, l]``.
+        """
+        if self.mesh is None:
+            return of_device(X, W, b, *of_columns)
+        specs = self.of_columns(None), P(self.rows, ()), P(self.rows), *[self.of_columns()] * len(of_columns)
+        return _on_each_device(of_device, self.mesh, specs, out)(X, W, b, *of_columns)
 
     @property
     def columns(self) -> Axes:
         """The mesh axes that divide the columns of X."""
         return (*self.sequences, *self.tokens)
 
-    def of_rows(self) -> P:
-        """The sharding of an array ``[n]``."""
-        return P(self.rows)
-
     def of_columns(self, *rows: None) -> P:
         """The sharding of an array ``[*rows, B, l]``."""
         return P(*rows, self.sequences, self.tokens)
+
+    def of_gradients(self) -> tuple[P, P, P]:
+        """The shardings of the gradients of X, W and b."""
+        return self.of_columns(None), P(self.rows, self.inner), P(self.rows)
 
     def first_row(self, n: int) -> Any:
         """The index of a device's first row, if each device has n rows."""

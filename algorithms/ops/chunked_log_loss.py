@@ -40,9 +40,7 @@ def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
             log_sum_exp = largest + jnp.log(shares.sum_over_rows(jnp.exp(log_sum_exp - largest)))
         return log_sum_exp, shares.sum_over_rows(at_target)
 
-    columns = shares.of_columns()
-    specs = shares.of_columns(None), shares.of_weights(), shares.of_rows(), columns
-    log_sum_exp, at_target = shares.each(of_device, (X, W_u, b_u, targets), specs, (columns, columns))
+    log_sum_exp, at_target = shares.each(of_device, X, W_u, b_u, targets, out=(shares.of_columns(),) * 2)
     losses = one_or_nan(targets, N_V).astype(log_sum_exp.dtype) * (log_sum_exp - at_target)
     return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
 
@@ -121,13 +119,11 @@ def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
         dX, dW_u = shares.sum_over_rows(dX).astype(X.dtype), shares.sum_over_columns(dW_u).astype(W_u.dtype)
         return dX, dW_u, None if b_u is None else shares.sum_over_columns(db_u).astype(b_u.dtype)
 
-    of_X, columns, rows = shares.of_columns(None), shares.of_columns(), shares.of_rows()
-    specs, out = (of_X, shares.of_weights(), rows, *[columns] * 3), (of_X, shares.of_weights(gradient=True), rows)
-    return *shares.each(of_device, (X, W_u, b_u, targets, log_sum_exp, dlosses), specs, out), None
+    return *shares.each(of_device, X, W_u, b_u, targets, log_sum_exp, dlosses, out=shares.of_gradients()), None
 
 
 def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, targets, log_sum_exp, dlosses):
-    """The gradients by X, W_u and b_u through some rows of logits, a chunk of rows at a time.
+    """The gradients of X, W_u and b_u through some rows of logits, a chunk of rows at a time.
 
     The rows of P are recomputed from the log-sum-exp. A chunk of rows gives the whole gradient of its rows of W_u;
     chunks of columns would have to add up gradients of the size of W_u.

@@ -86,5 +86,4 @@ def likeliest(
         largest, token = jax.lax.map(of_sequence, jnp.moveaxis(X, 1, 0))
         return -shares.max_over_rows(jnp.where(largest == shares.max_over_rows(largest), -token, -n))
 
-    specs = shares.of_columns(None), shares.of_weights(), shares.of_rows()
-    return shares.each(of_device, (X, W_u, b_u), specs, shares.of_columns())
+    return shares.each(of_device, X, W_u, b_u, out=shares.of_columns())

@@ -1,5 +1,6 @@
 """Weight matrices in int8 with a scale for each row: a product reads a quarter of the bytes of float32 weights."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -16,17 +17,13 @@ LARGEST = 127
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("entries", "scales"), meta_fields=("rows",))
+@dataclasses.dataclass(frozen=True, eq=False)
 class Int8Matrix:
-    """W ≈ diag(s) N, with integers N in [−127, 127]: the rounding error of an entry is at most half its row's scale.
+    """W ≈ diag(s) N, with integers N in [−127, 127]: the rounding error of an entry is at most half its row's scale."""
 
-    Attributes:
-        entries: Nᵀ, the layout with the fastest product on CPUs.
-        scales: s.
-        rows: the shape of the axes of rows.
-    """
-
-    def __init__(self, entries: Int8[Array, "d_in n"], scales: Float[Array, "n"], rows: tuple[int, ...]) -> None:
-        self.entries, self.scales, self.rows = entries, scales, rows
+    entries: Int8[Array, "d_in n"]  # Nᵀ, the layout with the fastest product on CPUs
+    scales: Float[Array, "n"]  # s
+    rows: tuple[int, ...]  # the shape of the axes of rows
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -168,7 +168,7 @@ def _forward(W, X, b):
 
 
 def _backward(residuals: _Residuals, dY):
-    """With dY the gradient of the loss by Y = W X + b 1ᵀ::
+    """With dY the gradient of the loss with respect to Y = W X + b 1ᵀ::
 
         ∂F/∂W = dY Xᵀ
         ∂F/∂X = Wᵀ dY

@@ -41,7 +41,7 @@ def log_loss(
     """``Σ_t w_t loss_t``, the weighted sum of `token_losses`; without weights, line 5 of Algorithms 11 and 13.
 
     A column with weight 0 and an invalid target or X (padding) is ignored, and its weight has gradient 0. The gradient
-    by any other weight is the loss of its token.
+    of any other weight is the loss of its token.
 
     Args:
         X: hidden state, tokens as columns: ``X[..., :-1]`` and ``targets = x[..., 1:]`` for next-token prediction.
@@ -59,7 +59,6 @@ def log_loss(
         [0, N_V).
 
     Example:
-        >>> import jax.numpy as jnp
         >>> round(log_loss(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 3])).item(), 4)
         2.7726
 
@@ -97,7 +96,6 @@ def token_losses(
         a loss for each column, in at least float32; NaN for a target outside [0, N_V).
 
     Example:
-        >>> import jax.numpy as jnp
         >>> token_losses(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 4])).round(4).tolist()
         [1.386299967765808, nan]
 

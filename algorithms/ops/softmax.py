@@ -46,7 +46,7 @@ def capped_derivative(S: Float[Array, "*shape"], cap: float) -> Float[Array, "*s
 
 
 def softmax_backward(A: Float[Array, "rows columns"], g: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
-    """``𝒜 ⊗ g``, column by column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``, for the gradient g by the softmax A.
+    """``𝒜 ⊗ g``, column by column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``, for the gradient g of the softmax A.
 
     Source: incml 2023.
     """

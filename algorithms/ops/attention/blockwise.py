@@ -53,7 +53,7 @@ class _Blocks:
         return jnp.pad(P.T, ((self.n_x * self.b_x - self.l_x, self.n_z * self.b_z - self.l_z), (0, 0)))
 
     def crop(self, dP: Array) -> Array:
-        """The gradient by P, from the gradient by ``distances(P)``."""
+        """The gradient of P, from the gradient of ``distances(P)``."""
         first = self.n_x * self.b_x - self.l_x
         return dP[first : first + self.l_z + self.l_x].T
 
@@ -203,7 +203,7 @@ def _of_block(blocks, U, P, j, i):
 
 
 def _with_block(blocks, j, i, visited, of_block, sums):
-    """The gradients by the queries of block i, and by all context tokens and distances, plus those of block (j, i)."""
+    """The gradients of the queries of block i, and of all context tokens and distances, plus those from block (j, i)."""
     of_x, of_z = sums
     sizes = blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x
     nothing = (

@@ -73,13 +73,8 @@ def attend(
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
-    printed = functools.partial(
-        _of_each,
-        functools.partial(as_printed, cap=cap),
-        *(Q, K, V, mask, seeds, by_distance),
-        heads=heads,
-        dropout=dropout,
-    )
+    of_one = functools.partial(as_printed, cap=cap)
+    printed = functools.partial(_of_each, of_one, Q, K, V, mask, seeds, by_distance, heads=heads, dropout=dropout)
     if implementation == "paper" or shows("printed"):
         return printed()
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):

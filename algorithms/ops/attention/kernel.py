@@ -68,5 +68,5 @@ def _as_tiles(by_distance: ByDistance) -> Tiles:
 
 
 def _sum_over_groups(dK: Float[Array, "H *axes"], H_kv: int) -> Float[Array, "H_kv *axes"]:
-    """The gradient by keys or values that heads share: ``∂F/∂K_g = Σ_{h in group g} ∂F/∂K_h``."""
+    """The gradient of keys or values that heads share: ``∂F/∂K_g = Σ_{h in group g} ∂F/∂K_h``."""
     return dK if len(dK) == H_kv else grouped(dK, H_kv).sum(axis=1)

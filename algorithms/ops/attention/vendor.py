@@ -138,7 +138,7 @@ def pallas_attention(
         block_q=of_x,
         block_kv=of_z,
         block_q_dkv=of_x,
-        block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient by Q for each block
+        block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient of Q for each block
         block_kv_dkv_compute=of_z,
         use_fused_bwd_kernel=True,
     )
