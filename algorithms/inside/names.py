@@ -15,8 +15,6 @@ Index = Any
 class At(str):
     """A name and a part of its value, made by `at`; the string describes both, such as ``"A[layer=3, head=5]"``."""
 
-    __slots__ = ("context", "head", "layer", "name", "token", "within")
-
     name: str
     layer: Index
     head: Index
@@ -50,13 +48,11 @@ def at(
         >>> at("A", layer=3, head=5)
         'A[layer=3, head=5]'
     """
-    parts = {"layer": layer, "head": head, "token": token, "context": context}
-    parts = {word: _concrete(part) for word, part in parts.items()}
-    said = [f"{word}={_text(part)}" for word, part in (parts | {"within": within}).items() if part is not None]
+    given = {"layer": layer, "head": head, "token": token, "context": context}
+    parts = {word: _concrete(part) for word, part in given.items()} | {"within": within}
+    said = [f"{word}={_text(part)}" for word, part in parts.items() if part is not None]
     where = At(f"{name}[{', '.join(said)}]" if said else name)
-    where.name, where.within = name, within
-    for word, part in parts.items():
-        setattr(where, word, part)
+    vars(where).update(parts, name=name)
     return where
 
 

@@ -38,7 +38,7 @@ class Axes:
         self.origin: dict[str, str] = {}
         self.stacks = {"*stack": stack, "*stack_kv": (*stack[:-1], *(f"{axis}_kv" for axis in stack[-1:]))}
         self.multiple = {f"{axis}_kv": axis for axis in stack[-1:]}
-        self.same: dict[str, str] = {}
+        self.alias: dict[str, str] = {}
 
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one.
@@ -76,10 +76,10 @@ class Axes:
     def _check_fields(self, name: str, value: Any, tree: Allowed) -> None:
         """Check the fields of a pytree; the strings in its notes rename axes or add leading ones."""
         words = " ".join(tree.of(str)).split()
-        renamed = {theirs: self.same.get(ours, ours) for theirs, _, ours in (w.partition("=") for w in words) if ours}
+        renamed = {theirs: self.alias.get(ours, ours) for theirs, _, ours in (w.partition("=") for w in words) if ours}
         stack = (*self.stacks["*stack"], *(word for word in words if "=" not in word))
         inner = Axes(stack)
-        inner.same = getattr(value, "__axes__", dict)()
+        inner.alias = getattr(value, "__axes__", dict)()
         if not renamed:  # its axis names are those of the enclosing signature
             inner.size, inner.origin = self.size, self.origin
         for theirs, ours in [*renamed.items(), *zip(stack, stack, strict=True)]:
@@ -93,7 +93,7 @@ class Axes:
     def _check_array(self, name: str, value: Any, declared: Any, instead: str) -> None:
         """Check an array; ``instead`` describes the other types that the annotation allows."""
         kind, dtype = KINDS[declared.dtype.__name__]
-        words: list[str] = [self.same.get(word, word) for word in str(declared.dim_str).split()]
+        words: list[str] = [self.alias.get(word, word) for word in str(declared.dim_str).split()]
         axes = [axis for word in words for axis in self.stacks.get(word, (word,))]
         expected = f"{kind} [{', '.join(axis.replace('#', '') for axis in axes)}]"
         has_shape = hasattr(value, "shape") and hasattr(value, "dtype")

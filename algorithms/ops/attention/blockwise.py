@@ -203,7 +203,7 @@ def _of_block(blocks, U, P, j, i):
 
 
 def _with_block(blocks, j, i, visited, of_block, sums):
-    """The gradients of the queries of block i, and of all context tokens and distances, plus those from block (j, i)."""
+    """The gradients of the queries of block i, and of all context tokens and distances, plus those of block (j, i)."""
     of_x, of_z = sums
     sizes = blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x
     nothing = (

@@ -56,8 +56,9 @@ def kernel(
         of_tile = functools.partial(backward_of_tile, dropout=dropout, cap=cap)
         kept = (softmax, E) if keeps_softmax else (V_tilde, E, softmax)
         dQ, dK, dV, *dU_dP = for_each_tile(of_tile, (Q, K, V, *kept, *_as_tiles(by_distance)), mask, seeds)
-        by_U_P = (dU_dP[0], dU_dP[1].sum(axis=2)) if dU_dP else ()  # the sequences share P
-        return dQ, _sum_over_groups(dK, len(K)), _sum_over_groups(dV, len(V)), None, None, by_U_P
+        dK, dV = _sum_over_groups(dK, len(K)), _sum_over_groups(dV, len(V))
+        by_U_P = (dU_dP[0], dU_dP[1].sum(axis=2)) if dU_dP else ()  # all sequences share P
+        return dQ, dK, dV, None, None, by_U_P
 
     return hand_derived(forward, backward, static=(5, 6))
 

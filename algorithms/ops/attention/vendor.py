@@ -88,10 +88,10 @@ def library_attention(
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d)`` by a library's kernel, and 0 for a token with nothing to attend to."""
     V_tilde = kernel(Q, K, V, mask, cap)
-    something = _something(mask, K.shape[-1], Q.shape[-1])
-    if something is None:
+    has_context = _has_context(mask, K.shape[-1], Q.shape[-1])
+    if has_context is None:
         return V_tilde
-    return jnp.where(jnp.broadcast_to(something, V_tilde.shape[2:])[None, None], V_tilde, 0)
+    return jnp.where(jnp.broadcast_to(has_context, V_tilde.shape[2:])[None, None], V_tilde, 0)
 
 
 def cudnn_attention(
@@ -169,7 +169,7 @@ def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[
     return [jnp.broadcast_to(a, (B, a.shape[-1])).astype(jnp.int32) for a in (of_x, of_z)]
 
 
-def _something(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:
+def _has_context(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:
     """Whether each token has something to attend to; None if all tokens do."""
     if not isinstance(mask, StructuralMask):
         return mask.any(axis=-2)
