@@ -1,7 +1,7 @@
-"""Evaluating a traced function so that it hands out what its lines compute, or computes on with something else.
+"""Evaluates a traced function so that it also returns the values of its lines, or continues with other values.
 
-Equations without requested values are evaluated unchanged. A loop that does is built again: with what it hands
-out stacked, or, of one layer, kept; and with the number of its turn, which decides what is replaced.
+Equations that contain no requested value are evaluated unchanged. A loop that contains one is rebuilt: it also returns
+the requested values, stacked or only of the requested layers, and counts its iterations, to know where to replace.
 """
 
 import collections
@@ -25,26 +25,27 @@ class Found(NamedTuple):
     """A named value of a program."""
 
     site: Site  # the statement that names it
-    value: Any  # its shape and dtype, as it is named
-    mapped: int  # how many axes of it, in front, are those of `jax.vmap`
+    value: Any  # its shape and dtype where it is named
+    mapped: int  # the number of its leading axes that come from `jax.vmap`
     loops: tuple[int, ...]  # the lengths of the loops around it, the outermost first
-    differentiated: bool  # whether the program differentiates what computes it
-    times: int = 1  # how often it is computed, in a turn of the innermost loop
-    within: str | None = None  # the primitive that keeps it from being reached, such as "while"
+    differentiated: bool  # whether the program differentiates its computation
+    times: int = 1  # how often it is computed in one iteration of the innermost loop
+    within: str | None = None  # the primitive that makes it unreachable, such as "while"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape in one turn of the loops, ``[H, rows, …, columns]``."""
+        """Its shape in one iteration of the loops, ``[H, rows, …, columns]``."""
         return jax.eval_shape(lambda v: rows_first(v, self.site, self.mapped), self.value).shape
 
 
 def found_in(jaxpr: Jaxpr) -> dict[Site, Found]:
-    """The named values of a program, in the order in which they are first computed."""
+    """The named values of a program, in the order of their first computation."""
     found = _found_in_a_turn(jaxpr)
     return {site: f._replace(loops=(f.times, *f.loops) if f.times > 1 else f.loops) for site, f in found.items()}
 
 
 def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
+    """The named values of one iteration; repeated computations are counted, not yet taken for a loop."""
     found: dict[Site, Found] = {}
     for eqn in jaxpr.eqns:
         here: dict[Site, Found] = {}
@@ -66,12 +67,12 @@ def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
 
 
 def _is_computed_again(eqn: Any) -> bool:
-    """Whether an equation recomputes the forward pass in a backward pass, by `jax.checkpoint`."""
+    """Whether an equation recomputes the forward pass within the backward pass, because of `jax.checkpoint`."""
     return eqn.primitive is remat_p and eqn.params["differentiated"]
 
 
 class Kept(NamedTuple):
-    """The recorded values, with ``loops`` axes of loops added in front, or removed."""
+    """Recorded values, and the number of loops around them that they have already left."""
 
     value: Array
     loops: int
@@ -80,11 +81,11 @@ class Kept(NamedTuple):
 jax.tree_util.register_pytree_node(Kept, lambda k: ((k.value,), k.loops), lambda loops, c: Kept(*c, loops))
 
 Seen = dict[int, list[Kept]]
-"""The recorded values of each request, visit by visit."""
+"""The recorded values of each request, one for each visit of its statement."""
 
 
 class _Visits:
-    """How often each site is computed in a turn of a loop, and how often it was so far."""
+    """How often each site is visited in one iteration of a loop, in total and so far."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.of_turn = {site: f.times for site, f in _found_in_a_turn(jaxpr).items() if not f.loops}
@@ -100,7 +101,7 @@ class Evaluator:
 
     Args:
         requests: the parts to record.
-        edits: the parts to replace, each with what `parts.edited` takes; the first is made first.
+        edits: the parts to replace, each with the replacement that `parts.edited` takes, applied in this order.
     """
 
     def __init__(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> None:
@@ -113,7 +114,7 @@ class Evaluator:
         return out, [seen[i].value for i in range(len(self.requests))]
 
     def _turn(self, jaxpr: Jaxpr, consts: Any, arguments: Any, turns: tuple[Turn, ...]) -> tuple[list, dict[int, Kept]]:
-        """The body of a loop, or a whole program: several visits of a statement are stacked."""
+        """One iteration of a loop, or a whole program; repeated visits of a statement are stacked."""
         out, seen = self._evaluate(jaxpr, consts, arguments, turns, _Visits(jaxpr))
         return out, {i: self._stacked(i, visits) for i, visits in seen.items()}
 
@@ -131,7 +132,7 @@ class Evaluator:
         return Kept(value[part.layers(len(value))] if self._selects(i, loops) else value, loops + 1)
 
     def _selects(self, i: int, loops: int) -> bool:
-        """Whether the next loop around a value is that over the layers, of which some are asked for."""
+        """Whether the next loop around a value is the loop over the layers, and only some layers are requested."""
         return self.requests[i].where.layer is not None and loops == 0
 
     def _evaluate(
@@ -143,28 +144,28 @@ class Evaluator:
         def read(v):
             return v.val if isinstance(v, Literal) else values[v]
 
-        for is_asked, eqns in itertools.groupby(jaxpr.eqns, self._is_asked):
-            if not is_asked:
-                part = _part(jaxpr, list(eqns))
-                outputs = jaxpr_as_fun(part)(*map(read, part.jaxpr.invars))
-                values.update(zip(part.jaxpr.outvars, outputs, strict=True))
+        for is_observed, eqns in itertools.groupby(jaxpr.eqns, self._is_observed):
+            if not is_observed:
+                program = _subprogram(jaxpr, list(eqns))
+                outputs = jaxpr_as_fun(program)(*map(read, program.jaxpr.invars))
+                values.update(zip(program.jaxpr.outvars, outputs, strict=True))
                 continue
             for eqn in eqns:
-                outputs, inner = self._asked(eqn, [read(v) for v in eqn.invars], turns, visits)
+                outputs, inner = self._observed(eqn, [read(v) for v in eqn.invars], turns, visits)
                 for i, kept in inner.items():
                     seen[i] += kept
                 values.update(zip(eqn.outvars, outputs, strict=True))
         return [read(v) for v in jaxpr.outvars], dict(seen)
 
-    def _is_asked(self, eqn: Any) -> bool:
-        """Whether an equation is, or holds, a named value that was asked for."""
+    def _is_observed(self, eqn: Any) -> bool:
+        """Whether an equation names, or contains, a value that is requested or edited."""
         if eqn.primitive is named_p:
             return eqn.params["site"] in self.sites
         if _is_computed_again(eqn):
             return False
-        return any(self._is_asked(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+        return any(self._is_observed(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
-    def _asked(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[Any, Seen]:
+    def _observed(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[Any, Seen]:
         p = eqn.params
         if eqn.primitive is named_p:
             return self._named(p, inputs[0], turns, visits)
@@ -183,12 +184,12 @@ class Evaluator:
             return self._scan(eqn, inputs, turns)
         if eqn.primitive is cond_p:
             return self._cond(p, inputs, turns, visits)
-        assert eqn.primitive is while_p, eqn.primitive  # nested loops are refused
+        assert eqn.primitive is while_p, eqn.primitive  # `_Program.part` refuses values inside other primitives
         return self._while(p, inputs, turns), {}
 
     def _named(self, p: Any, value: Array, turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Array], Seen]:
         site, visit = p["site"], visits.next(p["site"])
-        turns = (*turns, visit) if visit.length > 1 else turns  # a loop of Python's
+        turns = (*turns, visit) if visit.length > 1 else turns  # a Python loop
         value = rows_first(value, site, p["mapped"])
         for part, new in self.edits:
             if part.site == site:
@@ -231,7 +232,7 @@ class Evaluator:
         return self.requests[i].layers(length)
 
     def _cond(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Any], Seen]:
-        """What only some branches compute is 0 where another is taken."""
+        """Values that only some branches compute are 0 if another branch is taken."""
         which, *operands = inputs
         before = visits.so_far.copy()
 
@@ -261,27 +262,27 @@ class Evaluator:
 
 
 def _sliced(around: Any, inside: Any) -> int:
-    """How many of a loop's arguments, or results, its body has a slice of: JAX's versions tell it in different ways."""
+    """How many of a loop's arguments, or results, are sliced; the parameters that say so vary between JAX versions."""
     return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(around, inside, strict=True))
 
 
 def _chosen(chosen: Array, value: Array, number: Array, layers: Any) -> Array:
-    """The values kept so far, after another layer's turn."""
+    """The values kept so far, updated by this layer's value if the layer is one of those chosen."""
     is_this = number == jnp.asarray(layers)
     is_this = is_this.reshape(*is_this.shape, *(1,) * value.ndim)
     return jnp.where(is_this, value.reshape(*(1,) * (chosen.ndim - value.ndim), *value.shape), chosen)
 
 
 def _placed(values: list[Any], shardings: Any) -> list[Any]:
-    """Arrays placed by a compiled function's shardings."""
+    """Arrays constrained to the shardings of a compiled function."""
     return [
         jax.lax.with_sharding_constraint(v, s) if isinstance(s, jax.sharding.Sharding) else v
         for v, s in zip(values, shardings, strict=True)
     ]
 
 
-def _part(jaxpr: Jaxpr, eqns: list[Any]) -> ClosedJaxpr:
-    """Consecutive equations of a program, as a program: rules derived by hand stay in it as they are."""
+def _subprogram(jaxpr: Jaxpr, eqns: list[Any]) -> ClosedJaxpr:
+    """Consecutive equations of a program, as a program; hand-derived rules stay intact in it."""
     made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
     own = set(made)
     read: Iterator[Any] = (v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))

@@ -1,6 +1,6 @@
-"""Names of intermediates: parsing them, matching them to statements, and the shortest name of each."""
+"""Names of intermediates: parsing them, matching them to statements, and finding the shortest name of each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,7 @@ Index = Any
 
 
 class At(str):
-    """A name and a part of it, see `at`; as a key it is its text, such as ``"A[layer=3, head=5]"``."""
-
-    __slots__ = ("context", "head", "layer", "name", "token", "within")
+    """A name and a part of its value, made by `at`; the string describes both, such as ``"A[layer=3, head=5]"``."""
 
     name: str
     layer: Index
@@ -36,32 +34,30 @@ def at(
 ) -> At:
     """A part of an intermediate; by default all of it.
 
-    Each part is an integer, which may be traced and takes its axis away, a slice, or an array of several integers.
+    Each index is an integer, which may be traced and drops its axis, a slice, or an array of several integers.
 
     Args:
         name: see `algorithms.inside`.
-        layer: the turn of the loop over the layers, from 0.
-        head: of an attention.
-        token: the column.
-        context: the row of S and A, whose columns are the tokens that attend.
-        within: the number of an algorithm that computes it, itself or by those that it calls.
+        layer: the layers, counted from 0.
+        head: the heads of an attention.
+        token: the columns.
+        context: the rows of S and A; their columns are the tokens that attend.
+        within: the number of an algorithm that computes the value, directly or through the algorithms that it calls.
 
     Example:
         >>> at("A", layer=3, head=5)
         'A[layer=3, head=5]'
     """
-    parts = {"layer": layer, "head": head, "token": token, "context": context}
-    parts = {word: _concrete(part) for word, part in parts.items()}
-    said = [f"{word}={_text(part)}" for word, part in (parts | {"within": within}).items() if part is not None]
+    given = {"layer": layer, "head": head, "token": token, "context": context}
+    parts = {word: _concrete(part) for word, part in given.items()} | {"within": within}
+    said = [f"{word}={_text(part)}" for word, part in parts.items() if part is not None]
     where = At(f"{name}[{', '.join(said)}]" if said else name)
-    where.name, where.within = name, within
-    for word, part in parts.items():
-        setattr(where, word, part)
+    vars(where).update(parts, name=name)
     return where
 
 
 def _concrete(part: Index) -> Index:
-    """Concrete numbers, as integers or NumPy arrays."""
+    """The index, with concrete numbers converted to integers or NumPy arrays."""
     if part is None or isinstance(part, (int, slice, Tracer)):
         return part
     return int(part) if np.ndim(part) == 0 else np.asarray(part)
@@ -71,7 +67,7 @@ def _text(part: Index) -> str:
     if isinstance(part, slice):
         return ":".join("" if n is None else str(n) for n in (part.start, part.stop, part.step))
     if isinstance(part, Tracer):
-        return f"traced-{id(part)}"  # two that are traced are not the same
+        return f"traced-{id(part)}"  # two traced indices count as different
     return str(part.tolist() if isinstance(part, np.ndarray) else part)
 
 
@@ -80,49 +76,45 @@ def as_at(name: str) -> At:
     return name if isinstance(name, At) else at(name)
 
 
-def find(where: At, sites: Iterable[Site], function: str) -> Site:
-    """The only one of the sites that a name fits.
+def find(where: At, sites: Sequence[Site], function: str) -> Site:
+    """The only site that a name matches; ``sites`` are those that the function of this name computes.
 
     Raises:
-        ValueError: if none does, or several.
+        ValueError: if no site matches, or several do.
     """
-    symbol, own, callers = _parsed(where.name)
-    names = shortest_names({site.key: site for site in sites})
+    symbol, *callers = where.name.split("/")
+    symbol, _, own = symbol.partition("@")
     of_symbol = [site for site in sites if site.symbol == symbol]
-    fitting = [s for s in of_symbol if _fits(s, own, callers)]
-    fitting = [s for s in fitting if where.within is None or where.within in {line.algorithm for line in s.path}]
-    whole = [s for s in fitting if _outwards(s.path) == [own, *callers]]  # of one caller, and not of a caller's caller
-    if len(fitting) == 1 or len(whole) == 1:
-        return (whole or fitting)[0]
-    expected = ", ".join(names[site.key] for site in fitting or of_symbol or sites)
-    got = "it fits all of them" if fitting else f"{function} computes no other" + " of this symbol" * bool(of_symbol)
+    matching = [s for s in of_symbol if _matches(s, own, callers)]
+    matching = [s for s in matching if where.within is None or where.within in {line.algorithm for line in s.path}]
+    exact = [s for s in matching if _outwards(s.path) == [own, *callers]]  # no caller left out
+    if len(matching) == 1 or len(exact) == 1:
+        return (exact or matching)[0]
+    names = shortest_names(sites)
+    expected = ", ".join(names[site] for site in matching or of_symbol or sites)
+    other = f"{function} computes no other" + " of this symbol" * bool(of_symbol)
+    got = "it matches all of them" if matching else other
     raise ValueError(f"{where}: expected one of {expected or 'no names at all'}; {got}")
 
 
-def _parsed(name: str) -> tuple[str, str, list[str]]:
-    """Symbol, own line and callers' lines, from the inside, of ``symbol@line/line/…``."""
-    symbol, *callers = name.split("/")
-    symbol, _, own = symbol.partition("@")
-    return symbol, own, callers
-
-
-def _fits(site: Site, own: str, callers: list[str]) -> bool:
+def _matches(site: Site, own: str, callers: list[str]) -> bool:
+    """Whether the site is on this line, or any if that is "", with these lines of callers, from the inside out."""
     lines = _outwards(site.path)
     rest = iter(lines[1:])
     return (not own or own == lines[0]) and all(line in rest for line in callers)
 
 
 def _outwards(path: tuple[Line, ...]) -> list[str]:
-    """The numbers of a path's lines, its own first."""
+    """The numbers of a path's lines, from the inside out."""
     return [line.number for line in reversed(path)] or [""]
 
 
-def shortest_names(sites: Mapping[Any, Site]) -> dict[Any, str]:
-    """For each site the shortest name that fits no other."""
+def shortest_names(sites: Sequence[Site]) -> dict[Site, str]:
+    """For each site, the shortest name that matches no other of them."""
     names = {}
-    for key, site in sites.items():
+    for site in sites:
         own, *callers = _outwards(site.path)
-        others = [other for k, other in sites.items() if other.symbol == site.symbol and k != key]
+        others = [other for other in sites if other.symbol == site.symbol and other is not site]
         forms = [
             ("", []),
             (own, []),
@@ -130,6 +122,6 @@ def shortest_names(sites: Mapping[Any, Site]) -> dict[Any, str]:
             (own, callers[-1:]),
             (own, callers),
         ]
-        form = next((f for f in forms if not any(_fits(other, *f) for other in others)), forms[-1])
-        names[key] = "/".join([site.symbol + f"@{form[0]}" * bool(form[0]), *form[1]])
+        form = next((f for f in forms if not any(_matches(other, *f) for other in others)), forms[-1])
+        names[site] = "/".join([site.symbol + f"@{form[0]}" * bool(form[0]), *form[1]])
     return names

@@ -1,4 +1,4 @@
-"""The axes of a recorded value, and reading and replacing a part of it."""
+"""The axes of a recorded value, and how a part of it is read and replaced."""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from algorithms.inside.names import At, Index
 from algorithms.machinery.naming import Site
 
 SCORES = ("S", "A")
-"""Values that have a row for each context token."""
+"""The values that have a row for each context token."""
 
 
 class Turn(NamedTuple):
-    """A turn of a loop around a value."""
+    """An iteration of a loop around a value."""
 
-    number: Any  # which, from 0; it may be traced
-    length: int  # how many the loop has
+    number: Any  # its index, from 0; it may be traced
+    length: int  # the number of iterations of the loop
 
 
 def rows_first(value: Array, site: Site, mapped: int) -> Array:
@@ -34,19 +34,19 @@ def mapped_first(value: Array, site: Site, mapped: int) -> Array:
 def _order(n: int, site: Site, mapped: int) -> list[int]:
     front, own = list(range(mapped)), list(range(mapped, n))
     heads = []
-    if site.heads:  # of the axes that are mapped over for each head and sequence, the outermost, or the value's first
+    if site.heads:  # the outermost of the axes mapped over for heads and sequences, or the value's own first axis
         heads = [front.pop(mapped - site.each)] if site.each else [own.pop(0)]
     return [*heads, *own[:1], *front, *own[1:]]
 
 
 class Part(NamedTuple):
-    """A part of one turn's value."""
+    """A part of a value in one iteration of the loops around it."""
 
     where: At  # the request, as the user wrote it
-    site: Site  # whose value it is
+    site: Site  # the statement that names the value
 
     def check(self, shape: tuple[int, ...], loops: tuple[int, ...]) -> None:
-        """Refuse a part that a value ``[H, rows, …, columns]``, in loops of these lengths, does not have.
+        """Check that a value ``[H, rows, …, columns]``, in loops of these lengths, has this part.
 
         Raises:
             ValueError: if the value does not have this part.
@@ -78,14 +78,14 @@ class Part(NamedTuple):
         ]
 
     def of(self, value: Array) -> Array:
-        """The part of a value ``[H, rows, …, columns]``; an axis with a single chosen index is dropped."""
+        """The part of a value ``[H, rows, …, columns]``; an axis indexed by a single integer is dropped."""
         chosen = self._chosen(value.ndim)
         for axis, index in chosen:
             value = value[_at_axis(axis, index)]
         return jnp.squeeze(value, tuple(axis for axis, index in chosen if _is_one(index)))
 
     def replaced(self, value: Array, part: Array) -> Array:
-        """The value with another part."""
+        """The value with this part replaced."""
         chosen = self._chosen(value.ndim)
         part = jnp.expand_dims(part, sorted(axis for axis, index in chosen if _is_one(index)))
         outer = [value]
@@ -96,7 +96,7 @@ class Part(NamedTuple):
         return part
 
     def layers(self, length: int) -> Any:
-        """The numbers of the layers that are chosen: one, which may be traced, or an array of several."""
+        """The chosen layers: one number, which may be traced, or an array of several."""
         layer = self.where.layer
         return np.arange(length)[layer] if isinstance(layer, slice) else layer % length
 
@@ -106,7 +106,7 @@ def _is_one(index: Index) -> bool:
 
 
 def _at_axis(axis: int, index: Index) -> tuple[Any, ...]:
-    """An index of one axis which it keeps, even where one index is chosen."""
+    """An index of one axis that keeps the axis even if it is a single integer."""
     if isinstance(index, int):
         index = slice(index, index + 1 or None)
     elif _is_one(index):
@@ -115,12 +115,12 @@ def _at_axis(axis: int, index: Index) -> tuple[Any, ...]:
 
 
 def edited(part: Part, value: Array, new: Any, turns: tuple[Turn, ...]) -> Array:
-    """A value ``[H, rows, …, columns]`` with a part replaced: by a function of it, by a number or by an array.
+    """A value ``[H, rows, …, columns]`` with a part replaced by a number, an array or a function of the part.
 
-    An array has the shape of the part, or loops around it in front, as it was recorded.
+    An array has the shape of the part, or that with the axes of loops in front, as `record` returns it.
 
     Raises:
-        ValueError: if it has another shape.
+        ValueError: if the replacement has another shape.
     """
     old, layered = part.of(value), part.where.layer is not None
     outer = list(turns[:-1] if layered else turns)
@@ -145,13 +145,13 @@ def edited(part: Part, value: Array, new: Any, turns: tuple[Turn, ...]) -> Array
 
 
 class Added(NamedTuple):
-    """A change: an array is added, as it was recorded."""
+    """A change that adds an array, with the axes that `record` returns."""
 
     value: Array
 
 
 def _of_turn(part: Part, new: Array, old: Array, turns: list[Turn]) -> Array:
-    """What an array, or a number, has for a turn of the loops."""
+    """The slice of an array for this iteration of the loops; a number is the same in all."""
     lengths = tuple(turn.length for turn in turns)
     for n in range(len(turns) + 1):
         if new.shape == (*lengths[len(turns) - n :], *old.shape):

@@ -1,4 +1,4 @@
-"""What the transformations return: dictionaries and lists that show themselves as a table in a notebook."""
+"""The results of the transformations: a dictionary and a list that notebooks show as tables."""
 
 import html
 from collections.abc import Iterable
@@ -10,9 +10,9 @@ from jax import Array
 
 
 class Recorded(dict[str, Array]):
-    """Recorded values by name: a dictionary, also to JAX, whose values are its leaves in the order of the names.
+    """Recorded values by name: a dictionary, and a pytree whose leaves are the values, sorted by name.
 
-    To JAX, a plain dictionary is of another structure; ``Recorded(…)`` of it is of the same.
+    Its tree structure differs from a plain dictionary's; convert one with ``Recorded(…)``.
 
     Example:
         >>> seen = Recorded({"X@6": np.ones((2, 3)), "A": np.ones((2, 2))})
@@ -21,7 +21,7 @@ class Recorded(dict[str, Array]):
     """
 
     def _repr_html_(self) -> str:
-        """In a notebook: name, type and shape of each."""
+        """A table for notebooks: name, type and shape of each value."""
         return _table(("name", "value"), ((name, _described(value)) for name, value in self.items()))
 
 
@@ -33,17 +33,16 @@ jax.tree_util.register_pytree_with_keys(
     Recorded,
     lambda seen: ([(jax.tree_util.DictKey(name), seen[name]) for name in _names(seen)], _names(seen)),
     lambda names, values: Recorded(zip(names, values, strict=True)),
-    lambda seen: ([seen[name] for name in _names(seen)], _names(seen)),
 )
 
 
 class Intermediate(NamedTuple):
-    """What `intermediates` tells of a value."""
+    """A value that can be recorded."""
 
-    name: str  # the shortest that fits no other
+    name: str  # its shortest unambiguous name
     shape: tuple[int, ...]  # with the axes of loops in front, ``[layers, H, rows, *batch, columns]``
     dtype: np.dtype  # of its entries
-    lines: str  # the line that computes it, and those that lead to it
+    lines: str  # the line that computes it, and the lines of the calls that lead to it
     place: str  # file and line of the source
 
     def __repr__(self) -> str:
@@ -51,23 +50,23 @@ class Intermediate(NamedTuple):
 
 
 class Intermediates(list[Intermediate]):
-    """All that can be recorded, in the order in which it is computed."""
+    """All values that can be recorded, in the order of their computation."""
 
     def _repr_html_(self) -> str:
-        """In a notebook: a row for each."""
+        """A table for notebooks: a row for each value."""
         rows = ((i.name, _described(i), i.lines, i.place) for i in self)
         return _table(("name", "value", "computed by", "source"), rows)
 
 
 def _described(value: Any) -> str:
-    """Type and shape of what has them; anything else, as a tree of other leaves may have, as it is."""
+    """Type and shape of an array; the repr of any other leaf, which ``jax.tree.map`` may have put in its place."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return repr(value)
     return f"{value.dtype}{list(value.shape)}"
 
 
 def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """HTML without colors, which follows the notebook's own."""
+    """An HTML table without colors, so that it follows the notebook's theme."""
     body = "".join(_row("td", row) for row in rows)
     return f"<table><thead>{_row('th', titles)}</thead><tbody>{body}</tbody></table>"
 

@@ -1,10 +1,10 @@
-"""`record`, `intervene`, `gradients` and `intermediates`: transformations of functions, as `jax.grad` is one.
+"""`record`, `intervene`, `gradients` and `intermediates`: function transformations in the style of `jax.grad`.
 
-They trace the function in its form with names, and evaluate the program that comes out.
+They trace the form of the function that names its values, and evaluate the resulting program.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,27 +16,26 @@ from algorithms.inside.evaluation import Evaluator, Found, found_in
 from algorithms.inside.names import At, as_at, find, shortest_names
 from algorithms.inside.parts import Added, Part
 from algorithms.inside.recorded import Intermediate, Intermediates, Recorded
-from algorithms.machinery.naming import Look, Site, looking
+from algorithms.machinery.naming import Look, looking
 
-SCORES = ("kernel", "beside", "printed")
-"""How attention shows S and A, see `Look`: each shows what those before it do."""
+_SHOWING_SCORES = ("kernel", "beside", "printed")
+"""The ways in which attention shows S and A, see `Look`: each shows everything that the ones before it show."""
 
 
 def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recorded]]:
     """``f``, which also returns the intermediates of these names: ``out, seen = record(f, "A", "X@6")(x, theta)``.
 
-    Only requested values are kept, and only the requested part of each. S and A are computed in addition where the
-    attention kernel does not form them; the rest of the program is the same. The returned function is compiled.
+    Only requested values are kept, and only the requested part of each. If the attention kernel does not form S and A,
+    they are computed in addition; the rest of the program is the same. The returned function is compiled.
 
     Args:
         f: any function that calls the algorithms.
         names: see `algorithms.inside`.
 
     Example:
-        >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
-        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> from algorithms.inside import at
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> P, seen = record(d_transformer, "A", at("X@8", layer=-1))(jnp.array([3, 0, 1]), theta)
         >>> seen["A"].shape, seen[at("X@8", layer=-1)].shape
         ((2, 3, 3, 3), (6, 3))
@@ -46,30 +45,27 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recor
         raise ValueError(f"names: expected each once, got {', '.join(places)}")
 
     def recorded(call: "_Call", arrays: list[Array]) -> tuple[Any, Recorded]:
-        program = _Program(call, arrays, "kernel")
-        if not all(program.has(where) for where in places):
-            program = _Program(call, arrays, "beside")
+        program = _program_with(places, call, arrays, "beside")
         out, seen = program.run([program.part(where) for where in places], [])
         return out, Recorded(zip(map(str, places), seen, strict=True))
 
-    return _compiled(f, recorded)
+    return _of_arguments(f, jax.jit(recorded, static_argnums=0))
 
 
 def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, Any]) -> Callable[..., Any]:
-    """``f`` computing on with other values: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
+    """``f`` with values replaced as it runs: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
 
-    Where S or A is replaced, attention runs by the lines as printed. The returned function is compiled.
+    If S or A is replaced, attention runs by the lines as printed. The returned function is compiled.
 
     Args:
         f: any function that calls the algorithms.
-        changes: for each name, or part of one, what takes its place: a number, an array as `record` gives it, or a
-            function of the value in one layer, ``[H, rows, *batch, columns]``. The first change is made first.
+        changes: a replacement for each name, or part of one: a number, an array as `record` returns it, or a function
+            of the value in one layer, ``[H, rows, *batch, columns]``. Changes are applied in their order.
 
     Example:
-        >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
-        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> from algorithms.inside import at
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> without = intervene(d_transformer, {at("Y@2", layer=1, head=0): 0.0})
         >>> without(jnp.array([3, 0, 1]), theta).shape
         (5, 3)
@@ -77,17 +73,15 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, An
     places = {as_at(name): new for name, new in changes.items()}
 
     def changed(call: "_Call", arrays: list[Array]) -> Any:
-        program = _Program(call, arrays, "kernel")
-        if not all(program.has(where) for where in places):
-            program = _Program(call, arrays, "printed")
+        program = _program_with(places, call, arrays, "printed")
         edits = [(program.part(where, to_replace=True), new) for where, new in places.items()]
         return program.run([], edits)[0]
 
-    return _compiled(f, changed)
+    return _of_arguments(f, jax.jit(changed, static_argnums=0))
 
 
 def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, Recorded, Recorded]]:
-    """The value of a scalar function, intermediates of these names, and the gradient by each of them.
+    """The value of a scalar function, the intermediates of these names, and the gradient with respect to each of them.
 
     ``value, seen, gradient = gradients(loss, "A", "X@6")(*args)``.
 
@@ -96,7 +90,6 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
         names: see `algorithms.inside`.
 
     Example:
-        >>> import jax
         >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> def loss(x):
@@ -107,33 +100,28 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
     """
 
     def differentiated(call: "_Call", arrays: list[Array]):
-        def of_arrays(f):
-            return f(*call.arguments(arrays)[0], **call.arguments(arrays)[1])
-
-        shapes = jax.eval_shape(lambda: of_arrays(record(f, *names)))[1]
+        shapes = jax.eval_shape(lambda: call.to(record(f, *names), arrays))[1]
         zeros = {where: jnp.zeros(shapes[where].shape, shapes[where].dtype) for where in map(as_at, names)}
 
         def of_sums(added):
             moved = intervene(f, {where: Added(value) for where, value in zip(zeros, added, strict=True)})
-            return of_arrays(record(moved, *names))
+            return call.to(record(moved, *names), arrays)
 
         (value, seen), gradient = jax.value_and_grad(of_sums, has_aux=True)(list(zeros.values()))
         return value, seen, Recorded(zip(map(str, zeros), gradient, strict=True))
 
-    return _compiled(f, differentiated)
+    return _of_arguments(f, jax.jit(differentiated, static_argnums=0))
 
 
 def intermediates(f: Callable[..., Any]) -> Callable[..., Intermediates]:
-    """What `record` can record of f: call the result with f's arguments, or with their shapes."""
+    """A function of f's arguments, or of their shapes, that lists all values of f that `record` can record."""
 
-    @functools.wraps(f, updated=())  # its `lower` and `eval_shape` would be those of f
-    def listed(*args: Any, **kwargs: Any) -> Intermediates:
-        call, arrays = _Call.of(f, args, kwargs)
+    def listed(call: "_Call", arrays: list[Any]) -> Intermediates:
         program = _Program(call, arrays, "beside")
-        names = shortest_names(program.by_key())
-        return Intermediates(_described(names[site.key], program.found[site]) for site in program.sites)
+        names = shortest_names(program.sites)
+        return Intermediates(_described(names[site], program.found[site]) for site in program.sites)
 
-    return listed
+    return _of_arguments(f, listed)
 
 
 def _described(name: str, found: Found) -> Intermediate:
@@ -143,11 +131,11 @@ def _described(name: str, found: Found) -> Intermediate:
 
 
 class _Call(NamedTuple):
-    """A call of a function: all but the arrays."""
+    """A call of a function, without the arrays among its arguments."""
 
     f: Callable[..., Any]  # the function
     tree: Any  # the structure of the arguments
-    leaves: tuple[Any, ...]  # those that are not arrays; of the others, `_ARRAY`
+    leaves: tuple[Any, ...]  # the leaves of the arguments, with `_ARRAY` in the place of each array
 
     @classmethod
     def of(cls, f: Callable[..., Any], args: Any, kwargs: Any) -> tuple["_Call", list[Any]]:
@@ -158,58 +146,47 @@ class _Call(NamedTuple):
         rest = tuple(_ARRAY if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
         return cls(f, tree, rest), arrays
 
-    def arguments(self, arrays: list[Any]) -> tuple[Any, Any]:
-        """Arguments by position and by name."""
+    def to(self, f: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """The same call of another function, with these arrays."""
         rest = iter(arrays)
-        return jax.tree.unflatten(self.tree, [next(rest) if leaf is _ARRAY else leaf for leaf in self.leaves])
+        leaves = [next(rest) if leaf is _ARRAY else leaf for leaf in self.leaves]
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return f(*args, **kwargs)
 
 
 _ARRAY = "an array"
 
 
-def _compiled(f: Callable[..., Any], of_call: Callable[[_Call, list[Array]], Any]) -> Callable[..., Any]:
-    """A function of f's arguments, compiled."""
-    jitted = jax.jit(of_call, static_argnums=0)
+def _of_arguments(f: Callable[..., Any], of_call: Callable[[_Call, list[Any]], Any]) -> Callable[..., Any]:
+    """``of_call`` as a function of f's arguments."""
 
-    @functools.wraps(f, updated=())  # its `lower` and `eval_shape` would be those of f
+    @functools.wraps(f, updated=())  # without f's attributes, such as `lower`, which would be wrong here
     def transformed(*args: Any, **kwargs: Any) -> Any:
-        return jitted(*_Call.of(f, args, kwargs))
+        return of_call(*_Call.of(f, args, kwargs))
 
     return transformed
 
 
 class _Program:
-    """A function traced in its form with names, for given arguments."""
+    """A call, traced in the form that names its values."""
 
     def __init__(self, call: _Call, arrays: list[Any], scores: str) -> None:
         def of_arrays(*arrays):
-            args, kwargs = call.arguments(list(arrays))
-            flat, structure = jax.tree.flatten(call.f(*args, **kwargs))
-            structures.append(structure)
-            return flat
+            return call.to(call.f, arrays)
 
-        structures: list[Any] = []
         around = looking.value
-        if around is not None:  # of two that look, one inside the other, both see what they want
-            scores = max(scores, around.scores, key=SCORES.index)
+        if around is not None:  # within another observer: show enough for both
+            scores = max(scores, around.scores, key=_SHOWING_SCORES.index)
         with looking(Look(scores)):
-            self._jaxpr = jax.make_jaxpr(of_arrays)(*arrays)
-        self._out = structures[-1]
+            self._jaxpr, out = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        self._out = jax.tree.structure(out)
         self._name = getattr(call.f, "__name__", "the function")
         self._arrays = arrays
         self.found = found_in(self._jaxpr.jaxpr)
-
-    def by_key(self) -> dict[Any, Site]:
-        """The sites by what tells them apart; of those that say the same, the last."""
-        return {site.key: site for site in self.found}
-
-    @property
-    def sites(self) -> list[Site]:
-        """The same, in the program's order."""
-        return list(self.by_key().values())
+        self.sites = list({site.key: site for site in self.found}.values())  # the last of those with one key
 
     def has(self, where: At) -> bool:
-        """Whether a name fits one."""
+        """Whether a name matches a value of the program."""
         try:
             find(where, self.sites, self._name)
         except ValueError:
@@ -217,7 +194,7 @@ class _Program:
         return True
 
     def part(self, where: At, *, to_replace: bool = False) -> Part:
-        """The part that a name asks for, or, ``to_replace``, is to change.
+        """The part of a value that a name means, to be recorded or replaced.
 
         Raises:
             ValueError: if there is none, or it cannot be reached.
@@ -226,10 +203,11 @@ class _Program:
         found = self.found[part.site]
         part.check(found.shape, found.loops)
         if found.within is not None and not (to_replace and found.within == "while"):
-            raise ValueError(f"{where}: {_unreachable(found.within)}")
+            otherwise = f"expected a value outside of {found.within}, got one inside of it; leave that out"
+            raise ValueError(f"{where}: {_UNREACHABLE.get(found.within, otherwise)}")
         if to_replace and found.differentiated:
             raise ValueError(
-                f"{where}: expected a function that does not differentiate what is replaced, got one that does; "
+                f"{where}: expected a function that does not differentiate the replaced value, got one that does; "
                 "write jax.grad(intervene(loss, …)) in place of intervene(jax.grad(loss), …)"
             )
         return part
@@ -240,12 +218,15 @@ class _Program:
         return jax.tree.unflatten(self._out, out), seen
 
 
-def _unreachable(primitive: str) -> str:
-    if primitive == "while":
-        return (
-            "expected a loop of a known number of turns, got a while loop, whose values cannot be stacked; "
-            "record one pass over the finished sequence"
-        )
-    if primitive == "shard_map":
-        return "expected a function outside of shard_map; write shard_map(record(f, …), …)"
-    return f"expected a value that JAX computes where it stands, got one inside of {primitive}; leave that out"
+def _program_with(places: Iterable[At], call: _Call, arrays: list[Any], scores: str) -> _Program:
+    """The call's program; attention shows S and A in this way only if its kernel alone does not show all the places."""
+    program = _Program(call, arrays, "kernel")
+    return program if all(map(program.has, places)) else _Program(call, arrays, scores)
+
+
+_UNREACHABLE = {
+    "while": "expected a loop with a known number of iterations, got a while loop, whose values cannot be stacked; "
+    "record one pass over the finished sequence",
+    "shard_map": "expected a function outside of shard_map; write shard_map(record(f, …), …)",
+}
+"""Primitive → what is wrong with values inside it."""

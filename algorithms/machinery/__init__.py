@@ -1,1 +1,1 @@
-"""What turns plain functions into public ones: the signature checked, compiled, the backward pass registered."""
+"""Turns plain functions into public ones: checks their arguments, compiles them and registers their backward passes."""

@@ -1,4 +1,4 @@
-"""Conversions of arrays that several files need: token IDs, columns, and the dtype of a sum."""
+"""Small helpers for arrays: token IDs, columns, memory layout, and the dtype of sums."""
 
 from typing import Any
 
@@ -16,31 +16,31 @@ def as_ids(x: ArrayLike) -> Integer[Array, "..."]:
 
 
 def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"]) -> Shaped[Array, "*rows_and_ones"]:
-    """``b 1ᵀ``: the vector ``b``, shaped to broadcast over the columns of ``X``, and as precise as they are."""
+    """``b 1ᵀ``: the vector ``b``, shaped to broadcast over the columns of ``X`` and at least as precise as ``X``."""
     if jnp.issubdtype(b.dtype, jnp.floating):
         b = b.astype(np.promote_types(b.dtype, X.dtype))
     return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
 
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype in which sums over ``dtype`` are formed: float32 at least, float64 for float64."""
-    return np.promote_types(dtype, np.float32)  # jnp's refuses to under jax_numpy_dtype_promotion="strict"
+    """The dtype in which sums over ``dtype`` are accumulated: at least float32, and float64 for float64."""
+    return np.promote_types(dtype, np.float32)  # jnp.promote_types raises under jax_numpy_dtype_promotion="strict"
 
 
 def in_rows(A: Shaped[Array, "m n"]) -> Shaped[Array, "m n"]:
-    """A, in memory row by row, as the first factor of a product of narrow floats has to be on a CPU.
+    """A in row-major layout, which the first factor of a product of narrow floats needs on a CPU.
 
-    XLA would make a transposition before the product a part of it, and widen both factors for that, or find only while
-    it runs that it has no such product.
+    Otherwise XLA fuses a transposition into the product, and either widens both factors or finds only at run time that
+    it has no such product.
     """
     return with_layout_constraint(A, Layout((0, 1)))
 
 
 def are_numbers(*sizes: Any) -> bool:
-    """Whether the sizes of axes are known: in ``jax.export`` one may be a symbol."""
+    """Whether all sizes are known; under ``jax.export`` some may be symbolic."""
     return all(isinstance(size, int) for size in sizes)
 
 
 def indices(n: Any) -> Any:
-    """0 … n − 1; of NumPy, unless n is a symbol, in ``jax.export``."""
+    """0 … n − 1, as a NumPy array unless n is symbolic (under ``jax.export``)."""
     return np.arange(n) if are_numbers(n) else jnp.arange(n)

@@ -1,4 +1,4 @@
-"""Whether values have the kinds and shapes that annotations say: a named axis has one size wherever it appears."""
+"""Checks values against the kinds and shapes of their annotations: a named axis has one size wherever it appears."""
 
 import math
 import typing
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from algorithms.machinery.annotations import Allowed, Range, alternatives, fields_of, is_array
+from algorithms.machinery.annotations import Allowed, Range, alternatives, fields_of, is_array, words_for
 
 NUMBERS, BOOLEANS, KEY = "floating-point numbers", "booleans", "a typed key"
 
@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "Bool": (BOOLEANS, jnp.bool_),
     "Key": (KEY, jax.dtypes.prng_key),
 }
-"""Kind of an array, by the name that jaxtyping gives it → the words for it, and its dtypes."""
+"""jaxtyping's name of a kind of array → its description in error messages, and its dtypes."""
 
 HINTS = {
     NUMBERS: "; tokens are columns, weights are [d_out, d_in], and a batch is [d, *batch, l]",
@@ -28,8 +28,9 @@ HINTS = {
 
 
 class Axes:
-    """The sizes of the named axes met so far, and where each was first seen; ``*batch`` is a tuple of sizes, and
-    ``*stack`` stands for the axes of ``stack``.
+    """The sizes of the named axes seen so far, and the argument that gave each of them.
+
+    The size of ``*batch`` is a tuple; ``*stack`` stands for the axes of ``stack``.
     """
 
     def __init__(self, stack: tuple[str, ...] = ()) -> None:
@@ -37,14 +38,14 @@ class Axes:
         self.origin: dict[str, str] = {}
         self.stacks = {"*stack": stack, "*stack_kv": (*stack[:-1], *(f"{axis}_kv" for axis in stack[-1:]))}
         self.multiple = {f"{axis}_kv": axis for axis in stack[-1:]}
-        self.same: dict[str, str] = {}
+        self.alias: dict[str, str] = {}
 
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one.
 
         Raises:
             TypeError: if the value is of another kind.
-            ValueError: if its shape or its value does not fit.
+            ValueError: if its shape or its value is not allowed.
         """
         kinds = alternatives(annotation)
         types = [allowed.type for allowed in kinds]
@@ -59,7 +60,7 @@ class Axes:
         if array is None:
             _check_static(name, value, kinds[0])
         elif not _is_number(value, types):
-            self._check_array(name, value, array, "".join(f"{_words_for(allowed.type)}, or " for allowed in trees))
+            self._check_array(name, value, array, "".join(f"{words_for(allowed.type)}, or " for allowed in trees))
 
     def check_lengths(self) -> None:
         """Check that no sequence is longer than the positions allow."""
@@ -73,13 +74,13 @@ class Axes:
                 )
 
     def _check_fields(self, name: str, value: Any, tree: Allowed) -> None:
-        """Check the fields of a pytree; the words in its notes rename axes, or stack them in front."""
+        """Check the fields of a pytree; the strings in its notes rename axes or add leading ones."""
         words = " ".join(tree.of(str)).split()
-        renamed = {theirs: self.same.get(ours, ours) for theirs, _, ours in (w.partition("=") for w in words) if ours}
+        renamed = {theirs: self.alias.get(ours, ours) for theirs, _, ours in (w.partition("=") for w in words) if ours}
         stack = (*self.stacks["*stack"], *(word for word in words if "=" not in word))
         inner = Axes(stack)
-        inner.same = getattr(value, "__axes__", dict)()
-        if not renamed:  # its axes have the same names as those around it
+        inner.alias = getattr(value, "__axes__", dict)()
+        if not renamed:  # its axis names are those of the enclosing signature
             inner.size, inner.origin = self.size, self.origin
         for theirs, ours in [*renamed.items(), *zip(stack, stack, strict=True)]:
             if ours in self.size:
@@ -90,9 +91,9 @@ class Axes:
             self._bind(axis, inner.size[axis], inner.origin[axis])
 
     def _check_array(self, name: str, value: Any, declared: Any, instead: str) -> None:
-        """Check an array; ``instead`` is what else the annotation allows, in words."""
+        """Check an array; ``instead`` describes the other types that the annotation allows."""
         kind, dtype = KINDS[declared.dtype.__name__]
-        words: list[str] = [self.same.get(word, word) for word in str(declared.dim_str).split()]
+        words: list[str] = [self.alias.get(word, word) for word in str(declared.dim_str).split()]
         axes = [axis for word in words for axis in self.stacks.get(word, (word,))]
         expected = f"{kind} [{', '.join(axis.replace('#', '') for axis in axes)}]"
         has_shape = hasattr(value, "shape") and hasattr(value, "dtype")
@@ -112,7 +113,7 @@ class Axes:
             raise ValueError(f"{name}: expected at least one token, got {described(value)}; begin with bos_token")
 
     def _sizes_in(self, axes: list[str], shape: tuple[Any, ...]) -> dict[str, Any] | None:
-        """The sizes that a shape gives to axes, or None where it contradicts them or those known before."""
+        """The size of each axis by this shape, or None if the shape contradicts the axes or a known size."""
         at = next((i for i, axis in enumerate(axes) if "batch" in axis), len(axes))
         named = [*axes[:at], *axes[at + 1 :]]
         n = len(shape) - len(named)
@@ -140,7 +141,7 @@ class Axes:
         self.origin.setdefault(axis, origin)
 
     def _known(self, axes: list[str]) -> str:
-        """The known sizes of axes and their sources, in words."""
+        """The known sizes of these axes and the arguments that gave them, for an error message."""
         found = []
         for name in dict.fromkeys(factor for axis in axes for factor in axis.replace("#", "").lstrip("*").split("*")):
             axis, whole = f"*{name}" if f"*{name}" in self.size else name, self.multiple.get(name)
@@ -160,7 +161,7 @@ class Axes:
 
 
 def check_key(name: str, key: Any) -> None:
-    """Check that an argument is a typed key, or several.
+    """Check that an argument is a typed key or an array of them.
 
     Raises:
         TypeError: if it is not.
@@ -170,7 +171,7 @@ def check_key(name: str, key: Any) -> None:
 
 
 def described(value: Any) -> str:
-    """A value in a message: an array by its dtype and shape, what holds arrays by its type, anything else in full."""
+    """A value in a message: an array by dtype and shape, a pytree of arrays by its type, anything else in full."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     holds_arrays = any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value))
@@ -178,7 +179,7 @@ def described(value: Any) -> str:
 
 
 def _check_static(name: str, value: Any, allowed: Allowed) -> None:
-    """Check an argument that is compiled in, or one of a class of parameters that it is not an instance of."""
+    """Check a static argument, or raise for a value that is not the pytree of parameters expected."""
     kind = allowed.type
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):
@@ -187,22 +188,18 @@ def _check_static(name: str, value: Any, allowed: Allowed) -> None:
         return
     numbers = {int: (int, np.integer), float: (int, float, np.number)}.get(kind, kind)
     if not isinstance(value, numbers) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{name}: expected {_words_for(kind)}, got {described(value)}")
+        raise TypeError(f"{name}: expected {words_for(kind)}, got {described(value)}")
     for note in allowed.of(Range):
         if not note.holds(value):
             raise ValueError(f"{name}: expected {note.says}, got {value}")
 
 
 def _is_number(value: Any, types: list[Any]) -> bool:
-    """Whether a value is a plain number where the types allow one; an int is a float, too, but a bool is neither."""
+    """Whether a value is a plain number and the types allow one; an int counts as a float, a bool as neither."""
     plain = {int: int, float: (int, float)}
     return any(isinstance(value, plain[kind]) for kind in types if kind in plain) and not isinstance(value, bool)
 
 
 def _divides(size: Any, whole: Any) -> bool:
-    """Whether a size divides another one; not decided where one of them is unknown or a symbol."""
+    """Whether a size divides another one; True if one of them is unknown or symbolic."""
     return not (isinstance(size, int) and isinstance(whole, int)) or (size > 0 and whole % size == 0)
-
-
-def _words_for(kind: Any) -> str:
-    return {int: "an integer", float: "a number"}.get(kind) or getattr(kind, "__expected__", kind.__name__)

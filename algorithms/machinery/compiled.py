@@ -1,4 +1,4 @@
-"""From a plain function to a public one: checked by its contract, and compiled."""
+"""Makes a plain function public: its arguments are checked against its contract, and it is compiled."""
 
 import contextvars
 import functools
@@ -14,13 +14,13 @@ from algorithms.machinery.explicit import with_automatic_axes
 F = TypeVar("F", bound=Callable[..., Any])
 
 _IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", default=False)
-"""Whether the body of a public function is running: its calls are part of its program, and already checked."""
+"""Whether the body of a public function is running; the public functions that it calls run as plain functions."""
 
 
 def compiled(function: F) -> F:
-    """Check a function's arguments by its signature, and compile it with ``jax.jit``.
+    """Check a function's arguments against its signature, and compile it with ``jax.jit``.
 
-    Called by the body of another one, it is its own plain body: neither checked nor compiled a second time.
+    Called from the body of another public function, it runs as the plain function, without checks or compilation.
     """
     contract, signature = contract_of(function), inspect.signature(function)
 
@@ -44,7 +44,7 @@ def compiled(function: F) -> F:
         try:
             return jitted(*args, **kwargs)
         except (TypeError, ValueError) as error:
-            # inside jax.jit there are only tracers, so the caller's own values are checked and shown here
+            # inside jax.jit all values are tracers: check again, so that the message shows the caller's values
             problem = _raised_by(contract.check, args, kwargs)
             if problem is None and "forward-mode" in str(error) and "custom_vjp" in str(error):
                 problem = TypeError(

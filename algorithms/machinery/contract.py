@@ -1,7 +1,7 @@
 """The contract of a function, read from its signature: static arguments, checks, and error messages.
 
-`algorithms.machinery.annotations` says what an annotation means. Everything except the values of arrays is checked when
-a function is traced, so it costs nothing afterwards.
+`algorithms.machinery.annotations` says what each annotation means. Everything except the values of arrays is checked
+when a function is traced, so compiled calls pay nothing for it.
 """
 
 import functools
@@ -23,9 +23,8 @@ class Contract(NamedTuple):
     """The contract that a signature states."""
 
     static: tuple[str, ...]  # names of the arguments that are compiled in
-    # takes the function's arguments, and raises TypeError or ValueError where they break the contract
-    check: Callable[..., None]
-    check_values: Callable[..., None] | None  # the same for the values of arrays; None if no argument restricts them
+    check: Callable[..., None]  # takes the function's arguments; raises TypeError or ValueError if they are invalid
+    check_values: Callable[..., None] | None  # the same for the values of arrays; None if any value is allowed
 
 
 def contract_of(function: Callable[..., Any]) -> Contract:
@@ -67,12 +66,12 @@ def _bound(function: Callable[..., Any], signature: inspect.Signature, args: Any
 
 
 def _notes(annotation: Any, kind: Any) -> list[Any]:
-    """The notes of a kind, on any type that the annotation allows."""
+    """The notes of this kind on all types that the annotation allows."""
     return list(dict.fromkeys(note for allowed in alternatives(annotation) for note in allowed.of(kind)))
 
 
 def _numbers_of_tokens(axis: str, arguments: dict[str, Any], annotations: dict[str, Any]) -> Range | None:
-    """The numbers of tokens of the argument that has this axis, if it has a number of them."""
+    """The range from 0 to the size of this axis, or None if that size is unknown."""
     sequence = next(name for name, annotation in annotations.items() if _ends_with(annotation, axis))
     size = getattr(arguments[sequence], "shape", ())[-1:]
     return _at_most(axis, *size) if size and isinstance(size[0], int) else None
@@ -88,18 +87,15 @@ def _at_most(axis: str, l: int) -> Range:
     return Range(f"at least 0 and at most {axis} = {l} tokens", lambda n: (n >= 0) & (n <= l))
 
 
-# Values, which a trace does not have.
-
 _PASSED: weakref.WeakValueDictionary[tuple[int, Range], Array] = weakref.WeakValueDictionary()
-"""The arrays of JAX that have been checked, by their identity and the range, as long as they live."""
+"""The JAX arrays that passed a check, by identity and range, as long as they live."""
 
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
     """Check the values of an argument, if they are concrete.
 
-    Python numbers and NumPy arrays are. Reading a JAX array means waiting for it and copying it from its device, so
-    each is read once, not on every call. Traced values and those of other processes cannot be read: there the caller
-    is trusted.
+    Reading a JAX array means waiting for it and copying it from its device, so each is read once, not on every call.
+    Traced arrays, and those with shards on other processes, cannot be read and are not checked.
 
     Raises:
         TypeError: if the value is not a number.

@@ -1,7 +1,7 @@
-"""Mesh axes of type Explicit: a program runs with all of them as Auto, and its results get their types back.
+"""Support for Explicit mesh axes: a function runs with all of them as Auto, and its results are typed again.
 
-With types of that kind JAX asks of every product and every lookup where its result lies. Inside an algorithm that
-follows from the names of the mesh axes, as for axes of type Auto (`algorithms.machinery.sharding`).
+With Explicit axes JAX requires a sharding for the result of every product and lookup. Inside an algorithm, shardings
+follow from the names of the mesh axes, as they do for Auto axes (`algorithms.machinery.sharding`).
 """
 
 import inspect
@@ -18,9 +18,9 @@ from algorithms.machinery.annotations import alternatives, is_array
 
 
 def with_automatic_axes(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
-    """``function(*args, **kwargs)``, where no mesh axis is Explicit for the function.
+    """``function(*args, **kwargs)``, with every Explicit mesh axis turned into Auto inside the function.
 
-    In the types of the results, sequences and tokens are divided as they are in the arguments, and nothing else is.
+    The results' types shard sequences and tokens as the arguments do, and nothing else.
     """
     leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Array)]
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in leaves]
@@ -43,7 +43,7 @@ def _untyped(leaf: Any) -> Any:
 
 
 def _typed(result: Any, annotation: Any, places: dict[str, Any], mesh: Any) -> Any:
-    """A result in the types of a mesh; parameters lie on every device."""
+    """A result with its sharding in the mesh; parameters are replicated."""
 
     def typed(leaf):
         names = _names(annotation.dim_str, leaf.ndim) if is_array(annotation) else [""] * leaf.ndim
@@ -53,7 +53,7 @@ def _typed(result: Any, annotation: Any, places: dict[str, Any], mesh: Any) -> A
 
 
 def _places(signature: inspect.Signature, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Name of an axis of sequences or tokens → the mesh axes that divide it, by the first argument that says so."""
+    """Name of an axis of sequences or tokens → the mesh axes that shard it, in the first argument where some do."""
     places: dict[str, Any] = {}
     for name, value in arguments.items():
         types = (allowed.type for allowed in alternatives(signature.parameters[name].annotation))
@@ -66,7 +66,7 @@ def _places(signature: inspect.Signature, arguments: dict[str, Any]) -> dict[str
 
 
 def _names(axes: str, ndim: int) -> list[str]:
-    """The names of an array's axes; the axes of a batch are numbered from the last one."""
+    """The names of an array's axes; batch axes are numbered from the last one."""
     words = axes.replace("#", "").replace("...", "*batch").split()
     at = next((i for i, word in enumerate(words) if word.startswith("*")), len(words))
     n = ndim - len(words) + 1

@@ -11,9 +11,13 @@ from algorithms.machinery.varying import match_varying_axes
 def hand_derived(
     forward: Callable[..., tuple[Any, Any]], backward: Callable[..., tuple[Any, ...]], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """The function whose value and residuals ``forward`` returns, with this backward pass, in reverse mode; in forward
-    mode JAX raises TypeError. ``backward`` takes the ``static`` arguments, which are not arrays, the residuals and the
-    cotangent, and returns the gradient by each other argument.
+    """The function that ``forward`` computes, with a reverse-mode rule; in forward mode JAX raises TypeError.
+
+    Args:
+        forward: returns the value and the residuals.
+        backward: takes the static arguments, the residuals and the cotangent; returns the gradient of each argument
+            that is not static.
+        static: the positions of the arguments that are not arrays.
     """
     rule = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
     rule.defvjp(forward, backward)

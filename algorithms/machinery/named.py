@@ -1,15 +1,15 @@
-"""The primitives that name values, in a file of their own: ``jax.extend`` loads Pallas, which takes long to import."""
+"""The primitives that name values, in a separate file because ``jax.extend`` loads Pallas, which is slow to import."""
 
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 named_p = Primitive("named")
-"""``named(value)``: the identity. Of its axes, ``mapped`` at the front are those of `jax.vmap`, the outermost first;
-``differentiated`` says whether it is differentiated within the observed function."""
+"""``named(value)``: the identity. The first ``mapped`` axes come from `jax.vmap`, the outermost first;
+``differentiated`` is whether the observed function differentiates the value."""
 
 beside_p = Primitive("beside")
-"""``beside(value, *others)``: the value. Tracing keeps the computation of the others; compiling drops it."""
+"""``beside(value, *others)``: the value. A trace keeps the computation of the others; compilation drops it."""
 
 for primitive in (named_p, beside_p):
     primitive.def_impl(lambda value, *_, **__: value)

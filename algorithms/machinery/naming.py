@@ -1,14 +1,14 @@
-"""Names for the values of the numbered lines, taken from the source's own tags.
+"""Names for the values of the numbered lines, taken from the tags in the source.
 
-Normally a `numbered` function runs as written. While it is observed, it runs in a second form made from the same
-source: a tagged statement ``X = …  # line 6`` is wrapped in a ``with``, which records that the program is on
-line 6 of this algorithm, and is followed by ``X = name(X)``. That binds the primitive `named_p`: the identity, with the
-name and the lines as parameters, and nothing in a compiled program. ``algorithms.inside`` traces a function in this
-form, and finds the primitive in its jaxpr.
+Normally a `numbered` function runs as written. While it is observed, a second form runs, compiled from the same source:
+each tagged statement ``X = …  # line 6`` is wrapped in a ``with``, which records that the program is on line 6 of this
+algorithm, and is followed by ``X = name(X)``. That binds the primitive `named_p`: the identity, with the name and the
+lines as parameters; compilation removes it. ``algorithms.inside`` traces this form and finds the primitive in the
+jaxpr.
 
-The second form has the file name and the line numbers of the source, so debuggers and coverage see no difference. The
-observer and the current line are a user context of JAX's: each thread has its own, and it is part of the keys of all
-caches, so a trace for one is never used for another.
+The second form keeps the file name and line numbers of the source, so debuggers and coverage see no difference. The
+observer and the current line are stored in a JAX user context: each thread has its own, and it is part of every cache
+key, so a trace for one observer is never reused for another.
 """
 
 import ast
@@ -30,31 +30,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Line(NamedTuple):
-    """A line of an algorithm: both numbers are the paper's; an unnumbered return is "return"."""
+    """A line of an algorithm, with the paper's numbers; the number of an unnumbered return is "return"."""
 
     algorithm: int | None
     number: str
 
 
 LAYERS = frozenset({Line(8, "4"), Line(8, "13"), Line(9, "4"), Line(10, "4")})
-"""The loops over the layers."""
+"""The lines that loop over the layers."""
 
 HEADS = Line(5, "2")
-"""The line of the heads, whose axis comes first."""
+"""The line that computes the heads; their axis comes first."""
 
 
 class Site(NamedTuple):
     """A statement that names a value."""
 
     symbol: str  # the name that it assigns
-    path: tuple[Line, ...]  # the line it does, preceded by those of the calls that led to it, the outermost first
+    path: tuple[Line, ...]  # its line, preceded by the lines of the calls that led to it, the outermost first
     place: str  # file and line of the source
     layered: bool  # whether it is in a loop over the layers
-    each: int  # how many axes, of heads and sequences, `jax.vmap` maps over around it
+    each: int  # the number of axes, of heads and sequences, that `jax.vmap` maps over around it
 
     @property
     def key(self) -> tuple[str, tuple[Line, ...]]:
-        """What tells it from others: a statement that hands on what its callee has named is the same."""
+        """Its identity: a statement that passes on a value that its callee named has the callee's key."""
         return self.symbol, self.path
 
     @property
@@ -64,22 +64,22 @@ class Site(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a function is looked at, and where the program is."""
+    """What an observer wants to see, and where the program is."""
 
-    # how attention shows S and A: not at all where its kernel forms none ("kernel"), computed "beside" the kernel, or
-    # by the lines as printed instead of the kernel ("printed")
+    # how attention shows S and A: only if its kernel forms them ("kernel"), computed in addition to the kernel's output
+    # ("beside"), or by the lines as printed instead of the kernel ("printed")
     scores: str
-    path: tuple[Line, ...] = ()  # the line that is executed, preceded by those of the calls that led to it
-    layered: bool = False  # whether that is in a loop over the layers
-    each: int = 0  # how many axes `jax.vmap` maps over, for the lines that are written for one head of one sequence
+    path: tuple[Line, ...] = ()  # the current line, preceded by the lines of the calls that led to it
+    layered: bool = False  # whether it is in a loop over the layers
+    each: int = 0  # the number of axes that `jax.vmap` maps over, for lines written for one head of one sequence
 
 
 looking = jax.make_user_context(default_value=None)
-"""The `Look` under which functions are traced; None while they are not observed."""
+"""The `Look` under which functions are traced; None if nobody observes them."""
 
 
 def numbered(function: F) -> F:
-    """Let the tagged statements of a function, and of functions inside it, name their values while it is observed."""
+    """Make the tagged statements of a function, and of functions inside it, name their values while it is observed."""
     plain = inspect.unwrap(function)
     text = _source(plain.__module__)
 
@@ -93,20 +93,20 @@ def numbered(function: F) -> F:
 
 
 def shows(scores: str) -> bool:
-    """Whether the observer wants attention to show its scores in this way."""
+    """Whether there is an observer, who wants attention to show its scores in this way."""
     return looking.value is not None and looking.value.scores == scores
 
 
 @contextlib.contextmanager
 def for_each(axes: int) -> Iterator[None]:
-    """Around `jax.vmap` over the axes of heads and sequences, of lines that are written for one."""
+    """A context for `jax.vmap` over axes of heads and sequences, around lines written for one head of one sequence."""
     look = looking.value
     with contextlib.nullcontext() if look is None else looking(look._replace(each=axes)):
         yield
 
 
 def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
-    """The value; if the observer wants it, the results of ``others`` are computed, too."""
+    """The value; if the observer wants scores beside it, ``others`` is computed, too."""
     if not shows("beside"):
         return value
     from algorithms.machinery.named import beside_p
@@ -114,14 +114,9 @@ def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
     return beside_p.bind(value, *jax.tree.leaves(others()))
 
 
-# The second form of a function.
-
-_SEPARATOR = re.compile(r"[/\\]")
-
-
 @functools.cache
 def _source(module: str) -> str | None:
-    """A module's source, of when it was imported; its loader reads that of a zipped package, too."""
+    """A module's source at the time of its import; the loader also reads zipped packages."""
     spec = sys.modules[module].__spec__
     loader: Any = spec and spec.loader
     return loader.get_source(module) if hasattr(loader, "get_source") else None
@@ -129,17 +124,15 @@ def _source(module: str) -> str | None:
 
 @functools.cache
 def _with_names(function: types.FunctionType, text: str | None) -> types.FunctionType:
-    """The function, with tagged statements that name their values."""
+    """The second form of a function: its tagged statements name their values."""
     if text is None:
-        raise ValueError(
-            f"{function.__name__}: expected its source, which names what it computes, got compiled code alone"
-        )
+        raise ValueError(f"{function.__name__}: expected its source, whose tags name values, got only compiled code")
     node: Any = ast.parse(text)
     for name in function.__qualname__.split("."):
         node = next(n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name)
     _name_targets(node, algorithm_of(node), tags_in(text), function.__code__.co_filename)
     node.decorator_list = []
-    factory: Any = ast.parse("def factory(__line__): pass")  # whose argument is a free variable of the function
+    factory: Any = ast.parse("def factory(__line__): pass")  # makes __line__ a free variable of the function
     factory.body[0].body = [node]
     code = compile(factory, function.__code__.co_filename, "exec", dont_inherit=True)
     for name in ("factory", node.name):
@@ -153,7 +146,7 @@ def _with_names(function: types.FunctionType, text: str | None) -> types.Functio
 
 
 def _name_targets(node: Any, algorithm: int | None, tags: dict[int, tuple[Tag, ...]], file: str) -> None:
-    """Put each tagged statement of a function, and the body of a loop that is one, in a ``with``."""
+    """Wrap each tagged statement of a function in a ``with``; of a tagged loop or function, the body."""
     for field in ("body", "orelse"):
         for i, statement in enumerate(getattr(node, field, [])):
             is_function = isinstance(statement, ast.FunctionDef)
@@ -172,7 +165,8 @@ def _tagged(
     body: list[ast.stmt], statement: Any, target: str | None, algorithm: int | None, tags: tuple[Tag, ...], file: str
 ) -> ast.stmt:
     """``with __line__(algorithm, tags, place) as __see__: …``, and in it ``target = __see__(target, "target")``."""
-    place = f"{re.split(_SEPARATOR, file)[-1]}:{statement.lineno}"
+    file_name = re.split(r"[/\\]", file)[-1]
+    place = f"{file_name}:{statement.lineno}"
     naming = f"; {target} = __see__({target}, {target!r})" if target else ""
     plain = tuple(map(tuple, tags))
     made: Any = ast.parse(f"with __line__({algorithm}, {plain}, {place!r}) as __see__: pass{naming}").body[0]
@@ -189,7 +183,7 @@ def _tagged(
 def _line(
     algorithm: int | None, tags: tuple[tuple[int | None, str, str], ...], place: str
 ) -> Iterator[Callable[[Any, str], Any]]:
-    """The ``with`` around a tagged statement: while it runs, the program is on its line."""
+    """The context around a tagged statement, which makes its line the current one; gives the function that names."""
     look = looking.value
     if look is None:
         yield lambda value, symbol: value
@@ -199,7 +193,7 @@ def _line(
         algorithm = path[-1].algorithm
     own = of_algorithm(tuple(Tag(*tag) for tag in tags), algorithm)
     if own:
-        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # of several lines, this is one
+        caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # the same algorithm: replace its line
         path = (*caller, Line(algorithm, own[-1].last))
 
     from algorithms.machinery.named import named_p

@@ -1,4 +1,4 @@
-"""The platform that a program is compiled for."""
+"""The platform for which a program is compiled."""
 
 import functools
 from contextlib import AbstractContextManager
@@ -10,29 +10,29 @@ from jax import Array
 from jax.sharding import AbstractDevice, AbstractMesh
 
 CPU_INFO = Path("/proc/cpuinfo")
-"""Where Linux says what the processor can do."""
+"""The file in which Linux lists the processor's features."""
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}
-"""Name of a platform in ``jax.export`` → that of its devices."""
+"""Name of a platform in ``jax.export`` → the platform of its devices."""
 
 
 def for_platform(platform: str) -> AbstractContextManager[Any]:
-    """A context in which what is traced computes with the kernels of a platform that this machine need not have.
+    """A context in which functions are traced with the kernels of a platform that this machine need not have.
 
-    JAX learns what a program is for when it lowers it, after it was traced, and kernels are chosen while it is traced::
+    Kernels are chosen during tracing, but JAX learns the target platform only when it lowers the traced program::
 
         with for_platform("tpu"):
             exported = jax.export.export(jax.jit(f), platforms=("tpu",))(x)
 
-    JAX exports cuDNN's kernel where ``disabled_checks`` allows ``DisabledSafetyCheck.custom_call`` of
+    To export cuDNN's kernel, JAX needs ``disabled_checks`` with ``DisabledSafetyCheck.custom_call`` of
     ``"__cudnn$fmhaSoftmax"`` and ``"__cudnn$fmhaSoftmaxBackward"``. A program for ``"cpu"`` uses no instructions that
-    only some processors have. In the context of a mesh, its devices say what a program is for.
+    only some processors have. In the context of a mesh, the platform is that of its devices.
 
     Args:
         platform: ``"cpu"``, ``"cuda"`` or ``"tpu"``, as in ``jax.export``.
 
     Raises:
-        ValueError: another platform.
+        ValueError: for any other platform.
     """
     if platform not in PLATFORMS:
         raise ValueError(f"for_platform: expected one of {', '.join(map(repr, PLATFORMS))}, got {platform!r}")
@@ -41,7 +41,7 @@ def for_platform(platform: str) -> AbstractContextManager[Any]:
 
 
 def platform_of(X: Array) -> str:
-    """The platform that is compiled for: that of the mesh X lies on, of the mesh in use, or the default device's."""
+    """The target platform: that of the mesh of X, of the mesh in use, or of the default device."""
     for mesh in (jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh()):
         if getattr(mesh, "abstract_device", None) is not None:
             return mesh.abstract_device.platform
@@ -50,15 +50,16 @@ def platform_of(X: Array) -> str:
 
 
 def for_this_machine() -> bool:
-    """Whether a program for a CPU is for this machine's: what ``for_platform`` is for may run on any other one."""
+    """Whether a program for a CPU runs on this machine's; under ``for_platform`` it may run on any other."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.abstract_device is None or bool(mesh.axis_names)
 
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether this machine's processor multiplies bfloat16 faster than float32, where one can ask it: by AMX, or by
-    AMD's AVX-512. Intel's AVX-512 has half the speed of its float32.
+    """Whether this machine's processor multiplies bfloat16 faster than float32: with AMX, or with AMD's AVX-512.
+
+    Intel's AVX-512 runs bfloat16 at half the speed of float32. False if the processor's features cannot be read.
     """
     try:
         text = CPU_INFO.read_text()

@@ -1,7 +1,7 @@
-"""Records: frozen dataclasses that compare, hash and are written as JSON by their fields.
+"""Records: frozen dataclasses that compare, hash and serialize to JSON by their fields.
 
-So a record is a static argument of ``jax.jit`` that compiles once however it was put together, and a run directory
-can keep it. Subclasses are dataclasses with ``frozen=True, kw_only=True``.
+So equal records, as static arguments of ``jax.jit``, share one compilation, and a run directory can store them.
+Subclasses are dataclasses with ``frozen=True, kw_only=True``.
 """
 
 import dataclasses
@@ -9,14 +9,14 @@ import functools
 import typing
 from typing import Any, ClassVar, Literal, TypeVar
 
-from algorithms.machinery.annotations import alternatives
+from algorithms.machinery.annotations import alternatives, words_for
 
 R = TypeVar("R", bound="Record")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """What all records share: the changed copy, JSON, and the check of their fields."""
+    """The base class of all records: checks of the fields, changed copies, and JSON."""
 
     _kinds: ClassVar[dict[str, type["Record"]]] = {}
 
@@ -32,13 +32,13 @@ class Record:
         for field, allowed in _annotations(type(self)).items():
             value = getattr(self, field)
             if not any(_fits(value, kind) for kind in allowed):
-                self.refuse(field, " or ".join(map(_words, allowed)))
+                self.refuse(field, " or ".join(map(words_for, allowed)))
 
     def but(self: R, **changes: Any) -> R:
-        """The same record with these fields changed.
+        """A copy with these fields changed.
 
         Raises:
-            ValueError: if it has no such field.
+            ValueError: if there is no such field.
         """
         fields = [field.name for field in dataclasses.fields(self)]
         for name in changes:
@@ -47,7 +47,7 @@ class Record:
         return dataclasses.replace(self, **changes)
 
     def refuse(self, field: str, expected: str) -> typing.NoReturn:
-        """Raise ValueError for the value of a field."""
+        """Raise ValueError: this field does not have the expected value."""
         raise ValueError(f"{type(self).__name__}.{field}: expected {expected}, got {getattr(self, field)!r}")
 
     def to_json(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Record:
         """The record that ``to_json`` wrote.
 
         Raises:
-            ValueError: if it did not write this.
+            ValueError: if this is not the JSON of a record.
         """
         kind = Record._kinds.get(written.get("record", "")) if isinstance(written, dict) else None
         if kind is None:
@@ -90,7 +90,7 @@ def _from_json(value: Any) -> Any:
 
 @functools.cache
 def _annotations(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The kinds of values that each field may have."""
+    """The types that each field allows."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     return {name: tuple(kind.type for kind in alternatives(hints[name])) for name in names}
@@ -104,10 +104,3 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-
-
-def _words(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(map(repr, typing.get_args(kind)))
-    words = {float: "a number", int: "an integer", type(None): "None"}
-    return words.get(kind) or getattr(kind, "__name__", str(kind))

@@ -11,18 +11,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Algorithm(NamedTuple):
     """An entry of the registry."""
 
-    number: int  # the number that the paper gives it
-    name: str  # the name that the paper gives it
+    number: int  # its number in the paper
+    name: str  # its name in the paper
     function: Callable[..., Any]  # the public, compiled function
-    lines: Callable[..., Any]  # the plain function, whose body carries the ``# line n`` tags
+    lines: Callable[..., Any]  # the plain function, whose body has the ``# line n`` tags
 
 
 REGISTRY: dict[int, Algorithm] = {}
-"""Number of an algorithm → its entry. Filled where the algorithms are defined."""
+"""Number of an algorithm → its entry; filled by ``@algorithm``."""
 
 
 def algorithm(number: int, name: str) -> Callable[[F], F]:
-    """Compile one of the fifteen, and register it under the paper's number and name."""
+    """Compile one of the fifteen algorithms, and register it under the paper's number and name."""
 
     def register(lines: F) -> F:
         function = compiled(lines)

@@ -1,9 +1,9 @@
-"""What each device of the mesh in use computes: where activations lie, and which share of a loop a device takes.
+"""What each device of the mesh in use computes: the placement of activations, and each device's share of a loop.
 
-What an axis of the mesh divides follows from its name: ``context`` the tokens of a sequence; ``model`` the heads, the
-hidden units and the vocabulary, and between the steps of a layer the tokens, too; every other one the sequences of a
-batch. An axis that does not divide a size evenly leaves it whole. XLA inserts the communication. Inside of
-``jax.shard_map``, and with axes of type Explicit, nothing is divided here: there the caller does.
+The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
+units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch. A
+size that is not a multiple of the axis stays whole. XLA inserts the communication. Inside ``jax.shard_map``, and with
+axes of type Explicit, nothing is divided here: the caller decides.
 """
 
 import dataclasses
@@ -17,40 +17,40 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 MODEL, CONTEXT = "model", "context"
-"""The mesh axes that divide something else than the sequences of a batch."""
+"""The mesh axes that divide something other than the sequences of a batch."""
 
 Axes = tuple[str, ...]
 
 
 def split_explicitly(X: Array) -> bool:
-    """Whether a mesh of several devices has its axes in the types of arrays, where nothing may be moved unasked."""
+    """Whether a mesh axis of several devices is Explicit: the caller decides where X lies, and nothing may move it."""
     mesh = _mesh(X)
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return any(types[axis] == AxisType.Explicit for axis in _several(mesh))
 
 
 def devices_sharing(X: Array) -> int:
-    """How many devices of the mesh in use XLA itself divides a program between."""
+    """The number of devices among which XLA itself divides a program."""
     return math.prod(_several(_mesh(X)).values())
 
 
 def shard_residual_stream(X: Array) -> Array:
-    """The residual stream ``[d, *batch, l]``: sequences and tokens are divided, the tokens by ``model``, too."""
+    """The residual stream ``[d, *batch, l]``, its sequences and tokens divided, the tokens also by ``model``."""
     return _constrained(X, tokens=(CONTEXT, MODEL))
 
 
 def shard_layer_input(X: Array) -> Array:
-    """What heads and hidden units are computed from, ``[d, *batch, l]``: all devices of ``model`` have the same."""
+    """The input of heads and hidden units, ``[d, *batch, l]``, replicated over ``model``."""
     return _constrained(X, tokens=(CONTEXT,))
 
 
 def shard_hidden_units(X: Array) -> Array:
-    """``[d_mlp, *batch, l]``: ``model`` divides the rows."""
+    """Hidden units ``[d_mlp, *batch, l]``, their rows divided by ``model``."""
     return _constrained(X, tokens=(CONTEXT,), rows=(MODEL,))
 
 
 def _constrained(X: Array, *, tokens: Axes, rows: Axes = ()) -> Array:
-    """X, put where the mesh in use has its columns; left alone, XLA finds other places and moves more."""
+    """X with its sharding constrained; left alone, XLA picks shardings that move more data."""
     sizes = _sizes(X)
     if not sizes or X.ndim < 2:
         return X
@@ -74,20 +74,20 @@ def split_attention(
     seeds: Array | None,
     balanced: bool = False,
 ) -> Array:
-    """``kernel(*tiles, by_distance, mask, seeds, first)``, by each device of the mesh for its own heads and queries.
+    """``kernel(*tiles, by_distance, mask, seeds, first)``, run by each device of the mesh for its heads and queries.
 
-    XLA cannot split a library's kernel, and splits loops over tiles by sending all of them to all devices.
+    XLA cannot split a library's kernel, and splits a loop over tiles by sending all tiles to all devices.
 
     Args:
-        kernel: returns one array like the queries; ``first`` is the position of the first of them, or None for 0.
+        kernel: returns one array like the queries; ``first`` is the position of the first query, or None for 0.
         tiles: queries, keys and values, ``[H, d, B, l]``.
         by_distance: nothing, or U ``[H, d_r, B, l]``, of the queries, and P ``[H, d_r, n]``.
-        mask: a pytree, whose arrays belong to all heads.
-        of_mask: for each of these arrays, which of its axes is that of the sequences, and which that of the queries;
-            None where it has no such axis.
+        mask: a pytree whose arrays are shared by all heads.
+        of_mask: for each of these arrays, the index of its axis of sequences and of its axis of queries; None for an
+            axis that it does not have.
         seeds: ``[H, B, 2]``, or None.
-        balanced: a query costs as much as there are tokens before it: where ``context`` divides the queries into
-            n parts, a device computes half i and half 2n − 1 − i of all 2n halves, so that each has as much to do.
+        balanced: whether the cost of a query grows with its position. If so, and ``context`` divides the queries into
+            n parts, device i computes halves i and 2n − 1 − i of the 2n half parts, so that all have the same work.
     """
     Q = tiles[0]
     sizes = _sizes(Q)
@@ -112,15 +112,14 @@ def split_attention(
     of_seeds = None if seeds is None else P(heads, sequences)
     of_U_P = (queries, P(heads))[: len(by_distance)]
     in_specs = queries, context, context, of_U_P, jax.tree.map(spec, mask, of_mask), of_seeds
-    options = {"mesh": _mesh(Q), "axis_names": set(sizes), "check_vma": False}
-    return jax.shard_map(of_device, in_specs=in_specs, out_specs=queries, **options)(*tiles, by_distance, mask, seeds)
+    return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, by_distance, mask, seeds)
 
 
 def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: Any, n: int) -> Array:
-    """A device's part of the n, whose halves other devices compute: those of equal numbers min(h, 2n − 1 − h)."""
+    """A device's part of n parts, where half h of the 2n half parts is computed by device min(h, 2n − 1 − h)."""
     i, l = jax.lax.axis_index(CONTEXT), arguments[0].shape[-1] // 2
     computed = []
-    for which in (0, 1):  # of its halves, 2i and 2i + 1, each device sends one to another one
+    for which in (0, 1):  # device i holds halves 2i and 2i + 1, and sends half h to the device that computes it
         halves = [2 * device + which for device in range(n)]
         there = [(device, min(h, 2 * n - 1 - h)) for device, h in enumerate(halves)]
 
@@ -138,17 +137,17 @@ def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How the devices of the mesh in use divide a product of ``[n, d]`` and ``[d, B, l]``; by default they do not."""
+    """How the mesh in use divides a product W X of ``[n, d]`` and ``[d, B, l]``; by default not at all."""
 
     mesh: Any = None  # the mesh in use
-    rows: Axes = ()  # the axis that divides the rows of W
-    sequences: Axes = ()  # the axes that divide B
-    tokens: Axes = ()  # the axis that divides l
-    inner: Axes = ()  # the axis over which each device keeps its columns of the gradient of W
+    rows: Axes = ()  # the mesh axis that divides the rows of W
+    sequences: Axes = ()  # the mesh axes that divide B
+    tokens: Axes = ()  # the mesh axis that divides l
+    inner: Axes = ()  # the mesh axis that divides the columns of the gradient of W
 
     @classmethod
     def of(cls, W: Array, X: Array) -> "Shares":
-        """Those of W and X in the mesh in use."""
+        """The division of W X in the mesh in use."""
         sizes = _sizes(X)
         if not sizes or X.ndim != 3:
             return cls()
@@ -157,51 +156,54 @@ class Shares:
         rows, tokens = _dividing(sizes, (MODEL,), W.shape[0]), _dividing(sizes, (CONTEXT,), X.shape[2])
         return cls(_mesh(X), rows, sequences, tokens, inner)
 
-    def each(self, of_device: Callable[..., Any], arguments: tuple[Any, ...], specs: tuple[Any, ...], out: Any) -> Any:
-        """``of_device`` of each device's shares of the arguments, which lie by these specs, as the results do."""
-        if self.mesh is None:
-            return of_device(*arguments)
-        names = set(_several(self.mesh))
-        options = {"mesh": self.mesh, "axis_names": names, "check_vma": False}
-        return jax.shard_map(of_device, in_specs=specs, out_specs=out, **options)(*arguments)
+    def each(self, of_device: Callable[..., Any], X: Array, W: Array, b: Any, *of_columns: Array, out: Any) -> Any:
+        """``of_device(X, W, b, *of_columns)`` of each device's shares; ``out`` is the sharding of the results.
 
-    def of_weights(self, *, gradient: bool = False) -> P:
-        """Where W ``[n, d]`` lies, and its gradient."""
-        return P(self.rows, self.inner if gradient else ())
+        b is ``[n]`` or None, and the other arrays are ``[B, l]``.
+        """
+        if self.mesh is None:
+            return of_device(X, W, b, *of_columns)
+        specs = self.of_columns(None), P(self.rows, ()), P(self.rows), *[self.of_columns()] * len(of_columns)
+        return _on_each_device(of_device, self.mesh, specs, out)(X, W, b, *of_columns)
 
     @property
     def columns(self) -> Axes:
-        """The axes that divide the columns of X."""
+        """The mesh axes that divide the columns of X."""
         return (*self.sequences, *self.tokens)
 
-    def of_rows(self) -> P:
-        """Where an array ``[n]`` lies."""
-        return P(self.rows)
-
     def of_columns(self, *rows: None) -> P:
-        """Where an array ``[*rows, B, l]`` lies."""
+        """The sharding of an array ``[*rows, B, l]``."""
         return P(*rows, self.sequences, self.tokens)
 
+    def of_gradients(self) -> tuple[P, P, P]:
+        """The shardings of the gradients of X, W and b."""
+        return self.of_columns(None), P(self.rows, self.inner), P(self.rows)
+
     def first_row(self, n: int) -> Any:
-        """The number of a device's first row, if it has n."""
+        """The index of a device's first row, if each device has n rows."""
         return jax.lax.axis_index(self.rows) * n if self.rows else 0
 
     def sum_over_rows(self, array: Array) -> Array:
-        """The sum over the devices that have other rows."""
+        """The sum over the devices that divide the rows."""
         return jax.lax.psum(array, self.rows) if self.rows else array
 
     def max_over_rows(self, array: Array) -> Array:
-        """The largest of the devices that have other rows."""
+        """The maximum over the devices that divide the rows."""
         return jax.lax.pmax(array, self.rows) if self.rows else array
 
     def sum_over_columns(self, dW: Array) -> Array:
-        """The sum over the devices that have other columns: of it, each device gets its part along ``inner``."""
-        if self.inner and dW.ndim == 2:
-            dW = jax.lax.psum_scatter(dW, self.inner, scatter_dimension=1, tiled=True)
-            others = tuple(axis for axis in self.columns if axis not in self.inner)
-        else:
-            others = self.columns
+        """The sum over the devices that divide the columns of X; each keeps its part, by ``inner``, of a matrix."""
+        inner = self.inner if dW.ndim == 2 else ()
+        if inner:
+            dW = jax.lax.psum_scatter(dW, inner, scatter_dimension=1, tiled=True)
+        others = tuple(axis for axis in self.columns if axis not in inner)
         return jax.lax.psum(dW, others) if others else dW
+
+
+def _on_each_device(of_device: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """``jax.shard_map`` over the mesh axes that divide programs; a spec also serves an argument that is None."""
+    options = {"mesh": mesh, "axis_names": set(_several(mesh)), "check_vma": False}
+    return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, **options)
 
 
 def _mesh(X: Array) -> Any:
@@ -210,12 +212,12 @@ def _mesh(X: Array) -> Any:
 
 
 def _several(mesh: Any) -> dict[str, int]:
-    """The sizes of the mesh axes of several devices that XLA divides a program along."""
+    """The sizes of the mesh axes that divide a program among several devices."""
     return {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes and size > 1}
 
 
 def _sizes(X: Array) -> dict[str, int]:
-    """The same, or nothing where the caller says what lies where."""
+    """The sizes of these axes of the mesh in use; nothing if the caller decides where X lies."""
     return {} if split_explicitly(X) else _several(_mesh(X))
 
 
@@ -224,7 +226,7 @@ def _of_sequences(sizes: dict[str, int]) -> Axes:
 
 
 def _dividing(sizes: dict[str, int], axes: Axes, n: Any) -> Axes:
-    """Those of the axes that together divide n evenly."""
+    """The axes, of these, that together divide n evenly."""
     found: Axes = ()
     for axis in axes:
         if axis in sizes and isinstance(n, int) and n % (math.prod(sizes[a] for a in found) * sizes[axis]) == 0:

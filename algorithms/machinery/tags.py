@@ -1,9 +1,9 @@
-"""Which statements of a source are tagged with which lines of which algorithm.
+"""Reads the tags in a source: which statements compute which lines of which algorithm.
 
 A tag is a comment on a statement: ``# line 4``, ``# lines 4-5, return``, ``# line 3: those with t < l``, or
-``# line 6; line 10 of Algorithm 12``. It belongs to the algorithm that the first line of the function's docstring
-names, or, where that names none, to the algorithm that called the function. ``# inside`` tags a step on the way to the
-caller's line.
+``# line 6; line 10 of Algorithm 12``. It belongs to the algorithm named in the first line of the function's docstring;
+if that names none, to the algorithm that called the function. ``# inside`` tags an intermediate step of the caller's
+line.
 """
 
 import ast
@@ -19,13 +19,13 @@ _NUMBERS = re.compile(r"lines? (\d+)(?:-(\d+))?(?: of Algorithm (\d+))?|(\bretur
 class Tag(NamedTuple):
     """A tag's contents."""
 
-    algorithm: int | None  # the algorithm that it names itself; None for that of the function
+    algorithm: int | None  # the algorithm that the tag names; None for the function's
     first: str  # the first of the lines, "return" for the unnumbered return
     last: str  # the last of them
 
 
 def tags_in(text: str) -> dict[int, tuple[Tag, ...]]:
-    """The tags of each line of a source that has some; an empty tuple for ``# inside``."""
+    """Line number → tags, for the tagged lines of a source; an empty tuple for ``# inside``."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
@@ -47,25 +47,25 @@ def without_tag(line: str) -> str:
 
 
 def tags_of(node: ast.stmt, tags: dict[int, tuple[Tag, ...]]) -> tuple[Tag, ...] | None:
-    """The tags of a statement, of a loop or function those of its head; None where it has no tag."""
+    """The tags of a statement, or None; for a loop or a function, the tags of its head."""
     body = getattr(node, "body", None)
     last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
     return next((tags[n] for n in range(node.lineno, last + 1) if n in tags), None)
 
 
 def of_algorithm(tags: tuple[Tag, ...], algorithm: int | None) -> list[Tag]:
-    """The tags that name the algorithm; if there are none, those that name no algorithm."""
+    """The tags that name the algorithm; if none does, those that name no algorithm."""
     return [tag for tag in tags if tag.algorithm == algorithm] or [tag for tag in tags if tag.algorithm is None]
 
 
 def algorithm_of(function: ast.FunctionDef) -> int | None:
-    """The algorithm that the first line of a function's docstring names."""
+    """The algorithm named in the first line of a function's docstring."""
     named = re.search(r"\bAlgorithm (\d+)\b", (ast.get_docstring(function) or "").split("\n")[0])
     return int(named[1]) if named else None
 
 
 def target_of(node: ast.stmt) -> str | None:
-    """The name that a statement assigns, the first of several; None for a return, say."""
+    """The name that a statement assigns, or the first of several; None if it assigns none."""
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
     while isinstance(target, ast.Tuple):
         target = target.elts[0]

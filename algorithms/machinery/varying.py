@@ -1,7 +1,7 @@
-"""Which arrays vary between the devices inside ``jax.shard_map``, and which are the same on all of them.
+"""Whether an array varies between the devices inside ``jax.shard_map`` or is the same on all of them.
 
-Where the inputs of a derivative rule or of a loop differ in that, those that are the same are cast first, so that JAX
-sums their gradients over the devices.
+If the inputs of a derivative rule or of a loop differ in this, the invariant ones are cast to varying first, so that
+JAX sums their gradients over the devices.
 """
 
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def match_varying_axes(tree: T) -> T:
-    """The same arrays, all of them varying over the union of the manual mesh axes that one of them varies over."""
+    """The same arrays, each cast to vary over every manual mesh axis that any of them varies over."""
     axes = varies_over(tree)
 
     def cast(leaf):
@@ -24,10 +24,6 @@ def match_varying_axes(tree: T) -> T:
 
 
 def varies_over(tree: Any) -> frozenset[str]:
-    """The manual mesh axes that an array of the tree varies over; empty outside ``jax.shard_map``."""
-    types = (jax.typeof(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
-    return frozenset().union(*(_varying(t) for t in types))
-
-
-def _varying(t: Any) -> frozenset[str]:
-    return t.manual_axis_type.varying if hasattr(t, "manual_axis_type") else t.vma  # .vma before JAX 0.10.2
+    """The manual mesh axes over which some array of the tree varies; empty outside ``jax.shard_map``."""
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return frozenset().union(*(jax.typeof(array).manual_axis_type.varying for array in arrays))

@@ -1,1 +1,1 @@
-"""The operations that the paper's lines use, each forward beside its backward pass derived by hand."""
+"""The operations in the paper's lines, each forward pass beside its hand-derived backward pass."""

@@ -1,4 +1,4 @@
-"""The nonlinearities of the MLPs: ReLU, and GELU in the paper's form and in GPT-2's."""
+"""The activations of the MLPs: ReLU, GELU in the paper's form and in GPT-2's, and SiLU."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ Function = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
 
 def _rounded_once(f: Function) -> Function:
-    """``f`` computed in float32 at least, and rounded to the dtype of x at the end."""
+    """``f``, computed in at least float32 and rounded to the dtype of x at the end."""
 
     @functools.wraps(f)
     def rounded(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -42,7 +42,7 @@ def _relu_derivative(x):
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``x Φ(x) = x · P[X < x]`` for a standard normal X, with ``Φ(x) = erfc(−x/√2)/2``.
 
-    The same as ``(1 + erf(x/√2))/2``, which cancels where x is negative.
+    Φ equals ``(1 + erf(x/√2))/2``, which suffers from cancellation for negative x.
 
     Source: equation (5), lines 7 and 10 of Algorithm 9, line 8 of Algorithm 10.
     """
@@ -64,7 +64,7 @@ def _gelu_derivative(x):
 def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))``, GPT-2's approximation of GELU.
 
-    Computed as ``x σ(2u)``, which is the same, for ``1 + tanh u`` cancels where u is negative.
+    Computed as ``x σ(2u)``, which is the same: ``1 + tanh u`` suffers from cancellation for negative u.
 
     Source: Hendrycks and Gimpel 2016, section 2.
     """
@@ -108,16 +108,12 @@ _FUNCTIONS = {
 
 
 def activate(name: str, X: Float[Array, "*shape"], implementation: str) -> Float[Array, "*shape"]:
-    """The activation of that name, of every entry; ``"paper"`` leaves the derivative to JAX."""
-    return (_as_printed if implementation == "paper" else _activate)(name, X)
-
-
-def _as_printed(name, X):
-    return _FUNCTIONS[name][0](X)
+    """The activation of this name, elementwise; ``"paper"`` leaves the derivative to JAX."""
+    return _FUNCTIONS[name][0](X) if implementation == "paper" else _activate(name, X)
 
 
 def _forward(name, X):
-    return _as_printed(name, X), X
+    return _FUNCTIONS[name][0](X), X
 
 
 def _backward(name, X, dY):

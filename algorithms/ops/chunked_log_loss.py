@@ -1,6 +1,6 @@
 """The loss of each token, a chunk of the logits at a time, with its backward pass derived by hand.
 
-The forward pass keeps only the log-sum-exp of each column's logits; the backward pass computes P again from it.
+The forward pass keeps only the log-sum-exp of each column's logits; the backward pass recomputes P from it.
 """
 
 import math
@@ -29,7 +29,7 @@ class _Residuals(NamedTuple):
 
 
 def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
-    """The losses; where devices divide the vocabulary, their sums of exponentials are added up."""
+    """The losses; if devices divide the vocabulary, their sums of exponentials are added up."""
     shares, n = Shares.of(W_u, X), W_u.shape[0]
 
     def of_device(X, W_u, b_u, targets):
@@ -40,9 +40,7 @@ def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
             log_sum_exp = largest + jnp.log(shares.sum_over_rows(jnp.exp(log_sum_exp - largest)))
         return log_sum_exp, shares.sum_over_rows(at_target)
 
-    columns, rows = shares.of_columns(), shares.of_rows()
-    specs = shares.of_columns(None), shares.of_weights(), None if b_u is None else rows, columns
-    log_sum_exp, at_target = shares.each(of_device, (X, W_u, b_u, targets), specs, (columns, columns))
+    log_sum_exp, at_target = shares.each(of_device, X, W_u, b_u, targets, out=(shares.of_columns(),) * 2)
     losses = one_or_nan(targets, N_V).astype(log_sum_exp.dtype) * (log_sum_exp - at_target)
     return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
 
@@ -50,11 +48,11 @@ def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
 def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
     """The log-sum-exp of some rows of logits, and the logits of the targets, a few tokens of every sequence at a time.
 
-    W_u and b_u have only these rows, from ``first_row`` on. There are n rows in all; the first N_V are those of tokens.
+    W_u and b_u contain only these rows, starting at ``first_row``, of n rows in all; the first N_V rows are tokens.
     """
     l, of_each = X.shape[-1], (W_u.shape[0], *targets.shape[:-1])
     if len(of_each) > 1 and are_numbers(l, *of_each) and math.prod(of_each) > logits_at_once(X):
-        # not one token of every sequence: the columns of all sequences are one sequence's
+        # one token of every sequence is already too much: treat the columns of all sequences as one sequence
         columns = X.reshape(len(X), -1), W_u, b_u, targets.reshape(-1)
         return tuple(a.reshape(targets.shape) for a in _of_rows(label_smoothing, n, N_V, cap, first_row, *columns))
     c = chunk_size(X, l, *of_each)
@@ -74,7 +72,7 @@ def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
 
 
 def _at_target(s, N_V, first, targets, Y):
-    """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]`` of the rows of Y, which begin at row ``first``."""
+    """``(1 − s) Y[targets[t], t] + s/N_V Σ_v Y[v, t]``, over the rows of Y, which start at row ``first``."""
     entry = (1 - s) * of_target(first, targets, Y)
     return entry + s / N_V * jnp.where(is_token(first, N_V, Y), Y, 0).sum(axis=0) if s else entry
 
@@ -82,9 +80,9 @@ def _at_target(s, N_V, first, targets, Y):
 def of_target(
     first: int | Array, targets: Integer[Array, "*columns"], Y: Float[Array, "rows *columns"]
 ) -> Float[Array, "*columns"]:
-    """The entry of each column's target, 0 where another device has it.
+    """The entry of each column's target; 0 if the target is not among the rows of Y, which start at row ``first``.
 
-    A CPU looks it up; elsewhere a sum lets the rows lie on several devices, and is part of the other sums over them.
+    A single CPU looks it up. Otherwise it is a sum, which several devices can share and XLA fuses with other sums.
     """
     if platform_of(Y) == "cpu" and devices_sharing(Y) == 1 and are_numbers(*Y.shape):
         row = jnp.clip(targets - first, 0, Y.shape[0] - 1)
@@ -93,7 +91,7 @@ def of_target(
 
 
 def _is_target(first, rows, targets):
-    """Which of some rows of logits each column's target is."""
+    """Whether each of these rows of logits is the target of each column."""
     return as_columns(first + jnp.arange(rows), targets[None]) == targets[None]
 
 
@@ -105,8 +103,8 @@ def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
         ∂F/∂W_u = ∂F/∂Y Xᵀ
         ∂F/∂b_u = ∂F/∂Y 1
 
-    of a device's rows and columns; these are summed over the devices. With a cap c, P = softmax(c tanh(Y/c)), and ∂F/∂Y
-    has the factor 1 − tanh²(Y/c).
+    for a device's rows and columns, then summed over the devices. With a cap c, P = softmax(c tanh(Y/c)), and ∂F/∂Y has
+    the factor 1 − tanh²(Y/c).
 
     Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
     """
@@ -116,22 +114,19 @@ def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
 
     def of_device(X, W_u, b_u, *columns):
         first_row = shares.first_row(W_u.shape[0])
-        dtype = dlosses.dtype if shares.columns else W_u.dtype  # sums over devices are not rounded first
+        dtype = dlosses.dtype if shares.columns else W_u.dtype  # round only after summing over devices
         dX, dW_u, db_u = _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, *columns)
         dX, dW_u = shares.sum_over_rows(dX).astype(X.dtype), shares.sum_over_columns(dW_u).astype(W_u.dtype)
         return dX, dW_u, None if b_u is None else shares.sum_over_columns(db_u).astype(b_u.dtype)
 
-    columns, rows = shares.of_columns(), shares.of_rows()
-    specs = shares.of_columns(None), shares.of_weights(), None if b_u is None else rows, columns, columns, columns
-    out = shares.of_columns(None), shares.of_weights(gradient=True), None if b_u is None else rows
-    return *shares.each(of_device, (X, W_u, b_u, targets, log_sum_exp, dlosses), specs, out), None
+    return *shares.each(of_device, X, W_u, b_u, targets, log_sum_exp, dlosses, out=shares.of_gradients()), None
 
 
 def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, targets, log_sum_exp, dlosses):
-    """The gradients by X, W_u and b_u through some rows of logits, a chunk of them at a time.
+    """The gradients of X, W_u and b_u through some rows of logits, a chunk of rows at a time.
 
-    The rows of P are computed again from the log-sum-exp: each row of W_u gets its gradient at once, where chunks of
-    columns would add up matrices of the size of W_u.
+    The rows of P are recomputed from the log-sum-exp. A chunk of rows gives the whole gradient of its rows of W_u;
+    chunks of columns would have to add up gradients of the size of W_u.
     """
     n_rows, wide = W_u.shape[0], log_sum_exp.dtype
     rows = chunk_size(X, n_rows, *targets.shape)
@@ -148,7 +143,7 @@ def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, t
         q = (1 - label_smoothing) * _is_target(first, rows, targets).astype(P.dtype)
         q = q + label_smoothing / N_V * is_token(first, N_V, P).astype(P.dtype) if label_smoothing else q
         dY = (P - q) * dlosses[None]
-        if cap is not None:  # 1 − tanh² of the capped logits of tokens; in the rows of padding P = q = 0
+        if cap is not None:  # 1 − tanh²(Y/c), from the capped logits; rows of padding have P = q = 0
             dY = dY * (1 - jnp.square(jnp.where(is_token(first, N_V, Y), Y, 0) / cap))
         is_new = as_columns(start + jnp.arange(rows) >= i * rows, dY)
         dW_v = product_over(dY.astype(X.dtype), X, (columns, columns), wide).astype(dtype)

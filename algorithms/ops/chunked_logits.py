@@ -1,4 +1,4 @@
-"""The logits W_u X, a chunk at a time: how many at once, which rows are padding, and the token of the largest."""
+"""The logits W_u X, a chunk at a time: the sizes of chunks, rows of padding, and the likeliest token."""
 
 import math
 
@@ -14,13 +14,13 @@ from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
-"""How many logits a device holds at once: what stays in a CPU's cache; elsewhere, 2 GiB of them in float32.
+"""How many logits a device holds at once: on a CPU, as many as fit in its cache; elsewhere, 2 GiB in float32.
 
-If these are all, XLA sees that the backward pass computes the same ones again, and keeps them.
+If all logits fit, XLA sees that the backward pass recomputes the same ones, and keeps them.
 """
 
 LANES = 128
-"""Larger chunks are whole multiples of this, the tile of a TPU's registers."""
+"""Larger chunks are whole multiples of this, the width of a TPU's registers."""
 
 
 def logits_at_once(X: Array) -> int:
@@ -29,8 +29,9 @@ def logits_at_once(X: Array) -> int:
 
 
 def chunk_size(X: Array, n: int, *of_each: int) -> int:
-    """How many of n rows or columns of the logits of X are computed at once, each of as many logits as the product
-    of ``of_each``: all n where a size is not known.
+    """How many of n rows or columns of the logits of X to compute at once; all n if a size is symbolic.
+
+    Each row or column has as many logits as the product of ``of_each``.
     """
     if not are_numbers(n, *of_each):
         return n
@@ -43,12 +44,12 @@ def chunk_size(X: Array, n: int, *of_each: int) -> int:
 
 
 def chunk_count(n: int, at_once: int) -> int:
-    """How many chunks of that size hold n rows or columns."""
+    """How many chunks of this size hold n rows or columns."""
     return 1 if at_once is n else -(-n // max(1, at_once))
 
 
 def is_token(first: int | Array, N_V: int, Y: Float[Array, "rows *columns"]) -> Bool[Array, "rows *ones"]:
-    """Which rows of logits, the first of them row ``first``, are of tokens and not padding."""
+    """Whether each row of logits, starting at row ``first``, belongs to a token and is not padding."""
     return as_columns(first + jnp.arange(Y.shape[0]) < N_V, Y)
 
 
@@ -61,8 +62,9 @@ def logits_of_rows(
     b: Array | None,
     cap: float | None = None,
 ) -> Float[Array, "rows *columns"]:
-    """Some of n rows of logits, from row ``first`` on, which W and b have alone; −∞ in the padding after the N_V
-    tokens. With a cap c they are ``c tanh(Y/c)``.
+    """Some of n rows of logits, starting at row ``first``; W and b contain only these rows.
+
+    Rows of padding, after the N_V tokens, are −∞. With a cap c the logits are ``c tanh(Y/c)``.
     """
     Y = capped(logits(X, W, b), cap)
     return jnp.where(is_token(first, N_V, Y), Y, -jnp.inf) if n > N_V else Y
@@ -77,12 +79,11 @@ def likeliest(
     def of_device(X, W_u, b_u):
         first = shares.first_row(W_u.shape[0])
 
-        def of_sequence(X):  # one after another: the logits of all of them are the largest array there would be
+        def of_sequence(X):  # one sequence after another, since the logits of all would be a huge array
             Y = logits_of_rows(n, n if N_V is None else N_V, first, X, W_u, b_u)
             return Y.max(axis=0), first + jnp.argmax(Y, axis=0)
 
         largest, token = jax.lax.map(of_sequence, jnp.moveaxis(X, 1, 0))
         return -shares.max_over_rows(jnp.where(largest == shares.max_over_rows(largest), -token, -n))
 
-    specs = shares.of_columns(None), shares.of_weights(), None if b_u is None else shares.of_rows()
-    return shares.each(of_device, (X, W_u, b_u), specs, shares.of_columns())
+    return shares.each(of_device, X, W_u, b_u, out=shares.of_columns())

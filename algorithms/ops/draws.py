@@ -1,4 +1,4 @@
-"""Draws that depend on their own key alone, not on other draws."""
+"""Random draws that depend only on their own key, even under ``jax.vmap``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,10 @@ from jaxtyping import Key
 
 
 def by_own_key(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """``draw``, whose first argument is a key, such that under ``jax.vmap`` each key draws what it draws alone.
+    """``draw``, whose first argument is a key, such that under ``jax.vmap`` each key draws the same values as alone.
 
-    Keys of JAX's default generator do. For one of XLA's (``impl="rbg"`` and ``"unsafe_rbg"``), all of a batch is drawn
-    from the first key, so that there the draws of a batch are made one after another.
+    Keys of JAX's default generator already do. With XLA's generators (``impl="rbg"`` and ``"unsafe_rbg"``), a whole
+    batch would be drawn from the first key, so its draws are made one after another.
     """
     one_after_another = jax.custom_batching.sequential_vmap(draw)
 

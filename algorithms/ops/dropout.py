@@ -1,4 +1,4 @@
-"""Dropout from a key: of activations, and of attention weights that any block of them can draw again.
+"""Dropout of activations, and of attention weights, where each block can be drawn again from the same seed.
 
 Source: Radu 2026, §12.9: rate 0.1 after the attention weights and after the activations of the MLP.
 """
@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Array | None)
 
 
 def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
-    """``jax.random.fold_in`` of every key of a batch; None stays None."""
+    """``jax.random.fold_in``, for every key of a batch; None stays None."""
     if key is None:
         return key
     fold: Any = by_own_key(jax.random.fold_in)
@@ -26,8 +26,9 @@ def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
 
 
 def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"] | None) -> Float[Array, "d *columns"]:
-    """Set each entry of X ``[d, *batch, l]`` to 0 with probability ``rate``, and divide the others by 1 − rate;
-    without a key, keep all.
+    """X ``[d, *batch, l]`` with each entry set to 0 with probability ``rate``, and the others divided by 1 − rate.
+
+    Without a key, X is unchanged.
     """
     if key is None or rate == 0:
         return X
@@ -41,7 +42,7 @@ def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"
 
 
 def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
-    """Two random words of a key, or of every key of a batch, from which ``keep_mask`` draws a matrix."""
+    """Two random words from each key, the seed from which ``keep_mask`` draws a matrix."""
     draw = by_own_key(lambda key: jax.random.bits(key, (2,), jnp.uint32))
     for _ in range(key.ndim):
         draw = jax.vmap(draw)
@@ -51,10 +52,10 @@ def seed_of(key: Key[Array, "*batch"]) -> UInt32[Array, "*batch 2"]:
 def keep_mask(
     seed: UInt32[Array, "2"], rate: float, rows: Integer[Array, "m"], columns: Integer[Array, "n"]
 ) -> Bool[Array, "m n"]:
-    """Which entries of a matrix are kept: entry (i, j) depends on the seed, i and j alone.
+    """Whether each entry of a matrix is kept: entry (i, j) depends only on the seed, i and j.
 
-    An entry's word is a hash of its row's and its column's, which costs a thirtieth of ``jax.random.bernoulli``'s on a
-    CPU, and no memory where it is used at once.
+    An entry's random word is a hash of a word of its row and a word of its column. On a CPU this costs a thirtieth of
+    ``jax.random.bernoulli``, and no memory if XLA fuses it into its use.
     """
     word_of_row, word_of_column = (
         _mixed(word + indices.astype(jnp.uint32)) for word, indices in zip(seed, (rows, columns), strict=True)
@@ -64,7 +65,7 @@ def keep_mask(
 
 
 def _mixed(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """A hash of 32 bits in which every bit depends on every bit: *lowbias32* of Wellons' hash prospector (2018)."""
+    """A 32-bit hash, each bit of which depends on every input bit: *lowbias32* of Wellons' hash prospector (2018)."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
     return word ^ (word >> 16)

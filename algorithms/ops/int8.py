@@ -1,5 +1,6 @@
-"""Weight matrices in int8 with a scale for each row: for every column they multiply, a quarter of the bytes is read."""
+"""Weight matrices in int8 with a scale for each row: a product reads a quarter of the bytes of float32 weights."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,25 +13,21 @@ from jaxtyping import Float, Int8
 from algorithms.machinery.arrays import accumulation_dtype
 
 LARGEST = 127
-"""The largest entry of a rounded row or column. −128 is left out, so that both signs have the same range."""
+"""The largest entry of a rounded row or column; −128 is not used, so that the range is symmetric."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("entries", "scales"), meta_fields=("rows",))
+@dataclasses.dataclass(frozen=True, eq=False)
 class Int8Matrix:
-    """W ≈ diag(s) N, with integers N in [−127, 127]: the rounding error of an entry is at most half its row's scale.
+    """W ≈ diag(s) N, with integers N in [−127, 127]: the rounding error of an entry is at most half its row's scale."""
 
-    Attributes:
-        entries: Nᵀ, whose product with a row is the fastest on CPUs.
-        scales: s.
-        rows: the shape of the axes of rows.
-    """
-
-    def __init__(self, entries: Int8[Array, "d_in n"], scales: Float[Array, "n"], rows: tuple[int, ...]) -> None:
-        self.entries, self.scales, self.rows = entries, scales, rows
+    entries: Int8[Array, "d_in n"]  # Nᵀ, the layout with the fastest product on CPUs
+    scales: Float[Array, "n"]  # s
+    rows: tuple[int, ...]  # the shape of the axes of rows
 
     @property
     def dtype(self) -> jnp.dtype:
-        """That of the scales, as for a matrix that was not rounded."""
+        """The dtype of the matrix before rounding, which the scales have."""
         return self.scales.dtype
 
     @classmethod
@@ -43,8 +40,8 @@ class Int8Matrix:
     def times(self, X: Float[Array, "d_in *columns"], dtype: Any = None) -> Float[Array, "..."]:
         """``W X``, shape ``[*rows, *columns]``: ``diag(s) N (M + M'/254) diag(r)``, as ``X ≈ (M + M'/254) diag(r)``.
 
-        So X keeps 15 bits, and the products of integers are exact. XLA's CPU backend takes them natively
-        from two rows on, with both factors as they are in memory: for one column, Mᵀ and M'ᵀ are these.
+        So X keeps 15 bits, and the products of integers are exact. XLA's CPU backend multiplies integers natively if
+        the first factor has at least two rows and both are row-major; even for one column, Mᵀ and M'ᵀ are two rows.
         """
         n = math.prod(X.shape[1:])
         dtype = X.dtype if dtype is None else dtype
@@ -60,7 +57,7 @@ class Int8Matrix:
 
 
 def rounded(X: Float[Array, "n d"], r: Float[Array, "n 1"]) -> tuple[Int8[Array, "n d"], Float[Array, "n d"]]:
-    """The integers nearest to ``X/r``, 0 where r is, and what they leave of it, at most 1/2."""
+    """The integers nearest to ``X/r`` and the remainders, at most 1/2; both are 0 where r is 0."""
     X = X / jnp.where(r == 0, 1, r)
     M = jnp.round(X)
     return M.astype(jnp.int8), X - M

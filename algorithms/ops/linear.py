@@ -1,4 +1,4 @@
-"""The linear map with a bias, ``W X + b 1ᵀ``, which every weight matrix of the paper takes part in."""
+"""The linear map with a bias, ``W X + b 1ᵀ``, by which the paper applies every weight matrix."""
 
 import functools
 import math
@@ -18,13 +18,13 @@ from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.int8 import Int8Matrix
 
 PRODUCT = "WX"
-"""What a linear map gives, as ``checkpoint_name`` calls it, unless it is to be computed again by ``remat``."""
+"""The default ``checkpoint_name`` of a linear map's result, which ``remat`` may keep."""
 
 NARROWEST = 16
-"""The least rows, columns and terms of a product of bfloat16 that is left to the processor."""
+"""The least number of rows, columns and terms of a product that the processor computes in bfloat16."""
 
 LEAST = 2**16
-"""Entries of the smallest group of rows; XLA's CPU backend takes a batch of smaller ones on one core, too."""
+"""The least number of entries in a group of rows; XLA's CPU backend runs a batch of smaller groups on one core."""
 
 
 def linear(
@@ -35,9 +35,10 @@ def linear(
     *,
     name: str = PRODUCT,
 ) -> Float[Array, "..."]:
-    """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column. Several stacked matrices W
-    (the heads of an attention) act as one of more rows; ``"paper"`` leaves the derivative to JAX. ``name`` is for
-    ``remat``.
+    """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column.
+
+    Several stacked matrices W (the heads of an attention) act as one matrix with more rows. ``"paper"`` leaves the
+    derivative to JAX. ``name`` is the ``checkpoint_name`` of the result.
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """
@@ -49,8 +50,8 @@ def product(
 ) -> Float[Array, "..."]:
     """``W X``, shape ``[*rows, *columns]``, accumulated in ``dtype``.
 
-    XLA's CPU backend takes most products with a single column on one core, but the products of a batch on several:
-    there the rows of W are taken in groups, side by side.
+    XLA's CPU backend runs most products with a single column on one core, but batched products on several: for such a
+    product, groups of rows of W form a batch.
     """
     if isinstance(W, Int8Matrix):
         return W.times(X, dtype)
@@ -65,7 +66,7 @@ def product(
 def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], dtype: jnp.dtype) -> Array:
     """The product of A and B, summed over these axes of each, which are consecutive, accumulated in ``dtype``.
 
-    For a sum over several axes XLA's CPU backend copies a factor; over these axes merged into one it does not.
+    XLA's CPU backend copies a factor to sum over several axes, but not if they are merged into one.
     """
     if len(axes[0]) > 1 and platform_of(A) == "cpu" and devices_sharing(A) == 1 and are_numbers(*A.shape):
         A, B, axes = _merged(A, axes[0]), _merged(B, axes[1]), (axes[0][:1], axes[1][:1])
@@ -74,16 +75,17 @@ def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], 
 
 
 def _merged(A: Array, axes: Sequence[int]) -> Array:
-    first, behind = axes[0], axes[-1] + 1
-    return A.reshape(*A.shape[:first], math.prod(A.shape[first:behind]), *A.shape[behind:])
+    first, end = axes[0], axes[-1] + 1
+    return A.reshape(*A.shape[:first], math.prod(A.shape[first:end]), *A.shape[end:])
 
 
 def tied_logits(
     X: Float[Array, "d_e *columns"], W_e: Float[Array, "d_e N_V"], b_u: Float[Array, "N_V"] | None = None
 ) -> Float[Array, "N_V *columns"]:
-    """``W_eᵀ X (+ b_u 1ᵀ)``, in float32 at least.
+    """``W_eᵀ X (+ b_u 1ᵀ)``, in at least float32.
 
-    As rows times W_e, which XLA's CPU backend reads as it is in memory; left to itself, it transposes W_e every time.
+    Computed as ``Xᵀ W_e``, for which XLA's CPU backend reads W_e as stored. Without the barriers it would transpose W_e
+    every time.
     """
     as_is = jax.lax.optimization_barrier if platform_of(X) == "cpu" else lambda Y: Y
     dtype, rows = accumulation_dtype(X.dtype), as_is(jnp.moveaxis(X, 0, -1))
@@ -94,17 +96,17 @@ def tied_logits(
 def logits(
     X: Float[Array, "d_e *columns"], W_u: Float[Array, "N_V d_e"] | Int8Matrix, b_u: Float[Array, "N_V"] | None = None
 ) -> Float[Array, "N_V *columns"]:
-    """``W_u X (+ b_u 1ᵀ)``, in float32 at least."""
+    """``W_u X (+ b_u 1ᵀ)``, in at least float32."""
     dtype = accumulation_dtype(X.dtype)
     Y = product(W_u, X, dtype)
     return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
 
 
 def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, dtype: jnp.dtype | None) -> Array:
-    """A product over these axes with a wider result, or by default one in the factors' dtype.
+    """The product ``at_once(A, B)``, summed over these axes, in ``dtype``, or by default in the factors' dtype.
 
-    XLA's CPU backend lacks some with a wider result, but has the same sum of wider factors; those of bfloat16, which it
-    widens, too, where the result is narrow, it has where the processor does.
+    XLA's CPU backend lacks some products whose results are wider than their factors; widening the factors first gives
+    the same sums. It also widens bfloat16 for a narrow result, unless the processor multiplies bfloat16 itself.
     """
     if _is_native(A, B, axes):
         by_cpu = functools.partial(_in_float32, axes=axes, dtype=A.dtype if dtype is None else dtype)
@@ -119,7 +121,7 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
 
 
 def _is_native(A: Array, B: Array, axes: Any) -> bool:
-    """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none of them narrow, on one device."""
+    """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none too narrow, on one device."""
     if A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or devices_sharing(A) > 1:
         return False
     if not (multiplies_bfloat16() and for_this_machine()):
@@ -129,19 +131,14 @@ def _is_native(A: Array, B: Array, axes: Any) -> bool:
 
 
 def _in_float32(A: Array, B: Array, *, axes: Any, dtype: jnp.dtype) -> Array:
-    """The product in float32 of bfloat16, rounded to ``dtype`` at the end."""
-    (of_A, of_B), (free_A, free_B) = axes, _free(A, B, axes)
+    """The product of bfloat16 factors, accumulated in float32 and rounded to ``dtype`` at the end."""
+    of_A, of_B = axes
+    free = [size for a, summed in ((A, of_A), (B, of_B)) for i, size in enumerate(a.shape) if i not in summed]
     n = math.prod(A.shape[i] for i in of_A)
     left = in_rows(A.reshape(-1, n) if of_A[-1] == A.ndim - 1 else A.reshape(n, -1).T)
     right, of_right = (B.reshape(n, -1), 0) if of_B[0] == 0 else (B.reshape(-1, n), 1)
     product = jax.lax.dot_general(left, right, (((1,), (of_right,)), ((), ())), preferred_element_type=jnp.float32)
-    return product.astype(dtype).reshape(*free_A, *free_B)
-
-
-def _free(A: Array, B: Array, axes: Any) -> tuple[list[int], list[int]]:
-    """The sizes of the axes that are not summed over."""
-    sizes = [[n for i, n in enumerate(a.shape) if i not in summed] for a, summed in zip((A, B), axes, strict=True)]
-    return sizes[0], sizes[1]
+    return product.astype(dtype).reshape(free)
 
 
 def _groups(W) -> int:
@@ -171,7 +168,7 @@ def _forward(W, X, b):
 
 
 def _backward(residuals: _Residuals, dY):
-    """With dY the gradient of the loss by Y = W X + b 1ᵀ::
+    """With dY the gradient of the loss with respect to Y = W X + b 1ᵀ::
 
         ∂F/∂W = dY Xᵀ
         ∂F/∂X = Wᵀ dY

@@ -1,4 +1,4 @@
-"""The training loss of Algorithms 11-13, from the hidden state and W_u: of each token, and their weighted sum."""
+"""The training loss of Algorithms 11-13, from the hidden state and W_u: per token, and as a weighted sum."""
 
 from typing import Annotated
 
@@ -40,25 +40,25 @@ def log_loss(
 ) -> Float[Array, ""]:
     """``Σ_t w_t loss_t``, the weighted sum of `token_losses`; without weights, line 5 of Algorithms 11 and 13.
 
-    A column of weight 0 whose target or X is invalid (padding) takes no part, and its weight has gradient 0. The
-    gradient by any other weight is the loss of its token.
+    A column with weight 0 and an invalid target or X (padding) is ignored, and its weight has gradient 0. The gradient
+    of any other weight is the loss of its token.
 
     Args:
         X: hidden state, tokens as columns: ``X[..., :-1]`` and ``targets = x[..., 1:]`` for next-token prediction.
         W_u: the unembedding matrix.
         targets: for each column, the ID of the token to predict.
-        weights: of each column; None is 1 throughout.
+        weights: the weight of each column; None means 1 for all.
         b_u: an output bias, as in BERT.
         label_smoothing: s of `token_losses`.
-        N_V: number of tokens, if the last rows of W_u are padding; None if they are not.
+        N_V: number of tokens, if the last rows of W_u are padding; None if there is no padding.
         cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None: no cap.
-        implementation: how it is computed; see ``IMPLEMENTATIONS``.
+        implementation: how the loss is computed; see ``IMPLEMENTATIONS``.
 
     Returns:
-        the sum over all columns; NaN, as its gradient is, if a target that takes part is outside [0, N_V).
+        the sum over all columns; it and its gradient are NaN if the target of a column that is not ignored is outside
+        [0, N_V).
 
     Example:
-        >>> import jax.numpy as jnp
         >>> round(log_loss(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 3])).item(), 4)
         2.7726
 
@@ -87,16 +87,15 @@ def token_losses(
     cap: Cap = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch l"]:
-    """The loss of each token, ``−log P[targets[t], t]`` with ``P = softmax(W_u X)``, in nats, without all of P at once.
+    """The loss of each token in nats, ``−log P[targets[t], t]`` with ``P = softmax(W_u X)``, computed in chunks of P.
 
-    With label smoothing s the target is 1 − s of the token and s/N_V of every token:
+    Label smoothing s mixes 1 − s of the target with s/N_V of every token:
     ``−((1 − s) log P[targets[t], t] + s/N_V Σ_v log P[v, t])``. The arguments are those of `log_loss`.
 
     Returns:
-        a loss for each column, in float32 at least; NaN for a target outside [0, N_V).
+        a loss for each column, in at least float32; NaN for a target outside [0, N_V).
 
     Example:
-        >>> import jax.numpy as jnp
         >>> token_losses(jnp.ones((1, 2)), jnp.zeros((4, 1)), jnp.array([0, 4])).round(4).tolist()
         [1.386299967765808, nan]
 

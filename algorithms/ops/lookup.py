@@ -1,4 +1,4 @@
-"""A column of a matrix for each index, which is what Algorithms 1 and 2 do, and its backward pass."""
+"""Lookup of a column of a matrix for each index, as in Algorithms 1 and 2, and its backward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,13 @@ from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_ids
 from algorithms.machinery.hand_derived import hand_derived
 
 ONE_HOT_LIMIT = 1024
-"""Columns up to which the gradient of the matrix is a matrix product instead of a scatter."""
+"""The number of columns up to which the gradient of the matrix is a matrix product, not a scatter."""
 
 
 def lookup(
     W: Float[Array, "d_e n"], v: Integer[Array, "*batch"] | int, implementation: str
 ) -> Float[Array, "d_e *batch"]:
-    """``W[:, v]``: NaN, in value and in gradient, for an index outside [0, n), never another column."""
+    """``W[:, v]``; for an index outside [0, n) the value and the gradient are NaN, never those of another column."""
     return (_columns if implementation == "paper" else _lookup)(W, as_ids(v))
 
 
@@ -25,7 +25,7 @@ def _columns(W, v):
 
 
 def one_or_nan(v: Integer[Array, "*shape"], n: int) -> Float[Array, "*shape"]:
-    """1 for an index in [0, n), NaN for any other: a factor that spoils a value and its gradient."""
+    """1 for an index in [0, n), NaN for any other: a factor that makes a value and its gradient NaN."""
     return jnp.where((v >= 0) & (v < n), 1.0, jnp.nan)
 
 
@@ -38,7 +38,7 @@ def _backward(residuals, dE):
 
         ∂F/∂W[:, j] = Σ_{t: v[t] = j} dE[:, t]
 
-    which for a small vocabulary is faster as the product of dE and the one-hot matrix of v.
+    For a small vocabulary the product of dE and the one-hot matrix of v is faster.
 
     Source: Radu 2026, §12.4.8.
     """

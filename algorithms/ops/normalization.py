@@ -1,4 +1,4 @@
-"""Algorithm 6 and RMSnorm of every column, with their backward pass derived by hand."""
+"""Algorithm 6 and RMSnorm of every column, with a hand-derived backward pass."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Rotations of pairs of rows, for rotary positions, and their backward pass."""
+"""Rotations of pairs of rows, for rotary positions, with their backward pass."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,8 +14,10 @@ def rotate(
     pairs: str,
     implementation: str,
 ) -> Float[Array, "H d *columns"]:
-    """``[U cos − V sin; U sin + V cos]`` of the first and the second rows U, V of all pairs. The pairs are rows i
-    and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``); ``"paper"`` leaves the derivative to JAX.
+    """``[U cos − V sin; U sin + V cos]``, where U and V are the first and the second rows of all pairs.
+
+    The pairs are rows i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``). ``"paper"`` leaves the
+    derivative to JAX.
     """
     return (_rotated if implementation == "paper" else _rotate)(pairs, X, cos, sin)
 

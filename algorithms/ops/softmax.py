@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 
 def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
-    """``exp A[i, t] / Σ_j exp A[j, t]`` over the rows of each column; 0 in a column that is −∞ throughout, or empty.
+    """``exp A[i, t] / Σ_j exp A[j, t]`` over the rows of each column; 0 in a column that is all −∞, or empty.
 
     Source: Phuong and Hutter 2022, equation (2).
     """
@@ -17,20 +17,20 @@ def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
 
 
 def log_softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
-    """The logarithm of ``softmax``, which does not underflow; −∞ in a column that is −∞ throughout."""
+    """The logarithm of ``softmax``, without underflow; −∞ in a column that is all −∞."""
     A = shifted(A)
     denominator = jnp.exp(A).sum(axis=0, keepdims=True)
     return A - jnp.log(jnp.where(denominator == 0, 1, denominator))
 
 
 def shifted(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
-    """A, less the largest entry of each column: neither the softmax nor its derivative sees that."""
+    """A minus the largest entry of each column, which changes neither the softmax nor its derivative."""
     largest = A.max(axis=0, keepdims=True, initial=-jnp.inf)
     return A - jax.lax.stop_gradient(jnp.where(jnp.isneginf(largest), 0, largest))
 
 
 def capped(S: Float[Array, "*shape"], cap: float | None, d_attn: int = 1) -> Float[Array, "*shape"]:
-    """``c √d_attn tanh(S/(c √d_attn))``: scores or logits that are never larger than c, once divided by √d_attn.
+    """``c √d_attn tanh(S/(c √d_attn))``: scores or logits whose size, after division by √d_attn, is at most c.
 
     Source: Gemma Team 2024, section 2.
     """
@@ -46,7 +46,7 @@ def capped_derivative(S: Float[Array, "*shape"], cap: float) -> Float[Array, "*s
 
 
 def softmax_backward(A: Float[Array, "rows columns"], g: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
-    """``𝒜 ⊗ g``, of each column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``: from the gradient by the softmax A.
+    """``𝒜 ⊗ g``, column by column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``, for the gradient g of the softmax A.
 
     Source: incml 2023.
     """

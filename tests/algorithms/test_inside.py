@@ -400,7 +400,7 @@ def test_what_cannot_be():
         intervene(d_transformer, {"A": jnp.ones((2, 2))})(X, D)
     with pytest.raises(ValueError, match="A: expected a function that keeps the shape"):
         intervene(d_transformer, {"A": lambda A: A[0]})(X, D)
-    with pytest.raises(ValueError, match="expected a loop of a known number of turns, got a while loop"):
+    with pytest.raises(ValueError, match="expected a loop with a known number of iterations, got a while loop"):
         record(ed_inference, "A/16")(Z, ED, tau=0.0, key=jax.random.key(0))
     with pytest.raises(ValueError, match=r"write jax.grad\(intervene\(loss"):
         intervene(jax.grad(lambda theta: d_transformer(X, theta)[0, 0]), {"X@6": 0.0})(D)

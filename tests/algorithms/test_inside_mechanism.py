@@ -179,5 +179,5 @@ def test_a_function_without_its_source_says_so(monkeypatch):
     """As of a package of compiled files alone."""
     named = naming._with_names
     monkeypatch.setattr(naming, "_with_names", lambda function, _: named(function, None))
-    with pytest.raises(ValueError, match="expected its source, which names what it computes, got compiled code alone"):
+    with pytest.raises(ValueError, match="expected its source, whose tags name values, got only compiled code"):
         looked_at()

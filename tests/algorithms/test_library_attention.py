@@ -76,7 +76,7 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
         return jax.jit(f)(matrices)
 
     with jax.enable_x64(False):
-        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, None, cap))
+        out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, cap))
         expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap, ()))
     np.testing.assert_allclose(out, expected_out, atol=2e-5)
     for name, a, b in zip("QKV", of_kernel, expected, strict=True):
@@ -214,7 +214,7 @@ def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, dev
 
 def test_the_tpu_kernel_lowers_for_a_tpu():
     def loss(matrices):
-        return library_attention(pallas_attention, *matrices, UNIDIRECTIONAL, None).sum()
+        return library_attention(pallas_attention, *matrices, UNIDIRECTIONAL).sum()
 
     with jax.enable_x64(False):
         lowered = jax.jit(jax.grad(loss)).trace(tiles()).lower(lowering_platforms=("tpu",))

@@ -262,8 +262,8 @@ ATTENTION_MUTATIONS: dict[str, Mutation] = {
     ),
     "each sequence has the mask of another": Mutation(
         "algorithms/ops/attention/dispatch.py",
-        "_flat_mask",
-        "return",
+        "attend",
+        "mask",
         "a.reshape(-1, *a.shape[n:]) if n else a",
         "a.reshape(-1, *a.shape[n:])[::-1] if n else a",
         4,

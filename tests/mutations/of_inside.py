@@ -30,7 +30,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
     ),
     "outputs by the lines as printed": _edit(
         f"{INSIDE}/transformations.py",
-        "record.recorded",
+        "_program_with",
         "program",
         '"kernel"',
         '"printed"',

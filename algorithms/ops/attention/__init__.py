@@ -1,1 +1,1 @@
-"""Lines 4 and 5 of Algorithm 4 for speed: the choice of an implementation, and the implementations."""
+"""Fast implementations of lines 4 and 5 of Algorithm 4, and the choice among them."""

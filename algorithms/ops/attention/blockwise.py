@@ -1,7 +1,7 @@
 """Attention with its backward pass derived by hand, a block of the scores at a time: O(ℓ) memory.
 
-The forward pass runs over the blocks of a column with an online softmax and keeps only each column's log-sum-exp; the
-backward pass computes each block of the softmax again from it. Blocks that a structural mask rules out are skipped.
+The forward pass goes through the blocks of a column with an online softmax and keeps only each column's log-sum-exp;
+the backward pass recomputes each block of the softmax from it. Blocks that a structural mask rules out are skipped.
 """
 
 import functools
@@ -18,22 +18,19 @@ from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from algorithms.ops.attention.kernel import kernel
-from algorithms.ops.attention.tiles import (
-    for_each_tile,
-    in_turn,
-)
+from algorithms.ops.attention.tiles import for_each_tile, in_turn
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
 
 T = TypeVar("T")
 BLOCK = 512
-"""Rows and columns of the largest block of scores."""
+"""The largest number of rows and of columns in a block of scores."""
 NARROWEST = 128
-"""The same in the narrowest window: products of smaller blocks would be slow."""
+"""The same for a narrow window: products of smaller blocks would be slow."""
 
 
 class _Blocks:
-    """How the scores of one tile, ``[l_z, l_x]``, are cut into blocks, and which of them the mask rules out."""
+    """The division of the scores of one tile, ``[l_z, l_x]``, into blocks, some of which the mask rules out."""
 
     def __init__(self, l_z: int, l_x: int, mask: Mask, seed: Array | None, dropout: float) -> None:
         self.l_z, self.l_x, self.seed, self.dropout = l_z, l_x, seed, dropout
@@ -47,16 +44,16 @@ class _Blocks:
         )
 
     def padded(self, array: Array, primary: bool, value: float = 0.0) -> Array:
-        """``array`` with whole blocks of columns, of primary or of context tokens."""
+        """``array``, its columns padded to whole blocks of primary or of context tokens."""
         columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
         return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
 
     def distances(self, P: Array) -> Array:
-        """P, as ``[distances, d_r]``, with whole blocks of both sequences."""
+        """P as ``[distances, d_r]``, padded to whole blocks of both sequences."""
         return jnp.pad(P.T, ((self.n_x * self.b_x - self.l_x, self.n_z * self.b_z - self.l_z), (0, 0)))
 
     def crop(self, dP: Array) -> Array:
-        """The gradient by P from that by ``distances``."""
+        """The gradient of P, from the gradient of ``distances(P)``."""
         first = self.n_x * self.b_x - self.l_x
         return dP[first : first + self.l_z + self.l_x].T
 
@@ -65,10 +62,10 @@ class _Blocks:
         return j * self.b_z + (self.n_x - 1 - i) * self.b_x
 
     def over_context(self, i: int | Array, step: Callable[[Array, bool | Array, T], T], state: T) -> T:
-        """``state`` after ``step(j, visited, state)`` for the context blocks j that the primary block i may attend to.
+        """``state`` after ``step(j, visited, state)`` for the context blocks j to which the primary block i may attend.
 
-        The mask rules out all of a block where visited is False. Loops with a fixed number of steps have derivatives of
-        every order.
+        If visited is False, the mask rules out the whole block: the number of steps is fixed, so that the loop has
+        derivatives of every order.
         """
         first, end = self._context_of(i)
 
@@ -78,7 +75,7 @@ class _Blocks:
         return in_turn(self._most_visited(), visit, state)
 
     def _most_visited(self) -> int:
-        """The largest number of context blocks that a primary block attends to."""
+        """The largest number of context blocks to which a primary block attends."""
         mask = self.mask
         if isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is not None:
             tokens = self.b_x + mask.width - 1
@@ -99,7 +96,7 @@ class _Blocks:
         return first, end
 
     def permitted(self, j: int | Array, i: int | Array) -> Bool[Array, "b_z b_x"]:
-        """The block (j, i) of the mask; padding after the sequences is masked."""
+        """The block (j, i) of the mask; False for the padding after the sequences."""
         if isinstance(self.mask, StructuralMask):
             t_z, t_x = self._tokens(j, i)
             return self.mask.permits(t_z[:, None], t_x[None, :]) & (t_z[:, None] < self.l_z)
@@ -112,18 +109,18 @@ class _Blocks:
         return jnp.where(keep_mask(self.seed, self.dropout, *self._tokens(j, i)), 1 / (1 - self.dropout), 0)
 
     def _tokens(self, j: int | Array, i: int | Array) -> tuple[Integer[Array, "b_z"], Integer[Array, "b_x"]]:
-        """The context tokens and the primary tokens of the block (j, i)."""
+        """The indices of the context tokens and of the primary tokens of the block (j, i)."""
         return j * self.b_z + jnp.arange(self.b_z), i * self.b_x + jnp.arange(self.b_x)
 
 
 def _largest(mask: Mask) -> int:
-    """Tokens of the largest block: in a narrow window fewer, since most of a block that is much wider is ruled out."""
+    """The largest number of tokens in a block: fewer for a narrow window, which rules out most of a wide block."""
     width = mask.width if isinstance(mask, StructuralMask) else None
     return BLOCK if width is None else min(BLOCK, max(NARROWEST, width))
 
 
 def _cut(l: int, largest: int) -> tuple[int, int]:
-    """How many blocks of how many tokens, at most ``largest``, hold l tokens."""
+    """The number of blocks that hold l tokens, and the tokens of each, at most ``largest``."""
     n = -(-l // largest)
     return n, -(-l // n)
 
@@ -138,7 +135,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
         S = KᵀQ/√d_attn,  −∞ where the mask is False
         m' = max(m, max S),   s' = s e^{m−m'} + Σ e^{S−m'},   Ṽ' = Ṽ e^{m−m'} + V e^{S−m'}
 
-    and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column that may attend to nothing, whose Ṽ is 0).
+    and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column with nothing to attend to, whose Ṽ is 0).
     """
     Q, K, V, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
@@ -192,7 +189,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
 
 def _of_distances(blocks, by_distance, scale):
-    """U, scaled as Q is, and P, each with whole blocks and in a tuple, which is empty where there is none."""
+    """U, scaled like Q, and P, each padded to whole blocks, in a tuple that is empty if there is none."""
     if not by_distance:
         return (), ()
     U, P = by_distance
@@ -206,7 +203,7 @@ def _of_block(blocks, U, P, j, i):
 
 
 def _with_block(blocks, j, i, visited, of_block, sums):
-    """The sums by the queries of block i, and by all context tokens and distances, with those of the block (j, i)."""
+    """The gradients of the queries of block i, and of all context tokens and distances, plus those of block (j, i)."""
     of_x, of_z = sums
     sizes = blocks.b_z, blocks.b_z, blocks.b_z + blocks.b_x
     nothing = (
@@ -233,10 +230,10 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
     where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
-    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are a part of S, and have
-    the rule of ``scores_by_distance_backward``.
+    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are part of S; their rule is
+    ``scores_by_distance_backward``.
 
-    Source: incml 2023, whose a ⊙ g − (aᵀg) a this is; Radu 2026, §12.4.6.
+    Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """
     Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
     dtype = log_sum_exp.dtype

@@ -1,41 +1,16 @@
 """Attention with its backward pass derived by hand, keeping the softmax matrix: the source's formulas term by term."""
 
 import functools
-from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Float, UInt32
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.masks import Mask, StructuralMask
+from algorithms.masks import StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
-from algorithms.ops.attention.tiles import (
-    ByDistance,
-    for_each_tile,
-    shared_by_sequences,
-    sum_over_groups,
-    sum_over_sequences,
-)
+from algorithms.ops.attention.kernel import kernel
+from algorithms.ops.attention.tiles import for_each_tile
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative, softmax, softmax_backward
-
-
-class _Residuals(NamedTuple):
-    Q: Float[Array, "H d_attn B l_x"]
-    K: Float[Array, "H_kv d_attn B l_z"]
-    V: Float[Array, "H_kv d_mid B l_z"]
-    A: Float[Array, "H l_z B l_x"]
-    mask: Mask
-    seeds: UInt32[Array, "H B 2"] | None
-    by_distance: ByDistance
-
-
-def _forward(Q, K, V, mask, seeds, dropout, cap, by_distance):
-    of_tile = functools.partial(_forward_of_tile, dropout=dropout, cap=cap)
-    V_tilde, A = for_each_tile(of_tile, (Q, K, V, *shared_by_sequences(by_distance)), mask, seeds)
-    return V_tilde, _Residuals(Q, K, V, A, mask, seeds, by_distance)
 
 
 def _forward_of_tile(matrices, mask, seed, dropout, cap):
@@ -50,7 +25,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
 
 def _scores(Q, K, by_distance):
-    """KᵀQ, and what the tokens' distances add to it."""
+    """KᵀQ, plus the scores by distance."""
     S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
     return S + scores_by_distance(*by_distance, dtype=S.dtype) if by_distance else S
 
@@ -62,14 +37,6 @@ def _kept(seed, dropout, A):
     return jnp.where(keep_mask(seed, dropout, *map(jnp.arange, A.shape)), jnp.asarray(1 / (1 - dropout), A.dtype), 0)
 
 
-def _backward(dropout, cap, residuals: _Residuals, E):
-    Q, K, V, A, mask, seeds, by_distance = residuals
-    of_tile = functools.partial(_backward_of_tile, dropout=dropout, cap=cap)
-    matrices = Q, K, V, A, E, *shared_by_sequences(by_distance)
-    dQ, dK, dV, *by_U_P = for_each_tile(of_tile, matrices, mask, seeds)
-    return dQ, sum_over_groups(dK, len(K)), sum_over_groups(dV, len(V)), None, None, sum_over_sequences(by_U_P)
-
-
 def _backward_of_tile(matrices, mask, seed, dropout, cap):
     """With E = ∂F/∂Ṽ, A = softmax(S/√d_attn) and ⊗ the softmax Jacobian diag(a) − a aᵀ of every column::
 
@@ -79,11 +46,11 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    With a cap c, S/√d_attn is C = c tanh(S/(c √d_attn)), and ∂F/∂S = (1 − C²/c²) ⊙ ∂F/∂C /√d_attn. Scores by distance
-    are a part of S, and have the rule of ``scores_by_distance_backward``.
+    With a cap c, C = c tanh(S/(c √d_attn)) replaces S/√d_attn, and ∂F/∂S = (1 − C²/c²) ⊙ ∂F/∂C /√d_attn. Scores by
+    distance are part of S; their rule is ``scores_by_distance_backward``.
 
-    With dropout, D is 0 or 1/(1 − rate): A is A ⊙ D in the first line, and ∂F/∂A is D ⊙ (Vᵀ E). The mask needs no line,
-    for A is 0 where it is False.
+    With dropout, D is 0 or 1/(1 − rate): the first line has A ⊙ D in place of A, and ∂F/∂A = D ⊙ (Vᵀ E). The mask needs
+    no term, since A is 0 where it is False.
 
     Source: incml 2023, whose Q and K are the K and Q of the paper; Radu 2026, §12.4.6.
     """
@@ -107,4 +74,4 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     return *by_matrices, dU.astype(by_distance[0].dtype), dP.astype(by_distance[1].dtype)
 
 
-dense_attention = hand_derived(_forward, _backward, static=(5, 6))
+dense_attention = kernel(for_each_tile, _forward_of_tile, _backward_of_tile, keeps_softmax=True)

@@ -1,4 +1,4 @@
-"""Which implementation computes lines 4 and 5 of Algorithm 4, and for which platform."""
+"""Chooses the implementation of lines 4 and 5 of Algorithm 4, for the target platform, and runs it."""
 
 import dataclasses
 import functools
@@ -30,10 +30,10 @@ from algorithms.ops.attention.vendor import (
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 
 ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp")
-"""What the rules and the Pallas kernel keep for their backward passes, as ``checkpoint_name`` calls it."""
+"""The ``checkpoint_name`` of each array that the rules and the Pallas kernel keep for their backward passes."""
 
 RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": strips_attention}
-"""Name of a rule derived by hand → the rule."""
+"""Name of a hand-derived rule → the rule."""
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
@@ -58,35 +58,31 @@ def attend(
     Args:
         as_printed: the lines as printed, for one head of one sequence.
         Q: queries, ``[*heads, d_attn, *batch, l_x]``.
-        K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences. If there are
-            fewer heads than of queries, each of them serves several consecutive ones.
-        V: values, ``[*heads, d_mid, *batch, l_z]``; likewise.
+        K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences. With fewer heads
+            than Q, each serves several consecutive heads of queries.
+        V: values, ``[*heads, d_mid, *batch, l_z]``, shared like the keys.
         mask: one for all heads; one for all sequences, or one for each.
-        heads: whether axis 0 is that of the heads.
+        heads: whether axis 0 is the axis of heads.
         implementation: one of ``IMPLEMENTATIONS``.
         dropout: probability to drop an attention weight.
-        key: one for each sequence; a head h draws with ``fold_in(key, h)``, a single one with ``key`` itself.
+        key: one for each sequence. Head h draws with ``fold_in(key, h)``; without an axis of heads, ``key`` is used.
         cap: c, for scores ``c tanh(S/c)``, or None.
-        by_distance: what the distances of tokens add to S: U like Q, with its own number of rows, and P
-            ``[H, d_r, l_z + l_x]`` of ``scores_by_distance``; nothing where they add nothing.
+        by_distance: for scores by distance, U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of
+            ``scores_by_distance``; otherwise empty.
     """
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
-    printed = functools.partial(
-        _of_each,
-        functools.partial(as_printed, cap=cap),
-        *(Q, K, V, mask, seeds, by_distance),
-        heads=heads,
-        dropout=dropout,
-    )
+    of_one = functools.partial(as_printed, cap=cap)
+    printed = functools.partial(_of_each, of_one, Q, K, V, mask, seeds, by_distance, heads=heads, dropout=dropout)
     if implementation == "paper" or shows("printed"):
         return printed()
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
     by_distance = (_flat(by_distance[0], heads, batch), by_distance[1]) if by_distance else ()
-    mask = _flat_mask(mask)
+    # the batch axes of the mask's arrays, merged into one
+    mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
     name = implementation
     if implementation == "auto":
         name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap, by_distance)
@@ -94,15 +90,16 @@ def attend(
 
     def of_tiles(Q, K, V, by_distance, mask, seeds, first):
         if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, seeds, cap)
-        by_distance = _distances_from(first, by_distance, K.shape[-1])
-        return RULES[name](Q, K, V, *_counted_from(first, mask, seeds), dropout, cap, by_distance)
+            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, cap)
+        if first is not None:
+            by_distance, mask, seeds = _counted_from(first, by_distance, mask, seeds, K.shape[-1])
+        return RULES[name](Q, K, V, mask, seeds, dropout, cap, by_distance)
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
     V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, balanced)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
-    return beside(V_tilde, printed)  # S and A, for an observer
+    return beside(V_tilde, printed)  # shows S and A to an observer
 
 
 def automatic(
@@ -115,15 +112,15 @@ def automatic(
     cap: float | None = None,
     by_distance: ByDistance = (),
 ) -> str:
-    """What ``"auto"`` means: the first row of this table that holds. ``docs/performance.md`` has the measurements.
+    """The meaning of ``"auto"``: the first row of this table that applies; ``docs/performance.md`` has measurements.
 
     ========  ==============================================================  ===============
     platform  condition                                                       implementation
     ========  ==============================================================  ===============
     gpu       cuDNN takes the input                                           ``"cudnn"``
     tpu       the Pallas kernel takes the input                               ``"pallas"``
-    any       a size that is a symbol, in ``jax.export``                      ``"dense"``
-    cpu       more than 128 x 128 scores that a few strips hold               ``"strips"``
+    any       a symbolic size, in ``jax.export``                              ``"dense"``
+    cpu       more than 128 x 128 scores, which fit in a few strips           ``"strips"``
     any       at most 256 x 256 scores                                        ``"dense"``
     any       otherwise                                                       ``"blockwise"``
     ========  ==============================================================  ===============
@@ -141,19 +138,19 @@ def automatic(
 def _refuse(
     name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None, by_distance: ByDistance
 ) -> None:
-    """Raise ValueError where an implementation that was asked for by name cannot serve."""
+    """Raise ValueError if an implementation requested by name cannot serve."""
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
         reason = "it has no scores by distance" if by_distance else reason
     elif name in ("blockwise", "strips") and not are_numbers(*Q.shape, *K.shape):
-        reason = f"it needs numbers for sizes, and got symbolic ones: {Q.shape} and {K.shape}"
+        reason = f"it needs known sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
 
 
 def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, dropout: float):
-    """The lines as printed of every head and sequence, by ``jax.vmap``."""
+    """The lines as printed, of every head and sequence, by ``jax.vmap``."""
     if heads and len(K) < len(Q):
         K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
 
@@ -178,39 +175,29 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, drop
 
 
 def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:
-    """Keys or values that may serve the whole batch, for each of its sequences."""
+    """Keys or values, broadcast to every sequence of the batch if they have no batch axes."""
     if a.ndim - at - 1 == len(batch):
         return a
     return jnp.broadcast_to(jnp.expand_dims(a, range(at, at + len(batch))), (*a.shape[:at], *batch, a.shape[-1]))
 
 
 def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B l"]:
-    """``[*heads, d, *batch, l]`` with one axis of heads and one of sequences."""
+    """``[*heads, d, *batch, l]``, reshaped to one axis of heads and one of sequences."""
     rows = a.shape[:2] if heads else (1, *a.shape[:1])
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
 
 
-def _counted_from(first: Array | None, mask: Mask, seeds: Array | None) -> tuple[Mask, Array | None]:
-    """Mask and seeds for queries that begin in the middle of a sequence: columns are counted from there."""
-    if first is None:
-        return mask, seeds
+def _counted_from(
+    first: Array, by_distance: ByDistance, mask: Mask, seeds: Array | None, l_z: int
+) -> tuple[ByDistance, Mask, Array | None]:
+    """Distances, mask and seeds for queries that begin at position ``first`` of a sequence."""
+    if by_distance:
+        U, P = by_distance
+        l_x, n = U.shape[-1], P.shape[-1]
+        by_distance = U, jax.lax.dynamic_slice_in_dim(P, n - l_z - l_x - first, l_z + l_x, 2)
     if isinstance(mask, StructuralMask) and depends_on_position(mask):
         mask = dataclasses.replace(mask, first=first)
-    return mask, seeds if seeds is None else seeds.at[..., 1].add(first.astype(seeds.dtype))
-
-
-def _distances_from(first: Array | None, by_distance: ByDistance, l_z: int) -> ByDistance:
-    """U, and the columns of P that queries need which begin in the middle of a sequence."""
-    if first is None or not by_distance:
-        return by_distance
-    U, P = by_distance
-    l_x, n = U.shape[-1], P.shape[-1]
-    return U, jax.lax.dynamic_slice_in_dim(P, n - l_z - l_x - first, l_z + l_x, 2)
-
-
-def _flat_mask(mask: Mask) -> Any:
-    """A mask whose arrays have the batch axes, if they have any, as one."""
-    return jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
+    return by_distance, mask, None if seeds is None else seeds.at[..., 1].add(first.astype(seeds.dtype))
 
 
 def _seeds(key: Key[Array, "*batch"] | None, H: int, heads: bool) -> Array | None:

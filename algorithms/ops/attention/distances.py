@@ -1,8 +1,8 @@
-"""Scores that depend on the distance of two tokens, added to those of their contents.
+"""Scores that depend on the distance between two tokens, added to the scores of their contents.
 
 ``S[t_z, t_x] += P[:, k]ᵀ U[:, t_x]`` with ``k = t_z − t_x + l_x − 1``: P ``[d_r, l_z + l_x]`` has a column for each
-distance (and a spare one at the end), U ``[d_r, l_x]`` one for each query. A product, and a shift of its rows by a
-reshape: nothing is gathered, and a block of the scores needs a slice of P alone.
+distance (and a spare one at the end), U ``[d_r, l_x]`` one for each query. This is a product whose rows are shifted by
+a reshape: nothing is gathered, and a block of the scores needs only a slice of P.
 """
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Float
 def scores_by_distance(
     U: Float[Array, "d_r l_x"], P: Float[Array, "d_r n"], dtype: jnp.dtype
 ) -> Float[Array, "l_z l_x"]:
-    """``B = UᵀP``, and ``S[t_z, t_x] = B[t_x, t_z − t_x + l_x − 1]``: each row of B begins one column earlier."""
+    """``S[t_z, t_x] = B[t_x, t_z − t_x + l_x − 1]`` with ``B = UᵀP``: each row of B begins one column earlier."""
     l_x, n = U.shape[1], P.shape[1]
     B = jnp.matmul(U.T, P, preferred_element_type=dtype)
     sheared = B.reshape(-1)[l_x - 1 : l_x * n - 1].reshape(l_x, n - 1)

@@ -1,9 +1,9 @@
 """Attention with its backward pass derived by hand, a strip of the scores at a time: the rule for CPUs, in O(ℓ) memory.
 
-A strip has the scores of a few queries with all keys that the mask lets them attend to, so that a softmax needs no
-rescaling. Its rows are the queries, Sᵀ = QᵀK, which makes sums over keys sums of neighbors; everything else stays in
-columns, and nothing is transposed. The backward pass computes each strip of the softmax again from its queries'
-log-sum-exp.
+A strip contains the scores of a few queries with all keys to which the mask lets them attend, so that its softmax needs
+no rescaling. Its rows are the queries, Sᵀ = QᵀK, so that sums over keys run over contiguous memory; everything else
+stays in columns, and nothing is transposed. The backward pass recomputes each strip of the softmax from the
+log-sum-exp of its queries.
 """
 
 import functools
@@ -20,38 +20,33 @@ from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from algorithms.ops.attention.kernel import kernel
-from algorithms.ops.attention.tiles import (
-    SMALL,
-    ByDistance,
-    in_groups,
-    in_turn,
-)
+from algorithms.ops.attention.tiles import SMALL, ByDistance, in_groups, in_turn
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
 
 T = TypeVar("T")
 LEAST, LARGEST = 64, 256
-"""Queries of the smallest and of the largest strip: small ones leave out more of what a mask rules out."""
+"""The numbers of queries in the smallest and the largest strip; small strips skip more masked scores."""
 
 RANGES = 8
-"""How many different ranges of keys there are at most: each is compiled for itself."""
+"""The largest number of different ranges of keys; each is compiled separately."""
 
 SCORES = 2**17
-"""Scores that are computed at once, of several tiles where these are small: they stay in a core's cache."""
+"""The number of scores computed at once, in several tiles if they are small: they fit in a core's cache."""
 
 
 def in_strips(l_x: int, l_z: int, mask: Mask) -> bool:
     """Whether strips are the fastest rule on a CPU.
 
-    Small tiles run side by side. Long sequences have strips too long for a core's cache, and blocks that padding rules
-    out are skipped by ``"blockwise"``.
+    Small tiles are faster side by side. Strips of long sequences do not fit in a core's cache, and only ``"blockwise"``
+    skips blocks of padding.
     """
     padded = isinstance(mask, StructuralMask) and mask.length is not None
     return l_x * l_z > SMALL and max(l_x, l_z) <= (BLOCK if padded else LARGEST * RANGES)
 
 
 def _for_each_tile(of_tile, matrices, mask, seeds):
-    """``of_tile`` of every head and sequence, as many side by side as compute ``SCORES`` at once."""
+    """``of_tile`` of every head and sequence, with as many side by side as have ``SCORES`` scores in a strip."""
     l_x, l_z = matrices[0].shape[-1], matrices[1].shape[-1]
     return in_groups(of_tile, matrices, mask, seeds, n=max(1, SCORES // (_rows_of_strips(l_x) * l_z)))
 
@@ -61,7 +56,7 @@ def _rows_of_strips(l_x: int) -> int:
 
 
 class _Strip:
-    """The scores of the n queries from ``first`` on with the keys of a range."""
+    """The scores of n queries, starting at ``first``, with a range of keys."""
 
     def __init__(self, first: int | Array, n: int, keys: slice, mask: Mask, seed: Array | None, dropout: float) -> None:
         self.first, self.n, self.keys = first, n, keys
@@ -69,15 +64,15 @@ class _Strip:
         self.mask, self.seed, self.dropout = mask, seed, dropout
 
     def queries(self, a: Shaped[Array, "d l_x"]) -> Shaped[Array, "d n"]:
-        """The columns of its queries."""
+        """The columns of the strip's queries."""
         return dynamic_slice_in_dim(a, self.first, self.n, 1)
 
     def with_queries(self, a: Float[Array, "d l_x"], columns: Float[Array, "d n"]) -> Float[Array, "d l_x"]:
-        """``a``, with these columns of its queries."""
+        """``a``, with these columns in the place of the strip's queries."""
         return dynamic_update_slice_in_dim(a, columns.astype(a.dtype), self.first, 1)
 
     def of_distances(self, by_distance: ByDistance, l_x: int) -> tuple[Array, ...]:
-        """U and P of the strip, if there are any."""
+        """U and P of the strip, if distances add to the scores."""
         if not by_distance:
             return ()
         U, P = by_distance
@@ -88,7 +83,7 @@ class _Strip:
         return self.keys.start + l_x - self.first - self.n
 
     def permitted(self) -> Bool[Array, "n z"]:
-        """The strip of the mask, transposed."""
+        """The mask of the strip, transposed."""
         if isinstance(self.mask, StructuralMask):
             return self.mask.permits(self.t_z[None, :], self.t_x[:, None])
         return self.queries(self.mask[self.keys]).T
@@ -103,7 +98,7 @@ class _Strip:
 def _for_each_strip(
     step: Callable[[_Strip, T], T], state: T, l_z: int, l_x: int, mask: Mask, seed: Array | None, dropout: float
 ) -> T:
-    """``state`` after ``step(strip, state)`` for every strip; consecutive ones with one range of keys are a loop."""
+    """``state`` after ``step(strip, state)`` for every strip; consecutive strips with one range of keys form a loop."""
     rows = _rows_of_strips(l_x)
     whole, rest = divmod(l_x, rows)
     at_once = max(1, -(-whole // RANGES))
@@ -120,7 +115,7 @@ def _for_each_strip(
 
 
 def _keys_of(first: int, end: int, l_z: int, mask: Mask) -> slice:
-    """The keys that the mask lets the queries from ``first`` to before ``end`` attend to, if not fewer."""
+    """A range that contains all keys to which the mask lets the queries from ``first`` to ``end − 1`` attend."""
     if not isinstance(mask, StructuralMask) or mask.first is not None:
         return slice(0, l_z)
     stop = min(end, l_z) if mask.unidirectional else l_z
@@ -135,12 +130,12 @@ def _scaled(Q, by_distance):
 
 
 def _rows(a):
-    """aᵀ. XLA multiplies wide floats as they lie in memory, but would widen narrow ones."""
+    """aᵀ; row-major for narrow floats, which XLA would otherwise widen."""
     return a.T if a.dtype == accumulation_dtype(a.dtype) else in_rows(a.T)
 
 
 def _scores(strip, Q_x, K, U_P):
-    """QᵀK of a strip, and what the tokens' distances add to it."""
+    """QᵀK of a strip, plus the scores by distance."""
     S = jnp.matmul(_rows(Q_x), K[:, strip.keys], preferred_element_type=accumulation_dtype(Q_x.dtype))
     return S + scores_by_distance(*U_P, dtype=S.dtype).T if U_P else S
 
@@ -152,7 +147,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
         Wᵀ = e^{Sᵀ − m},  m = max Sᵀ of each row,   s = Σ Wᵀ of each row
         Ṽ  = V W / s
 
-    and log-sum-exp m + log s (+∞ for a query that may attend to nothing, whose Ṽ is 0).
+    and log-sum-exp m + log s (+∞ for a query with nothing to attend to, whose Ṽ is 0).
     """
     Q, K, V, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
@@ -185,10 +180,10 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         ∂F/∂Q    = K ∂F/∂S
 
     where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
-    C = c tanh(S/c), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are a part of S, and have
-    the rule of ``scores_by_distance_backward``.
+    C = c tanh(S/c), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are part of S; their rule is
+    ``scores_by_distance_backward``.
 
-    Source: incml 2023, whose a ⊙ g − (aᵀg) a this is; Radu 2026, §12.4.6.
+    Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """
     Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
     dtype = log_sum_exp.dtype

@@ -1,7 +1,7 @@
-"""Attention of many heads and sequences, one *tile* — one head of one sequence — at a time.
+"""Runs a rule for one *tile*, which is one head of one sequence, on all heads and sequences.
 
-The hand-derived rules are written for one tile. On a CPU, large tiles are processed one after another, since XLA's CPU
-backend leaves its fast matrix product when there are many at once; small ones, and all elsewhere, run side by side.
+On a CPU, large tiles run one after another, since XLA's CPU backend does not use its fast matrix product for a batch of
+them. Small tiles, and all tiles on other platforms, run side by side.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ ByDistance = tuple[Array, ...]
 """U ``[H, d_r, B, l_x]`` and P ``[H, d_r, n]`` of ``scores_by_distance``, or nothing."""
 
 SMALL = 128 * 128
-"""Scores of the largest tile that is small."""
+"""The number of scores up to which a tile is small."""
 
 AT_ONCE = 2
-"""Tiles that run side by side on a CPU's cores where they are large: a tile's own lines wait for each other."""
+"""How many large tiles run at once on a CPU: the operations of a single tile wait for each other."""
 
 
 def for_each_tile(
@@ -33,11 +33,11 @@ def for_each_tile(
     """``of_tile`` of every head and sequence.
 
     Args:
-        of_tile: takes matrices ``[rows, columns]``, a mask and the seed of its dropout, or None; returns matrices.
-        matrices: ``[H, rows, B, columns]``; where one has fewer heads than the first, each serves several, and where
-            one has a single sequence, that serves all.
-        mask: its arrays have B in front where the sequences differ in it.
-        seeds: of the dropout of each tile, or None.
+        of_tile: takes matrices ``[rows, columns]``, a mask and the seed of the dropout or None; returns matrices.
+        matrices: ``[H, rows, B, columns]``. A matrix with fewer heads than the first shares each among several heads;
+            one with a single sequence shares it among all.
+        mask: its arrays have a leading axis B if the sequences have different masks.
+        seeds: the seeds of the dropout, or None.
     """
     l_x, l_z = matrices[0].shape[-1], matrices[1].shape[-1]
     if not are_numbers(*matrices[0].shape, l_z) or l_x * l_z <= SMALL:
@@ -54,7 +54,7 @@ def for_each_tile(
 def _side_by_side(of_tile, matrices, mask, seeds):
     for_seeds = None if seeds is None else 0
     H, H_kv, B = len(matrices[0]), min(map(len, matrices)), matrices[0].shape[2]
-    if H == B == 1:  # for the products of a batch of one, XLA's CPU backend transposes factors
+    if H == B == 1:  # not vmap: for batched products, even of one, XLA's CPU backend transposes factors
         axes = sequence_axes(mask)
         mask = jax.tree.map(lambda a, axis: a if axis is None else a[0], mask, axes, is_leaf=lambda a: a is None)
         found = of_tile(tuple(a[0, :, 0] for a in matrices), mask, None if seeds is None else seeds[0, 0])
@@ -64,32 +64,17 @@ def _side_by_side(of_tile, matrices, mask, seeds):
     of_head = jax.vmap(of_tile, (of_sequences, sequence_axes(mask), for_seeds), 1)
     if H_kv == H:
         return jax.vmap(of_head, (0, None, for_seeds))(matrices, mask, seeds)
-    by_group = tuple(a if len(a) == H_kv else _grouped(a, H_kv) for a in matrices)
+    by_group = tuple(a if len(a) == H_kv else grouped(a, H_kv) for a in matrices)
     own = tuple(None if len(a) == H_kv else 0 for a in matrices)
     of_group = jax.vmap(of_head, (own, None, for_seeds))
-    seeds = None if seeds is None else _grouped(seeds, H_kv)
+    seeds = None if seeds is None else grouped(seeds, H_kv)
     found = jax.vmap(of_group, (0, None, for_seeds))(by_group, mask, seeds)
     return jax.tree.map(lambda a: a.reshape(H, *a.shape[2:]), found)
 
 
-def _grouped(array: Array, H_kv: int) -> Array:
-    """The heads as H_kv groups: ``[H_kv, H/H_kv, …]``."""
+def grouped(array: Array, H_kv: int) -> Array:
+    """An array of heads, in H_kv groups: ``[H_kv, H/H_kv, …]``."""
     return array.reshape(H_kv, -1, *array.shape[1:])
-
-
-def sum_over_groups(dK: Float[Array, "H *axes"], H_kv: int) -> Float[Array, "H_kv *axes"]:
-    """The gradient by keys or values that heads share: ``∂F/∂K_g = Σ_{h in group g} ∂F/∂K_h``."""
-    return dK if len(dK) == H_kv else _grouped(dK, H_kv).sum(axis=1)
-
-
-def shared_by_sequences(by_distance: ByDistance) -> Tiles:
-    """U and P as matrices of tiles; all sequences share P."""
-    return (by_distance[0], by_distance[1][:, :, None]) if by_distance else ()
-
-
-def sum_over_sequences(by_U_P: list[Array]) -> ByDistance:
-    """The gradients by U and P: that by P is the sum over the sequences that share it."""
-    return (by_U_P[0], by_U_P[1].sum(axis=2)) if by_U_P else ()
 
 
 def in_groups(
@@ -100,16 +85,7 @@ def in_groups(
     n: int,
     at_once: int = 1,
 ) -> Tiles:
-    """``of_tile`` of every head and sequence, at most n tiles side by side, one group after another.
-
-    Args:
-        of_tile: as of `for_each_tile`.
-        matrices: as of `for_each_tile`.
-        mask: as of `for_each_tile`.
-        seeds: as of `for_each_tile`.
-        n: tiles of a group, whose lines are each one operation for all of them.
-        at_once: groups that may run on several cores.
-    """
+    """`for_each_tile`, in groups of at most n tiles side by side; of all groups, ``at_once`` may run concurrently."""
     H, _, B, _ = matrices[0].shape
     of_heads, of_sequences = _group(H, min(map(len, matrices)), B, n)
     axes = sequence_axes(mask)
@@ -151,9 +127,9 @@ def in_groups(
 
 
 def _group(H: int, H_kv: int, B: int, n: int) -> tuple[int, int]:
-    """Heads and sequences of a group of at most n tiles: as many as possible, that divide those of all.
+    """The numbers of heads and sequences in a group: as many tiles as possible up to n, in groups of equal size.
 
-    Heads that share keys and values are in one group, or each of them is in one of its own.
+    The number of heads in a group is a multiple or a divisor of the number that share keys and values.
     """
     heads = [h for h in range(1, H + 1) if H % h == 0 and (h % (H // H_kv) == 0 or (H // H_kv) % h == 0)]
     groups = [(h, b) for h in heads for b in range(1, B + 1) if B % b == 0 and h * b <= n]
@@ -163,7 +139,8 @@ def _group(H: int, H_kv: int, B: int, n: int) -> tuple[int, int]:
 def in_turn(n: int, step: Callable[[Array, T], T], state: T) -> T:
     """``state`` after ``step(i, state)`` for i = 0, …, n − 1.
 
-    JAX would compute what depends on i alone, as the masks of all blocks, before the loop, and keep it for derivatives.
+    The barrier keeps values that depend only on i, such as the masks of the blocks, inside the loop. Without it JAX
+    would compute all of them before the loop, and keep them for derivatives.
     """
 
     def tied(i, state):

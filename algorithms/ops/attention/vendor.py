@@ -1,8 +1,8 @@
-"""The platforms' own attention kernels, with the same interface and masks.
+"""The attention kernels of libraries, with the same interface and masks as the hand-derived rules.
 
-cuDNN's through ``jax.nn.dot_product_attention``, and on a TPU the Pallas kernel that is shipped with JAX. Whatever they
-cannot do exactly is refused with the reason; a token that may attend to nothing is set to 0 afterwards, where the
-kernels return something else.
+They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Whatever a
+kernel cannot compute exactly is refused with the reason. For a token with nothing to attend to, the kernels return
+arbitrary values, which are set to 0 afterwards.
 """
 
 from typing import Any
@@ -16,15 +16,11 @@ from algorithms.machinery.sharding import split_explicitly, tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 
-_NOT_IN_SHARD_MAP = "inside jax.shard_map it needs check_vma=False"
-_NOT_SPLIT = "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
-_FROM_FIRST = "its mask counts from the first token, and the mesh axis context divides the tokens"
-
 PALLAS_BLOCKS = (512, 384, 256, 128)
-"""The TPU kernel takes whole blocks of this many tokens; larger ones are faster."""
+"""The block sizes of the TPU kernel, in tokens; larger blocks are faster."""
 
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
-"""JAX's primitive of cuDNN's forward kernel, which gives its outputs no ``checkpoint_name``."""
+"""JAX's primitive for cuDNN's forward kernel, whose outputs have no ``checkpoint_name``."""
 
 
 def cudnn_refuses(
@@ -42,12 +38,8 @@ def cudnn_refuses(
         return "its dropout is not drawn from the key"
     if cap is not None:
         return "it has no cap of the scores"
-    if varies_over((Q, K, V, mask)):
-        return _NOT_IN_SHARD_MAP
-    if split_explicitly(Q):
-        return _NOT_SPLIT
-    if tokens_are_split(Q) and depends_on_position(mask):
-        return _FROM_FIRST
+    if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
+        return reason
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
         return "it has no mask for the borders of documents"
     return None
@@ -66,16 +58,23 @@ def pallas_refuses(
         return f"it needs multiples of {block} tokens, got l_x = {Q.shape[-1]} and l_z = {K.shape[-1]}"
     if dropout:
         return "it has no dropout"
-    if varies_over((Q, K, V, mask)):
-        return _NOT_IN_SHARD_MAP
-    if split_explicitly(Q):
-        return _NOT_SPLIT
+    if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
+        return reason
     if not isinstance(mask, StructuralMask):
         return "its masks are structural ones"
-    if tokens_are_split(Q) and depends_on_position(mask):
-        return _FROM_FIRST
     if mask.length is not None and mask.documents_z is not None:
         return "documents with padding may leave a token nothing to attend to, which the kernel does not report"
+    return None
+
+
+def _refused_on_devices(Q: Array, K: Array, V: Array, mask: Mask) -> str | None:
+    """Why a library's kernel cannot serve tiles that several devices hold, or None if it can."""
+    if varies_over((Q, K, V, mask)):
+        return "inside jax.shard_map it needs check_vma=False"
+    if split_explicitly(Q):
+        return "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
+    if tokens_are_split(Q) and depends_on_position(mask):
+        return "its mask counts from the first token, and the mesh axis context divides the tokens"
     return None
 
 
@@ -85,15 +84,14 @@ def library_attention(
     K: Float[Array, "H_kv d_attn B l_z"],
     V: Float[Array, "H_kv d_mid B l_z"],
     mask: Mask,
-    seeds: None,
     cap: float | None = None,
 ) -> Float[Array, "H d_mid B l_x"]:
-    """``V · softmax(KᵀQ/√d)`` by a kernel, and 0 for a token that may attend to nothing."""
+    """``V · softmax(KᵀQ/√d)`` by a library's kernel, and 0 for a token with nothing to attend to."""
     V_tilde = kernel(Q, K, V, mask, cap)
-    something = _something(mask, K.shape[-1], Q.shape[-1])
-    if something is None:
+    has_context = _has_context(mask, K.shape[-1], Q.shape[-1])
+    if has_context is None:
         return V_tilde
-    return jnp.where(jnp.broadcast_to(something, V_tilde.shape[2:])[None, None], V_tilde, 0)
+    return jnp.where(jnp.broadcast_to(has_context, V_tilde.shape[2:])[None, None], V_tilde, 0)
 
 
 def cudnn_attention(
@@ -103,7 +101,7 @@ def cudnn_attention(
     mask: Mask,
     cap: None,
 ) -> Float[Array, "H d B l_x"]:
-    """By cuDNN's kernel, forward and backward."""
+    """The kernel of cuDNN, forward and backward."""
     B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
     q, k, v = (a.transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
     options = {}
@@ -126,8 +124,8 @@ def pallas_attention(
     mask: Any,
     cap: float | None,
 ) -> Float[Array, "H d_mid B l_x"]:
-    """By the splash attention kernel for TPUs, forward and backward."""
-    # It takes half a second to import.
+    """The splash attention kernel for TPUs, forward and backward."""
+    # importing it takes half a second
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as rules
 
@@ -140,7 +138,7 @@ def pallas_attention(
         block_q=of_x,
         block_kv=of_z,
         block_q_dkv=of_x,
-        block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient of Q for each
+        block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient of Q for each block
         block_kv_dkv_compute=of_z,
         use_fused_bwd_kernel=True,
     )
@@ -160,7 +158,7 @@ def pallas_attention(
 
 
 def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:
-    """Segment numbers of both sequences: a token attends to equal ones; None where it attends to all."""
+    """Segment numbers of both sequences: tokens attend within a segment; None if the whole sequence is one segment."""
     if mask.length is None and mask.documents_z is None:
         return None
     of_x = jnp.zeros(l_x, int) if mask.documents_x is None else mask.documents_x
@@ -171,8 +169,8 @@ def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[
     return [jnp.broadcast_to(a, (B, a.shape[-1])).astype(jnp.int32) for a in (of_x, of_z)]
 
 
-def _something(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:
-    """Whether a token may attend to anything; None where each of them may."""
+def _has_context(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:
+    """Whether each token has something to attend to; None if all tokens do."""
     if not isinstance(mask, StructuralMask):
         return mask.any(axis=-2)
     if mask.length is None and (mask.width is None or l_x <= l_z):
