@@ -267,7 +267,7 @@ def is_ours(path: Path) -> bool:
     if path.is_file():
         raise InterchangeError(
             f"{path}: expected a directory with config.json and the weights, or a file named *{SUFFIX}, got "
-            "another file; put it into a directory of its own, together with its model's config.json"
+            "another file; put it into a directory together with its model's config.json"
         )
     if not path.is_dir():
         raise InterchangeError(f"there is no directory {path}")

@@ -61,44 +61,41 @@ class Fields:
     def integer(self, name: str, default: int | None = None, *, least: int = 1, limit: int = LARGEST) -> int:
         """Return an integer of at least `least` and less than `limit`, a power of two."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
-            power = limit.bit_length() - 1
-            raise InterchangeError(
-                f"{self.path}: {name}: expected an integer of at least {least} and less than 2^{power}, got {value!r}"
-            )
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value < limit
+        power = limit.bit_length() - 1
+        return self._checked(name, value, fits, f"an integer of at least {least} and less than 2^{power}")
+
+    def _checked(self, name: str, value: Any, fits: bool, expected: str) -> Any:
+        if not fits:
+            raise InterchangeError(f"{self.path}: {name}: expected {expected}, got {value!r}")
         return value
 
     def sizes(self, names: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
-        """Return sizes by our names; `names` has for each its name here and its default, if there is one."""
+        """Return sizes by our names; `names` maps each to its field's name and default, if it has one."""
         return {size: self.integer(*pair) for size, pair in names.items()}
 
     def number(self, name: str, default: float) -> float:
         """Return a nonnegative number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-            raise InterchangeError(f"{self.path}: {name}: expected a number of at least 0, got {value!r}")
-        return float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = is_number and 0 <= value <= sys.float_info.max
+        return float(self._checked(name, value, fits, "a number of at least 0"))
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean field."""
         value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise InterchangeError(f"{self.path}: {name}: expected true or false, got {value!r}")
-        return value
+        return self._checked(name, value, isinstance(value, bool), "true or false")
 
     def first(self, name: str) -> str:
         """Return the first of a list of strings; "" if the list is empty or missing."""
         value = self.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise InterchangeError(f"{self.path}: {name}: expected a list of strings, got {value!r}")
-        return value[0] if value else ""
+        fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return next(iter(self._checked(name, value, fits, "a list of strings")), "")
 
     def table(self, name: str) -> dict[str, Any]:
         """Return an object; empty if missing."""
         value = self.get(name, {})
-        if not isinstance(value, dict):
-            raise InterchangeError(f"{self.path}: {name}: expected an object, got {value!r}")
-        return value
+        return self._checked(name, value, isinstance(value, dict), "an object")
 
     def activation(self, name: str, default: str) -> Any:
         """Return our name of a nonlinearity; None, noted in `needs`, if it is unsupported."""
@@ -172,10 +169,15 @@ def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
 
 
 def plain_heads(config: Any) -> list[str]:
-    """Return what a model needs of its heads besides d_e/H rows and keys of its own for each."""
+    """Return what a model needs beyond heads of d_e/H rows that each have their own keys."""
     c = config
     found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
     return found + unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
+
+
+def unexpressed(config: Any, variant: Variant) -> list[str]:
+    """Return what a kind of checkpoint lacks for a model, if it has this variant and `plain_heads`."""
+    return differences(config.variant, variant) + plain_heads(config)
 
 
 def lost(config: Any, variant: Variant, state: dict[str, Any], read: Callable[[Fields], Model]) -> list[str]:

@@ -6,16 +6,7 @@ from typing import Any
 
 from algorithms import BART, FSMT, MARIAN, EDTransformerConfig
 from algorithms.lines import MLP, Unembedding
-from training.interchange.description import (
-    Architecture,
-    Fields,
-    Model,
-    differences,
-    plain_heads,
-    size_fields,
-    theirs,
-    unlike,
-)
+from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed, unlike
 from training.interchange.mapping import Entry, attention_maps, mlp_maps, norm, table
 
 ARCHITECTURE_NAMES = {
@@ -72,7 +63,7 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         unembedding=Unembedding(tied=v.unembedding.tied, bias=v.unembedding.bias and kind != "fsmt"),
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + plain_heads(c)
+    lacks = unexpressed(c, said)
     if kind == "bart":
         lacks += unlike(c.N_V_z, None, "separate vocabulary for the context")
     state = {

@@ -6,16 +6,7 @@ from typing import Any, NamedTuple
 
 from algorithms import ALBERT, BERT, ROBERTA, ETransformerConfig, Variant
 from algorithms.lines import MLP, LayerNorm, Unembedding
-from training.interchange.description import (
-    Architecture,
-    Fields,
-    Model,
-    differences,
-    plain_heads,
-    size_fields,
-    theirs,
-    unlike,
-)
+from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed, unlike
 from training.interchange.mapping import Entry, attention_maps, linear, mlp_maps, norm, table
 
 
@@ -203,7 +194,7 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         pooler=v.pooler and not own.plain,
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + plain_heads(c)
+    lacks = unexpressed(c, said)
     if masked:
         lacks += unlike(c.d_f, c.d_in, "final projection of another size than the embeddings")
     if model.task == "classify":

@@ -93,7 +93,7 @@ class _Header:
     def read(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int, int]]]:
         """Return the metadata, and each tensor's shape, type number and offset, by name."""
         if self._take(4, "the magic number") != b"GGUF":
-            raise InterchangeError(f"{self.path}: expected a GGUF file, which begins with GGUF; download it again")
+            raise _damaged(self.path, "expected a GGUF file, which begins with GGUF")
         version, n_tensors, n_fields = self._numbers("<IQQ", "the counts")
         if version not in VERSIONS:
             raise InterchangeError(
@@ -112,16 +112,13 @@ class _Header:
 
     def _add(self, found: dict[str, Any], name: str, read: Callable[[str], Any], what: str) -> None:
         if name in found:
-            raise InterchangeError(f"{self.path}: {what} {_shown(name)} twice; download the file again")
+            raise _damaged(self.path, f"{what} {_shown(name)} twice")
         found[name] = read(name)
 
     def _take(self, n_bytes: int, what: str) -> memoryview:
         if n_bytes > len(self._data) - self.at:
             limit = "the file ends" if self._is_all else f"more than {LARGEST_HEADER >> 20} MiB of metadata"
-            raise InterchangeError(
-                f"{self.path}: {what} at byte {self.at} needs {n_bytes} bytes, but {limit}; "
-                "the file is truncated or damaged: download it again"
-            )
+            raise _damaged(self.path, f"{what} at byte {self.at} needs {n_bytes} bytes, but {limit}")
         piece = self._data[self.at : self.at + n_bytes]
         self.at += n_bytes
         return piece
@@ -132,9 +129,8 @@ class _Header:
     def _check_count(self, count: int, least: int, what: str) -> None:
         """Raise InterchangeError if the file is too short for a number of entries of at least `least` bytes each."""
         if count * least > len(self._data) - self.at:
-            raise InterchangeError(
-                f"{self.path}: {what} at byte {self.at} should have {count} entries, more than the file has room for; "
-                "it is truncated or damaged: download it again"
+            raise _damaged(
+                self.path, f"{what} at byte {self.at} should have {count} entries, more than fit in the file"
             )
 
     def _string(self, what: str) -> str:
@@ -143,9 +139,7 @@ class _Header:
         try:
             return str(piece, "utf-8")
         except UnicodeDecodeError:
-            raise InterchangeError(
-                f"{self.path}: {what} at byte {self.at - length} is not UTF-8; download the file again"
-            ) from None
+            raise _damaged(self.path, f"{what} at byte {self.at - length} is not UTF-8") from None
 
     def _value(self, key: str) -> Any:
         what = f"the value of {_shown(key)}"
@@ -164,9 +158,7 @@ class _Header:
 
     def _array(self, kind: int, count: int, what: str) -> list[Any]:
         if kind not in _SCALARS:
-            raise InterchangeError(
-                f"{self.path}: {what} has the type {kind}, expected one that GGUF defines; download the file again"
-            )
+            raise _damaged(self.path, f"{what} has the type {kind}, expected one that GGUF defines")
         dtype = np.dtype(_SCALARS[kind])
         self._check_count(count, dtype.itemsize, what)
         if count > LARGEST_ARRAY:
@@ -182,10 +174,7 @@ class _Header:
         what = f"the tensor {_shown(name)}"
         (n_dimensions,) = self._numbers("<I", what)
         if not 1 <= n_dimensions <= LARGEST_DIMENSIONS:
-            raise InterchangeError(
-                f"{self.path}: {what} has {n_dimensions} dimensions, expected 1 to {LARGEST_DIMENSIONS}; "
-                "download the file again"
-            )
+            raise _damaged(self.path, f"{what} has {n_dimensions} dimensions, expected 1 to {LARGEST_DIMENSIONS}")
         shape = self._numbers(f"<{n_dimensions}Q", what)
         kind, offset = self._numbers("<IQ", what)
         return shape[::-1], kind, offset
@@ -195,24 +184,20 @@ def _placed(path: Path, infos: dict[str, Any], end: int, metadata: dict[str, Any
     """Return the place of each tensor. Raises InterchangeError if one is misaligned or not inside the file."""
     alignment = metadata.get(_ALIGNMENT, 32)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise InterchangeError(
-            f"{path}: {_ALIGNMENT}: expected a power of two, got {_shown(str(alignment))}; download the file again"
-        )
+        raise _damaged(path, f"{_ALIGNMENT}: expected a power of two, got {_shown(str(alignment))}")
     begin = -(-end // alignment) * alignment
     placed = {}
     for name, (shape, kind, offset) in infos.items():
         form, block, block_bytes = _block(path, name, kind)
         if min(shape) < 1 or shape[-1] % block or offset % alignment:
-            raise InterchangeError(
-                f"{path}: the tensor {_shown(name)}: expected rows of whole blocks of {block} at a multiple of "
-                f"{alignment}, got the shape {list(shape)} at {offset}; download the file again"
+            raise _damaged(
+                path,
+                f"the tensor {_shown(name)}: expected rows of whole blocks of {block} at a multiple of {alignment}, "
+                f"got the shape {list(shape)} at {offset}",
             )
         info = TensorInfo(shape, form, shape[-1] // block * block_bytes, begin + offset)
         if info.end > size:
-            raise InterchangeError(
-                f"{path}: the tensor {_shown(name)} ends at byte {info.end}, but the file has {size}; "
-                "it is truncated: download it again"
-            )
+            raise _damaged(path, f"the tensor {_shown(name)} ends at byte {info.end}, but the file has {size}")
         placed[name] = info
     return placed
 
@@ -240,6 +225,10 @@ def _gguf(path: Path) -> Any:
         return importlib.import_module("gguf")  # an extra
     except ModuleNotFoundError:
         raise InterchangeError(f"reading {path} needs gguf: pip install 'formal-algorithms[models]'") from None
+
+
+def _damaged(path: Path, problem: str) -> InterchangeError:
+    return InterchangeError(f"{path}: {problem}; the file is truncated or damaged: download it again")
 
 
 def _shown(name: str) -> str:

@@ -119,19 +119,10 @@ def read(
     dtype: Any = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> dict[str, np.ndarray]:
-    """Read our arrays, by their dotted names and with the template's shapes, one tensor at a time.
-
-    Args:
-        tensors: those of the checkpoint.
-        entries: how they correspond to ours.
-        template: our parameters, or their shapes.
-        prefix: an optional prefix of the tensors' names.
-        ignored: patterns of tensors that are not parameters.
-        dtype: cast to this type; None: keep the checkpoint's.
-        progress: called with the number of tensors read since the last call, and the total.
-
-    Raises:
-        InterchangeError: tensors are missing, unexpected, or of another shape or type than expected.
+    """Read our arrays, by their dotted names and with the template's shapes, one tensor at a time. The tensors' names
+    may lack the prefix or have it in addition; those that match `ignored` are not parameters. `progress` is called with
+    the number of tensors read since the last call, and the total. Raises InterchangeError if tensors are missing,
+    unexpected, or of another shape or type.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}

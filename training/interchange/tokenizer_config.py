@@ -55,10 +55,8 @@ def _add_tokens(path: Path, inner: library.Tokenizer, settings: dict[str, Any]) 
             raise InterchangeError(
                 f"{path / 'tokenizer_config.json'}: added_tokens_decoder: expected a token's content, got {fields!r}"
             )
-        options = {
-            name: bool(fields[name]) for name in ("lstrip", "rstrip", "single_word", "special") if name in fields
-        }
-        normalized = bool(fields.get("normalized", not options.get("special", False)))
+        options = {name: bool(fields.get(name)) for name in ("lstrip", "rstrip", "single_word", "special")}
+        normalized = bool(fields.get("normalized", not options["special"]))
         number = _id(path / "tokenizer_config.json", token)
         named[number] = library.AddedToken(fields["content"], normalized=normalized, **options)
     known = inner.get_added_tokens_decoder()

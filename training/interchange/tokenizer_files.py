@@ -46,7 +46,7 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
         return None
     try:
         found = load_tokenizer(path)
-        target = library.Tokenizer.from_file(str(path / TARGET)) if (path / TARGET).is_file() else None
+        target = load_tokenizer(path / TARGET) if (path / TARGET).is_file() else None
     except DataError as error:
         raise InterchangeError(str(error)) from None
     assert isinstance(found, LibraryTokenizer)
@@ -56,6 +56,7 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     if size > N_V:
         raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")
     special = special_tokens(path, fields, model, inner)
+    target = target.inner if isinstance(target, LibraryTokenizer) else None
     return LibraryTokenizer(inner, special=special, target=target, chat_template=_chat_template(path))
 
 
@@ -69,8 +70,8 @@ def _chat_template(path: Path) -> str | None:
             raise InterchangeError(f"cannot read {file}: {error}") from None
     found = read_json(settings).get("chat_template") if settings.is_file() else None
     if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default", next(iter(named.values())) if len(named) == 1 else list(map(str, named)))
+        named = {str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default", next(iter(named.values())) if len(named) == 1 else list(named))
     if not isinstance(found, str | None):
         raise InterchangeError(
             f"{settings}: chat_template: expected a string, or several with one named default, got {str(found)[:60]}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from algorithms import PAPER, EDTransformerConfig
 from algorithms.lines import MLP, Embedding, LayerNorm, Unembedding
-from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, size_fields, theirs
+from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed
 from training.interchange.mapping import Entry, heads, linear, mlp_maps, norm, table
 
 NAME = "torch.nn.Transformer"
@@ -71,7 +71,7 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         unembedding=v.unembedding.but(cap=None, scaled=False),
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + plain_heads(c)
+    lacks = unexpressed(c, said)
     names = NAMES if c.N_V_z is not None else NAMES | {"src_embedding": NAMES["tgt_embedding"]}
     state = {
         "model_type": NAME,

@@ -58,8 +58,8 @@ def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"
     """
     _check_bilinear(W)
     W_q, W_k, W_v, W_o = W.heads.W_q, _of_heads(W.heads.W_k, W), _of_heads(W.heads.W_v, W), _output(W)
-    written = _gram(_transposed(W_v), _transposed(W_o))  # OV' OV'ᵀ
-    read = {"Q": (_transposed(W_k), W_q), "K": (_transposed(W_q), W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
+    written = _gram(W_v.mT, W_o.mT)  # OV' OV'ᵀ
+    read = {"Q": (W_k.mT, W_q), "K": (W_q.mT, W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
     L = len(W_q)
     is_earlier = (jnp.arange(L)[:, None] < jnp.arange(L)[None])[:, None, :, None]
     return {name: jnp.where(is_earlier, _norms_of_products(_gram(*M), written), 0) for name, M in read.items()}
@@ -67,7 +67,7 @@ def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"
 
 def _gram(left: Float[Array, "*axes m a"], right: Float[Array, "*axes a n"]) -> Float[Array, "*axes n n"]:
     """``MᵀM`` for M = left right, without forming M."""
-    return _transposed(right) @ (_transposed(left) @ left) @ right
+    return right.mT @ (left.mT @ left) @ right
 
 
 def _norms_of_products(
@@ -77,10 +77,6 @@ def _norms_of_products(
     squares = jnp.tensordot(written, read, [(2, 3), (2, 3)])
     traces = jnp.tensordot(jnp.trace(written, axis1=2, axis2=3), jnp.trace(read, axis1=2, axis2=3), 0)
     return jnp.sqrt(jnp.maximum(squares, 0) / traces)
-
-
-def _transposed(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes n m"]:
-    return jnp.swapaxes(M, -1, -2)
 
 
 def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d d_z"]:

@@ -1,7 +1,5 @@
 """How much heads attend in a pattern: to the previous token, to earlier copies of the token, to what followed these."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
@@ -9,20 +7,14 @@ from jaxtyping import Bool, Float, Integer
 
 def previous_token_scores(A: Float[Array, "L H l_z *batch l_x"]) -> Float[Array, "L H"]:
     """The mean attention of each token to the one before it."""
-    return attention_to(A, _pairs(A, lambda t_z, t_x: t_z == t_x - 1))
-
-
-def _pairs(A: Float[Array, "L H l_z *batch l_x"], holds: Callable[[Array, Array], Array]) -> Bool[Array, "l_z l_x"]:
-    """Whether a relation holds, for each pair of positions of a context token and a token."""
-    return holds(jnp.arange(A.shape[2])[:, None], jnp.arange(A.shape[-1])[None])
+    return attention_to(A, jnp.eye(A.shape[2], A.shape[-1], k=1, dtype=bool))
 
 
 def duplicate_token_scores(
     A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]
 ) -> Float[Array, "L H"]:
     """The mean attention to earlier copies of the token, over the tokens that have any."""
-    is_earlier = jnp.broadcast_to(_pairs(A, lambda t_z, t_x: t_z < t_x), (*x.shape, x.shape[-1]))
-    return attention_to(A, (x[..., :, None] == x[..., None, :]) & is_earlier)
+    return attention_to(A, jnp.triu(x[..., :, None] == x[..., None, :], k=1))
 
 
 def induction_scores(A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]) -> Float[Array, "L H"]:
@@ -30,8 +22,8 @@ def induction_scores(A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*
 
     Source: Olsson et al. 2022, "In-context learning and induction heads".
     """
-    is_seen = jnp.broadcast_to(_pairs(A, lambda t_z, t_x: (t_z > 0) & (t_z <= t_x)), (*x.shape, x.shape[-1]))
-    return attention_to(A, (jnp.roll(x, 1, axis=-1)[..., :, None] == x[..., None, :]) & is_seen)
+    follows_copy = jnp.roll(x, 1, axis=-1)[..., :, None] == x[..., None, :]
+    return attention_to(A, jnp.triu(follows_copy.at[..., 0, :].set(False)))  # the first token follows none
 
 
 def attention_to(A: Float[Array, "L H l_z *batch l_x"], pattern: Bool[Array, "*#batch l_z l_x"]) -> Float[Array, "L H"]:

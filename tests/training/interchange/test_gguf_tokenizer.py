@@ -223,7 +223,7 @@ def test_a_space_comes_before_every_part_of_a_text(tmp_path):
     ("changes", "message"),
     [
         ({"ggml.model": "bert"}, "tokenizer.ggml.model: expected gpt2 .*, got 'bert'"),
-        ({"ggml.pre": "klingon"}, "tokenizer.ggml.pre: expected a supported way to split words .*, got 'klingon'"),
+        ({"ggml.pre": "klingon"}, "tokenizer.ggml.pre: expected a supported way to split words, .*, got 'klingon'"),
         ({"ggml.tokens": ["a", "a"]}, "tokenizer.ggml.tokens: expected up to N_V = 2 different short strings"),
         ({"ggml.tokens": ["a", 3]}, "tokenizer.ggml.tokens: expected values of the type str"),
         ({"ggml.tokens": []}, "tokenizer.ggml.tokens: expected up to N_V"),

@@ -309,6 +309,15 @@ def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
     assert "is not a tokenizer that can be read" in refused(path, tmp_path)
 
 
+def test_damaged_files_beside_a_tokenizer_are_refused(path, tmp_path):
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0})).save(str(path / "tokenizer.json"))
+    (path / "target_tokenizer.json").write_text("{}")
+    assert "target_tokenizer.json is not a tokenizer that can be read" in refused(path, tmp_path)
+    (path / "target_tokenizer.json").unlink()
+    (path / "tokenizer_config.json").write_text('{"chat_template": [{"name": ["a"], "template": 3}]}')
+    assert "chat_template: expected a string, or several with one named default, got 3" in refused(path, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
