@@ -65,7 +65,7 @@ FAMILIES: dict[str, Family] = {
 
 def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     family = FAMILIES[kind]
-    fields.require("use_bidirectional_attention", False, "attention to later tokens")
+    fields.require("use_bidirectional_attention", False, "bidirectional attention")
     sizes: dict[str, Any] = fields.sizes(SIZES)
     L, H = sizes["L"], sizes["H"]
     d_head = fields.integer("head_dim", family.d_head or max(sizes["d_e"] // H, 1))
@@ -151,7 +151,7 @@ def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
         first = fields.integer("max_window_layers", 28, least=0) if kind.startswith("qwen") else 0
         return [l >= first and (period == 1 or (l + 1) % period > 0) for l in range(L)]
     if not isinstance(types, list) or len(types) != L or not set(types) <= {SLIDING, FULL}:
-        fields.needs.append(f"layers of other kinds (layer_types = {str(types)[:60]})")
+        fields.needs.append(f"other kinds of layers (layer_types = {str(types)[:60]})")
         return [False] * L
     return [one == SLIDING for one in types]
 
@@ -172,7 +172,7 @@ def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
     elif kind in state or FULL in state:
         state = Fields(fields.path, state).table(kind)
     said = Fields(fields.path, state)
-    said.require("partial_rotary_factor", 1.0, "positions of a part of the rows")
+    said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
     positions = Rotary(base=said.number("rope_theta", base), scaling=read_scaling(said, l_max))
     fields.needs += said.needs
     return positions
@@ -193,8 +193,8 @@ def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
     if kind == "llama3":
         low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
         return Llama3(factor=factor, low=low, high=high, l_original=original)
-    fields.require("mscale", None, "another growth of the scores")
-    fields.require("mscale_all_dim", None, "another growth of the scores")
+    fields.require("mscale", None, "another scaling of the scores")
+    fields.require("mscale_all_dim", None, "another scaling of the scores")
     return Yarn(
         factor=factor,
         l_original=original,
@@ -246,7 +246,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         kinds = {SLIDING: window or first, FULL: full or first}
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
     lacks = lost(c, v, state, lambda fields: _read_config(fields, range(c.L), kind))
-    return state, lacks + unlike(c.d_mid, c.d_attn, f"values of another size than keys (d_mid = {c.d_mid})")
+    return state, lacks + unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
 
 
 def rotary_fields(positions: Any) -> dict[str, Any]:

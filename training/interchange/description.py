@@ -171,7 +171,7 @@ def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
 def plain_heads(config: Any) -> list[str]:
     """Return what a model needs beyond heads of d_e/H rows that each have their own keys."""
     c = config
-    found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
+    found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of a different size than d_e/H")
     return found + unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
 
 
@@ -186,7 +186,7 @@ def lost(config: Any, variant: Variant, state: dict[str, Any], read: Callable[[F
     try:
         found = read(fields).config
     except ValueError as error:
-        return [f"place for it: {error}"]
+        return [f"valid config.json for it: {error}"]
     variant = variant.but(unembedding=variant.unembedding.but(tied=config.tied), dropout=0.0)
     rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
     return differences(variant, found.variant) + fields.needs + rows

@@ -147,14 +147,14 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     own = KINDS[kind]
-    fields.require("sinusoidal_pos_embds", False, "positions of another kind")
+    fields.require("sinusoidal_pos_embds", False, "sinusoidal positions")
     fields.require("position_embedding_type", "absolute", "relative positions")
     fields.require("is_decoder", False, "unidirectional attention")
     fields.require("add_cross_attention", False, "cross-attention")
     named = _name(own, fields, names)
     masked, classifies = named == own.name[0], named == own.classifier
     if kind == "roberta" and masked:  # its head always uses GELU
-        fields.require("hidden_act", "gelu", "another activation in the layers than in the head")
+        fields.require("hidden_act", "gelu", "different activations in the layers and the head")
     first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "roberta" else 0
     sizes: dict[str, Any] = fields.sizes(own.sizes)
     shared = 1
@@ -196,7 +196,7 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     )
     lacks = unexpressed(c, said)
     if masked:
-        lacks += unlike(c.d_f, c.d_in, "final projection of another size than the embeddings")
+        lacks += unlike(c.d_f, c.d_in, "final projection of a different size than the embeddings")
     if model.task == "classify":
         lacks += unlike(v.pooler, True, "classifier without a pooler")
         lacks += unlike(v.head, False, "classifier that keeps a masked-token head")

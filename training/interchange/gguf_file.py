@@ -129,9 +129,7 @@ class _Header:
     def _check_count(self, count: int, least: int, what: str) -> None:
         """Raise InterchangeError if the file is too short for a number of entries of at least `least` bytes each."""
         if count * least > len(self._data) - self.at:
-            raise _damaged(
-                self.path, f"{what} at byte {self.at} should have {count} entries, more than fit in the file"
-            )
+            raise _damaged(self.path, f"{what} at byte {self.at} should have {count} entries, which do not fit in it")
 
     def _string(self, what: str) -> str:
         (length,) = self._numbers("<Q", what)

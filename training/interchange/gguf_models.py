@@ -262,7 +262,7 @@ def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int)
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     if L >= MOST_LAYERS:
-        raise m.wrong("block_count", f"less than {MOST_LAYERS} layers")
+        raise m.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
     in_window = m.raw("attention.sliding_window_pattern")  # a number, or whether each layer has a window
     if not isinstance(in_window, list):
         period = m.integer("attention.sliding_window_pattern", pattern)

@@ -88,7 +88,9 @@ def heads(leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def attention_maps(names: Sequence[str], leaf: str, layer: int) -> list[Entry]:
     """Return the entries of an attention whose queries, keys, values and output are linear maps of these names."""
     *of_heads, output = names
-    found = [entry for name, *ours in zip(of_heads, *heads(leaf), strict=True) for entry in linear(name, *ours, layer)]
+    found = []
+    for name, W, b in zip(of_heads, *heads(leaf), strict=True):
+        found += linear(name, W, b, layer)
     return found + linear(output, f"{leaf}.W_o", f"{leaf}.b_o", layer)
 
 

@@ -72,7 +72,8 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         unembedding=Unembedding(tied=v.unembedding.tied, scaled=v.unembedding.scaled),
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + unlike(c.d_mid, c.d_attn, f"values of another size than keys (d_mid = {c.d_mid})")
+    lacks = differences(v, said)
+    lacks += unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
     lacks += unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
     lacks += unlike(c.N_V_z, None, "separate vocabulary for the context")
     activation = theirs(mlp.activation or "relu")

@@ -321,7 +321,7 @@ HOSTILE_VALUES = {
         (float("inf"), "expected a number above 0, got inf"),
         ("ten", "expected a number above 0, got t"),
     ],
-    "rope.dimension_count": [(2**31, "positions of a part of the rows")],
+    "rope.dimension_count": [(2**31, "rotary positions for only part of the rows")],
     "rope.scaling.type": [("longrope", "rope.scaling.factor: expected a number above 0")],
 }
 
@@ -347,7 +347,7 @@ def test_hostile_values_are_refused_in_a_sentence(key, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("block_count", 2**32 - 1, "block_count: expected less than 65536 layers, got 4294967295"),
+        ("block_count", 2**32 - 1, "block_count: expected fewer than 65536 layers, got 4294967295"),
         ("attention.sliding_window_pattern", 0, "sliding_window_pattern: expected an integer of at least 1, got 0"),
         ("attention.sliding_window_pattern", "six", "sliding_window_pattern: expected an integer of at least 1, got s"),
     ],

@@ -50,10 +50,10 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
     else:
         of_tokens = patching.activation_patching(score, "X@8", source, target)
         of_heads = patching.activation_patching(score, "Y@2", source, target, by="head")
-    effects = ((np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in (of_tokens, of_heads))
+    of_tokens, of_heads = ((np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in (of_tokens, of_heads))
     words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
     said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
-    return Patched(readable_tokens(run.tokenizer, other), *effects, said, ends, is_estimate)
+    return Patched(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
 
 
 def _logits_at(run: Run, column: int) -> Callable[[Any, Any], jax.Array]:
