@@ -145,7 +145,7 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
         ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"another scaling of the scores \(mscale = 0.7\)"),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "rotary positions for only part of the",
+            "rotary positions for only part of the rows",
         ),
         ({"hidden_act": "quick_gelu"}, "the activation 'quick_gelu'"),
     ],
