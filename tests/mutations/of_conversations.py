@@ -53,9 +53,7 @@ CONVERSATION_MUTATIONS: dict[str, Mutation] = {
     "lengths in GGUF believed": Mutation(
         FILE, "_Header._take", "if", "n_bytes > len(self._data) - self.at", "False", 10, None, HOSTILE
     ),
-    "ends of tensors in GGUF believed": Mutation(
-        FILE, "_placed", "if", "info.start + info.rows * info.row_bytes > size", "False", 10, None, HOSTILE
-    ),
+    "ends of tensors in GGUF believed": Mutation(FILE, "_placed", "if", "info.end > size", "False", 10, None, HOSTILE),
     "a template outside the sandbox": Mutation(
         "training/data/chat_worker.py",
         "compiled",

@@ -218,11 +218,9 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         "- heads.sum(1)",
         f"{U}/test_interpretability.py::test_the_parts_add_up_to_the_logits",
     ),
-    "the token itself for the one before": _edit(
-        SCORES, "previous_token_scores", "return", "t_x - 1", "t_x", *OF_SCORES
-    ),
+    "the token itself for the one before": _edit(SCORES, "previous_token_scores", "return", "k=1", "k=0", *OF_SCORES),
     "the same token for what followed it": _edit(
-        SCORES, "induction_scores", "return", "jnp.roll(x, 1, axis=-1)", "x", *OF_SCORES
+        SCORES, "induction_scores", "follows_copy", "jnp.roll(x, 1, axis=-1)", "x", *OF_SCORES
     ),
     "queries and keys of the QK circuit exchanged": _edit(
         f"{INTERPRETABILITY}/circuits.py",
@@ -237,8 +235,8 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         f"{INTERPRETABILITY}/circuits.py",
         "composition_scores",
         "read",
-        "(_transposed(W_q), W_k)",
-        "(_transposed(W_k), W_q)",
+        "(W_q.mT, W_k)",
+        "(W_k.mT, W_q)",
         f"{U}/test_interpretability.py::test_composition_by_its_definition",
         algorithm=4,
     ),

@@ -58,7 +58,7 @@ def test_a_direction_is_read_as_it_was_written(tmp_path):
     assert where == at("Y@2", layer=1, head=2)
     np.testing.assert_array_equal(direction, jnp.asarray(DIRECTION, jnp.bfloat16))
     for name in (at("X@8", token=2), at("X@8", layer=slice(1, 2)), at("X@8", within=10)):
-        with pytest.raises(SteeringError, match="expected one layer and perhaps one head"):
+        with pytest.raises(SteeringError, match="expected one layer and at most one head"):
             save_direction(tmp_path / "b", name, DIRECTION)
     assert not (tmp_path / "b").exists()
 

@@ -1,13 +1,14 @@
-"""Checkpoints of other libraries: their weights run through Algorithms 8 to 10 unchanged, and ours open there.
+"""Read and write other libraries' checkpoints, so that their weights run through Algorithms 8 to 10, and ours there.
 
     theta, config, tokenizer = load_pretrained("gpt2-directory")
     P = d_transformer(x, theta, variant=config.variant)
     save_pretrained("elsewhere", theta, config, tokenizer)      # opens in transformers
-    convert("gpt2-directory", "runs/gpt2")                      # a directory that every script takes as it takes a run
-    convert("runs/taught", "adapter")                           # a run's adapter of low rank, in PEFT's files
+    convert("gpt2-directory", "runs/gpt2")                      # a directory that every script accepts as a run
+    convert("runs/taught", "adapter")                           # a run's low-rank adapter, as PEFT files
 
-Every tensor is one of our arrays, or slices of them, so both directions are exact to the last bit. A directory is
-written whole or not at all. docs/weights.md lists the supported kinds, and how each was compared.
+Every tensor of a checkpoint is one of our arrays, a slice of one, or several stacked, so both directions are exact to
+the last bit. A directory is written completely or not at all. docs/weights.md lists the supported kinds and how each
+was compared.
 """
 
 import json
@@ -23,7 +24,6 @@ import numpy as np
 
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
 from algorithms.model.variants import name_of
-from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import reason, require_file
 from training.interchange import consistency, containers, gguf_tokenizer, mapping, peft, positions, tokenizer_files
@@ -33,6 +33,7 @@ from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.gguf_models import GGUFTensors, open_gguf
 from training.interchange.license import license_of
+from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 from training.runs.directory import (
     FORMAT,
@@ -53,7 +54,7 @@ from training.tasks.models import model_shapes
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
 
 SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
-"""Of the files of a checkpoint."""
+"""Suffixes of a checkpoint's files."""
 TASK_OF = {
     DTransformerParams: "d",
     ETransformerParams: "e",
@@ -61,21 +62,22 @@ TASK_OF = {
     ClassifierParams: "classify",
     GatoParams: "gato",
 }
-"""The task that trains parameters of a class."""
+"""The task that trains each class of parameters."""
 
 
 def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
-    """Read a checkpoint of another library, or a directory of ours.
+    """Read a checkpoint of another library, or a run directory.
 
     Args:
-        path: a directory with config.json and the weights: model.safetensors, several files and their index, or a file
-            of PyTorch's, which is read without running any code in it; or a file of GGUF, which has all of it.
+        path: a directory with config.json and the weights (model.safetensors, shards with their index, or a PyTorch
+            file, which is read without executing any code in it), or a GGUF file, which holds everything.
 
     Returns:
-        the parameters, the configuration, which has the variant, and the tokenizer, if there is one that can be read.
+        the parameters, the configuration, which holds the variant, and the tokenizer, or None if there is none that
+        can be read.
 
     Raises:
-        InterchangeError: the model needs something unsupported, or the files are damaged or contradict each other.
+        InterchangeError: the model needs an unsupported feature, or the files are damaged or contradict each other.
     """
     model = load_model(path)
     tokenizer = None if isinstance(model.tokenizer, NumberTokenizer) else model.tokenizer
@@ -83,15 +85,16 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
 
 def load_model(path: str | Path, *, dtype: Any = None) -> Run:
-    """Read a checkpoint as `load_pretrained`, or a run as `training.runs.directory.load_run`; they become `dtype`.
-    Raises InterchangeError as `load_pretrained`.
+    """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.directory.load_run` does, cast to
+    `dtype`. Raises InterchangeError as `load_pretrained`.
     """
     path = Path(path)
     if is_ours(path):
         return load_run(path, dtype=dtype)
-    model, leaves, tokenizer, _ = _read(path, dtype)
-    theta = unflatten(_template(model), {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
-    return Run(theta, model.config, tokenizer, model.task, model.labels)
+    found = _read(path, dtype)
+    model, leaves = found.model, found.leaves
+    theta = unflatten(found.template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
+    return Run(theta, model.config, found.tokenizer, model.task, model.labels)
 
 
 def save_pretrained(
@@ -103,18 +106,18 @@ def save_pretrained(
     to: str | None = None,
     labels: tuple[str, ...] = (),
 ) -> None:
-    """Write parameters so that transformers opens them, with the same logits.
+    """Write parameters as a checkpoint that transformers opens, with the same logits.
 
     Args:
-        path: the directory, which must not exist, or be empty.
+        path: the directory to write; it must not exist, or be empty.
         theta: the parameters.
         config: sizes and variant.
-        tokenizer: written beside them.
-        to: the kind of model, such as "gpt2"; None: the likeliest that can be what this one is.
-        labels: the classes of a classifier, by number.
+        tokenizer: written beside the parameters.
+        to: the kind of model, such as "gpt2"; None: the first kind that can express this model.
+        labels: a classifier's class names, in order.
 
     Raises:
-        InterchangeError: no kind can express this model; lists what it would need.
+        InterchangeError: no kind can express this model; lists what each lacks.
     """
     task = TASK_OF.get(type(theta))
     if task is None or not isinstance(config, TASKS[task].config):
@@ -137,46 +140,46 @@ def convert(
     adapted: str | Path | None = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> str:
-    """Convert a checkpoint to a directory that the scripts take as they take a run, or a run to a checkpoint.
+    """Convert a checkpoint to a directory that the scripts accept as a run, or a run to a checkpoint.
 
     Args:
-        source: a directory, of a checkpoint, of a run, or of an adapter of PEFT's; or a file of GGUF.
-        target: the directory to write, which must not exist, or be empty.
-        to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the likeliest.
-        dtype: what the parameters become; None: what they are.
-        merge: whether a run with an adapter is written as a checkpoint, and not as an adapter of PEFT's.
-        adapted: the run whose parameters an adapter of PEFT's is for.
-        progress: called with how many tensors of a checkpoint were read since, and how many there are.
+        source: the directory of a checkpoint, a run or a PEFT adapter, or a GGUF file.
+        target: the directory to write; it must not exist, or be empty.
+        to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the first kind that can express it.
+        dtype: cast the parameters to this type; None: keep theirs.
+        merge: write a run and its adapter as one checkpoint, instead of the adapter alone as PEFT files.
+        adapted: the run that a PEFT adapter adapts.
+        progress: called with the number of tensors read since the last call, and the total.
 
     Returns:
-        a sentence on what was done; of a checkpoint also its size and its license.
+        a sentence on what was done; for a checkpoint also its size and its license.
 
     Raises:
         InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
     """
     source, target = Path(source), Path(target)
-    reads = adapted is not None or (source.is_dir() and peft.is_adapter(source))
-    adapts = not reads and is_ours(source) and RunDirectory(source).description().settings.lora_rank
-    if merge and not adapts:
+    is_peft = adapted is not None or (source.is_dir() and peft.is_adapter(source))
+    has_adapter = not is_peft and is_ours(source) and RunDirectory(source).description().settings.lora_rank
+    if merge and not has_adapter:
         raise InterchangeError(f"--merge: expected a run with an adapter (--lora-rank), got {source}; leave it out")
-    if dtype is not None and (reads or (adapts and not merge)):
+    if dtype is not None and (is_peft or (has_adapter and not merge)):
         raise InterchangeError(f"--dtype: expected none for an adapter, which is in float32, got {dtype}; leave it out")
-    if reads:
+    if is_peft:
         return _read_adapter(source, target, adapted)
-    if adapts and not merge:
+    if has_adapter and not merge:
         return _save_adapter(source, target, to)
     if is_ours(source):
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
-        return f"{source} is in {target} now, which transformers opens."
-    model, leaves, tokenizer, said = _read(source, dtype, progress)
-    about = f"\n{_size(leaves)}; {said.license}"
+        return f"Converted {source} to {target}, which transformers opens."
+    found = _read(source, dtype, progress)
+    model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
+    about = f"\n{_size(leaves)}; {found.license}"
     if to:
         _save(target, model, leaves, tokenizer, to)
-        return f"{source} is in {target} now, as {to}.{about}"
-    variant = name_of(model.config.variant) or "PAPER"
-    settings = settings_from(_sizes(model, variant), task=model.task)
+        return f"Converted {source} to {target}, a checkpoint of the kind {to}.{about}"
+    settings = settings_from(settings_of(model.task, model.config), task=model.task)
     description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
 
     def write(directory: Path) -> None:
@@ -184,49 +187,44 @@ def convert(
         run.begin(description, tokenizer)
         run.save_leaves(leaves)
 
-    unending = tokenizer.end is None and _unending(said.fields, model)
+    note = _no_eos(found.fields, model) if tokenizer.end is None else ""
     _write_whole(target, write)
-    return f"{source} is in {target} now, which the scripts take as they take a run.{about}{unending or ''}"
+    return f"Converted {source} to {target}, which the scripts accept as a run.{about}{note}"
 
 
 def _size(leaves: dict[str, np.ndarray]) -> str:
-    """How large a model is."""
     dtype, n_bytes = jnp.result_type(*leaves.values()).name, sum(a.nbytes for a in leaves.values())
     return f"{sum(a.size for a in leaves.values()):,} parameters, {n_bytes / 1e6:,.1f} MB in {dtype}"
 
 
 def _save_adapter(source: Path, target: Path, to: str | None) -> str:
-    """Write the adapter of a run as PEFT's files."""
+    """Write the adapter of a run as PEFT files."""
     files = RunDirectory(source)
     description = files.description()
-    base = description.settings.start_from
     shapes = model_shapes("d", description.config)
-    model = Model("d", description.config)
-    kind, state = _described(model, to)
-    adapter = read_adapter(files, description, shapes)
-    entries, scale = ARCHITECTURES[kind].entries(model, state), scale_of(description.settings)
+    _, entries = _described(Model("d", description.config), to)
+    adapter, scale = read_adapter(files, description, shapes), scale_of(description.settings)
     _write_whole(target, lambda directory: peft.write(directory, entries, adapter, shapes, scale))
     return (
-        f"The adapter of {source} is in {target} now, which peft opens beside the model that convert.py {base} writes; "
-        "convert.py --merge writes both as one."
+        f"Wrote the adapter of {source} to {target}. PEFT opens it beside the model that "
+        f"convert.py {description.settings.start_from} writes; convert.py --merge writes both as one."
     )
 
 
 def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str:
-    """Write an adapter in PEFT's files as a run that adapts another one."""
+    """Write PEFT files as a run that adapts another run."""
     if adapted is None:
         raise InterchangeError(f"{source} is an adapter: expected --from RUN, the model that it adapts, got none")
     if not (source.is_dir() and peft.is_adapter(source)):
-        raise InterchangeError(f"--from: expected an adapter of PEFT's, with {peft.CONFIG}, got {source}; leave it out")
+        raise InterchangeError(f"--from: expected a PEFT adapter, with {peft.CONFIG}, got {source}; leave it out")
     if not is_ours(Path(adapted)):
-        raise InterchangeError(f"--from: expected the directory of a run, got {adapted}; convert what is there first")
+        raise InterchangeError(f"--from: expected the directory of a run, got {adapted}; convert it first")
     base = load_run(adapted)
     if base.task != "d":
         raise InterchangeError(f"--from: expected a decoder, got {adapted} of the task {base.task}; name the model")
-    model = Model(base.task, base.config)
-    kind, state = _described(model, None)
-    found = peft.read(source, ARCHITECTURES[kind].entries(model, state), base.theta)
-    values = _sizes(model, name_of(base.config.variant) or "PAPER") | {
+    _, entries = _described(Model(base.task, base.config), None)
+    found = peft.read(source, entries, base.theta)
+    values = settings_of(base.task, base.config) | {
         "start_from": str(Path(adapted).absolute()),
         "lora_rank": found.rank,
         "lora_alpha": found.alpha,
@@ -242,56 +240,52 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
         run.save_leaves(found.leaves, run.adapter)
 
     _write_whole(target, write)
-    return f"{source} is in {target} now, beside {adapted}, and the scripts take it as they take a run."
+    return f"Converted {source} to {target}, which adapts {adapted} and which the scripts accept as a run."
 
 
-def _unending(fields: Fields, model: Model) -> str:
-    """Say what a model without an eos token cannot do, or raise InterchangeError if it can do nothing at all."""
+def _no_eos(fields: Fields, model: Model) -> str:
+    """Return a note on a model without an eos token. Raises InterchangeError if the model is a translator."""
     token = fields.get("eos_token_id")
-    named = f"{fields.path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
+    wrong = f"{fields.path}: eos_token_id: expected a token below N_V = {model.config.N_V}, got {token!r}"
     if model.task == "ed":
-        raise InterchangeError(f"{named}; nothing would end a translation: name the token that does")
-    return f"\nnote: {named}; so generation continues to the full length, and the model cannot be trained further."
+        raise InterchangeError(f"{wrong}; translations would never end: name the token that ends them")
+    return f"\nnote: {wrong}; so generation continues to the full length, and the model cannot be trained further."
 
 
-def _sizes(model: Model, variant: str) -> dict[str, Any]:
-    """The settings that describe the configuration."""
-    known = TASKS[model.task].all_settings()
-    sizes = {name: getattr(model.config, name) for name in known if hasattr(model.config, name)}
-    return {**sizes, "variant": variant}
+def settings_of(task: str, config: Any) -> dict[str, Any]:
+    """Return the settings of a task that a configuration determines: its sizes, and the name of its variant."""
+    sizes = {name: getattr(config, name) for name in TASKS[task].all_settings() if hasattr(config, name)}
+    return {**sizes, "variant": name_of(config.variant) or "PAPER"}
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path is of a run's directory, or of what was converted to one. Raises InterchangeError if there
-    is nothing, or a file of another kind.
+    """Return whether a path is the directory of a run, trained or converted. Raises InterchangeError if it does not
+    exist, or is a file other than GGUF.
     """
     if path.is_file() and path.suffix == SUFFIX:
         return False
     if path.is_file():
         raise InterchangeError(
             f"{path}: expected a directory with config.json and the weights, or a file named *{SUFFIX}, got "
-            "another file; put it into a directory of its own, with the config.json of its model beside it"
+            "another file; put it into a directory together with its model's config.json"
         )
     if not path.is_dir():
         raise InterchangeError(f"there is no directory {path}")
     return (path / "config.json").is_file() and read_json(path / "config.json").get("format") == FORMAT
 
 
-def _template(model: Model) -> Any:
-    return model_shapes(model.task, model.config, N_C=len(model.labels))
+class _Checkpoint(NamedTuple):
+    """A checkpoint that was read."""
 
-
-class _Said(NamedTuple):
-    """What a checkpoint says besides: the fields of its config.json, and its license."""
-
-    fields: Fields
+    model: Model
+    template: Any  # the shapes of our parameters
+    leaves: dict[str, np.ndarray]  # our arrays, by name
+    tokenizer: Tokenizer
+    fields: Fields  # of its config.json
     license: str
 
 
-def _read(
-    path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda n, total: None
-) -> tuple[Model, dict[str, np.ndarray], Tokenizer, _Said]:
-    """The model of a checkpoint, our arrays by name, its tokenizer, and what else it says."""
+def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda n, total: None) -> _Checkpoint:
     if path.suffix == SUFFIX:
         state, tensors = open_gguf(path)
         architecture, fields = _architecture(path, state), Fields(path, state)
@@ -304,15 +298,16 @@ def _read(
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
         raise
-    except ValueError as error:  # sizes that do not fit together
+    except ValueError as error:  # sizes that contradict each other
         fields.check()
         raise InterchangeError(f"{fields.path}: {error}") from None
     fields.check()
     consistency.check(fields, model, tensors)
+    template = model_shapes(model.task, model.config, N_C=len(model.labels))
     leaves = mapping.read(
         tensors,
         architecture.entries(model, state),
-        _template(model),
+        template,
         prefix=architecture.prefix,
         ignored=architecture.ignored,
         dtype=dtype,
@@ -323,12 +318,12 @@ def _read(
         tokenizer = gguf_tokenizer.read(path, tensors.file.metadata, model.config.N_V)
     else:
         tokenizer = tokenizer_files.read(path, fields, model)
-    special: SpecialTokens = tokenizer_files.special_tokens(path, fields, model, None)
-    return model, leaves, tokenizer or NumberTokenizer(special), _Said(fields, license_of(path, tensors))
+    tokenizer = tokenizer or NumberTokenizer(tokenizer_files.special_tokens(path, fields, model, None))
+    return _Checkpoint(model, template, leaves, tokenizer, fields, license_of(path, tensors))
 
 
 def _check_files(path: Path) -> None:
-    """Check that the paths of files are files, or raise InterchangeError if one is a pipe, or a directory."""
+    """Raise InterchangeError if a pipe or a directory has the name of a checkpoint's file."""
     for file in sorted(path.iterdir()):
         if file.suffix in SUFFIXES:
             try:
@@ -338,22 +333,19 @@ def _check_files(path: Path) -> None:
 
 
 def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
-    name, known = state.get("model_type"), ", ".join(ARCHITECTURES)
-    if name is None:
-        likely = consistency.likely_type(containers.Tensors(path).names)
-        advice = f'; its tensors are named as those of {likely}: add "model_type": "{likely}"' if likely else ""
-        raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got none{advice}")
-    if not isinstance(name, str):
-        raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {name!r}")
-    if name in NEEDS:
-        raise InterchangeError(f"{path} is a {name}, which needs {NEEDS[name]}: this library has {known}")
-    if name not in ARCHITECTURES:
-        raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {name!r}")
-    return ARCHITECTURES[name]
+    name, known, advice = state.get("model_type"), ", ".join(ARCHITECTURES), ""
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    if isinstance(name, str) and name in NEEDS:
+        raise InterchangeError(f"{path} is a {name}, which needs {NEEDS[name]}; this library supports {known}")
+    if name is None and (likely := consistency.likely_type(containers.Tensors(path).names)):
+        advice = f'; its tensors are named as those of {likely}: add "model_type": "{likely}"'
+    got = "none" if name is None else repr(name)
+    raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {got}{advice}")
 
 
-def _described(model: Model, to: str | None) -> tuple[str, dict[str, Any]]:
-    """The kind of checkpoint that a model can be, and its config.json."""
+def _described(model: Model, to: str | None) -> tuple[dict[str, Any], list[Entry]]:
+    """Return the config.json and the tensors of the first kind of checkpoint that can express a model."""
     kinds = WRITTEN_AS.get(model.task, ())
     if not kinds:
         raise InterchangeError(f"a model of the task {model.task} cannot be written: no other library here reads it")
@@ -365,29 +357,29 @@ def _described(model: Model, to: str | None) -> tuple[str, dict[str, Any]]:
     for kind in [to] if to else kinds:
         state, lacks = ARCHITECTURES[kind].write_config(model)
         if not lacks:
-            return kind, state
+            return state, ARCHITECTURES[kind].entries(model, state)
         refused.append(f"{kind} has no {', no '.join(lacks)}")
     raise InterchangeError(f"the model cannot be written: {'; '.join(refused)}")
 
 
 def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
-    kind, state = _described(model, to)
+    state, entries = _described(model, to)
 
     def write(directory: Path) -> None:
         fields = tokenizer_files.write(directory, tokenizer, model) if tokenizer else {}
         dtype = jnp.result_type(*leaves.values()).name
         text = json.dumps({**state, **fields, "dtype": dtype}, indent=1, ensure_ascii=False)
         (directory / "config.json").write_text(text + "\n", encoding="utf-8")
-        containers.write(directory, mapping.write(ARCHITECTURES[kind].entries(model, state), leaves))
+        containers.write(directory, mapping.write(entries, leaves))
 
     _write_whole(path, write)
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a directory beside the path, which gets its name when all is done."""
+    """Let `write` fill a temporary directory, and rename it to the path when it is complete."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InterchangeError(f"{path} is there already; name another directory, or delete it")
+            raise InterchangeError(f"{path} already exists; name another directory, or delete it")
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:

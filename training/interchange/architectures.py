@@ -1,4 +1,4 @@
-"""The kinds of models that can be read and written, by their `model_type`."""
+"""The supported kinds of models, by their `model_type`."""
 
 from training.interchange import decoders, encoders, gpt_decoders, t5, torch_transformer
 from training.interchange.description import Architecture
@@ -19,4 +19,4 @@ WRITTEN_AS = {
     "classify": ("bert",),
     "ed": (*VARIANTS, "t5", torch_transformer.NAME),
 }
-"""The kinds as which the parameters of a task may be written, the likeliest first."""
+"""The kinds that each task's parameters can be written as, in the order they are tried."""

@@ -1,4 +1,4 @@
-"""Whether config.json can belong to the tensors: asked before anything is made of it, which could be very large."""
+"""Check that config.json matches the tensors, before allocating what it describes, which could be huge."""
 
 import re
 from collections.abc import Iterable
@@ -21,18 +21,18 @@ SIGNS = (
     ("marian", re.compile(r"^final_logits_bias$")),
     ("torch.nn.Transformer", re.compile(r"(^|\.)decoder\.layers\.0\.multihead_attn\.in_proj_weight$")),
 )
-"""Tensors that only one kind of model has, or that no kind before it has."""
+"""The name of a tensor that identifies each kind: no kind before it in this list has one."""
 
 
 def likely_type(names: Iterable[str]) -> str | None:
-    """Return the `model_type` of a config.json that does not name it, as its tensors show it."""
+    """Return the `model_type` that the names of a checkpoint's tensors suggest."""
     names = list(names)
     return next((kind for kind, sign in SIGNS if any(map(sign.search, names))), None)
 
 
 def check(fields: Fields, model: Model, tensors: Tensors) -> None:
-    """Check the number of layers, and that of the classes, which the fields describe. Raises InterchangeError if the
-    tensors are of another number.
+    """Check the numbers of layers and classes in config.json. Raises InterchangeError if the tensors have others, or if
+    the classes are not named one by one.
     """
     found = [match.groups() for match in map(LAYER.search, tensors.names) if match]
     for size, side in SIDES.items():
@@ -47,7 +47,7 @@ def check(fields: Fields, model: Model, tensors: Tensors) -> None:
     names = fields.table("id2label")
     if model.labels and names and (names.keys() != {*map(str, range(len(names)))} or len({*model.labels}) < len(names)):
         raise InterchangeError(
-            f'{fields.path}: id2label: expected a name of its own for each class, from "0" on, got {names}'
+            f'{fields.path}: id2label: expected a different name for each class, numbered from "0", got {names}'
         )
     if model.labels and HEAD in tensors.names and tensors.shape(HEAD)[0] != len(model.labels):
         raise InterchangeError(

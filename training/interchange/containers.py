@@ -1,6 +1,6 @@
-"""Tensors by name in the files of a directory: safetensors, in one file or several, or a file of PyTorch's.
+"""Read and write tensors by name in the files of a directory: one safetensors file, several, or a PyTorch file.
 
-They are read one at a time, when they are asked for, so no second copy of a model is ever held.
+Each tensor is read on request, so no second copy of a model is ever in memory.
 """
 
 import importlib
@@ -18,17 +18,17 @@ from training.interchange.errors import InterchangeError
 from training.runs.named_arrays import save_tensors
 
 SHARD_BYTES = 1 << 30
-"""How large a file that is written gets, and so how much is held besides the parameters."""
+"""The most bytes of tensors per file written, and so in memory besides the parameters."""
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 
 
 class Tensors:
-    """The tensors of a directory, read when they are asked for.
+    """The tensors of a directory, each read on request.
 
     Attributes:
         path: the directory.
-        names: of the tensors, in their order.
+        names: the names of the tensors, in file order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class Tensors:
         return self._readers[name][1]()
 
     def _add(self, name: str, shape: Callable[[], tuple[int, ...]], read: Callable[[], np.ndarray]) -> None:
-        # as checkpoints of 2018 called them
+        # renames the parameters of layer norms in checkpoints of 2018
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if name in self._readers:
             raise InterchangeError(f"{self.path}: the tensor {name} is in two files; keep one of them")
@@ -70,11 +70,10 @@ class Tensors:
             self._add(name, lambda t=tensor: tuple(t.shape), lambda t=tensor: _to_numpy(t))
 
 
-_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL")  # the last four of buffers
+_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL")  # the last four only in buffers
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that hold the tensors of a directory."""
     for name in (SAFETENSORS, TORCH):
         if (path / name).is_file():
             return [path / name]
@@ -86,7 +85,7 @@ def _files(path: Path) -> list[Path]:
         return found
     several = f", found {', '.join(p.name for p in found)}" if found else ""
     raise InterchangeError(
-        f"{path} holds no weights: expected {SAFETENSORS} or {TORCH}, or the index of several{several}"
+        f"{path} holds no weights: expected {SAFETENSORS} or {TORCH}, or an index of shards{several}"
     )
 
 
@@ -104,20 +103,20 @@ def _sharded(index: Path) -> list[Path]:
 
 
 def _state_dict(file: Path) -> Mapping[str, Any]:
-    """The tensors of a file of PyTorch's, which may not run any code."""
+    """Return the tensors of a PyTorch file, without executing code from it."""
     try:
         torch = importlib.import_module("torch")  # an extra, and slow to import
     except ModuleNotFoundError:
-        raise InterchangeError(f"{file} is a file of PyTorch's, which needs torch: pip install torch") from None
+        raise InterchangeError(f"{file} is a PyTorch file, and reading it needs torch: pip install torch") from None
     try:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # as PyTorch wrote them before 1.6
+        except RuntimeError:  # files from before PyTorch 1.6 cannot be memory-mapped
             state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of the zip file, the pickle, or the storage
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # from the zip file, the pickle, or the storage
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "weights" in reason.lower() and "only" in reason.lower():
-            reason = "it asks for code to be run, or holds something besides tensors"
+            reason = "it contains code, or objects other than tensors"
         raise InterchangeError(f"{file} cannot be read as weights alone: {reason}") from None
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
@@ -135,9 +134,7 @@ def _to_numpy(tensor: Any) -> np.ndarray:
 
 
 def write(path: Path, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Write tensors, made when they are asked for, to one file, or to several of at most `SHARD_BYTES` and their
-    index.
-    """
+    """Write tensors, produced lazily, to one file, or to several of at most `SHARD_BYTES` each with an index."""
     shards: list[list[str]] = []
     held: dict[str, np.ndarray] = {}
     total = 0

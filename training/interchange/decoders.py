@@ -1,42 +1,49 @@
-"""Decoders that llama.cpp and its like run, as Algorithm 10 with changed lines: Llama, Mistral, Qwen, OLMo 2, Gemma.
+"""Llama, Mistral, Qwen, OLMo 2, SmolLM3 and Gemma, as Algorithm 10 with changed lines.
 
-They differ in a few fields of config.json, and in the places of their norms: one mapping reads and writes all of them,
-from the directories of transformers (with the rotary fields of its versions 4 and 5) and from GGUF.
+They differ in a few fields of config.json and in where their norms are, so one mapping reads and writes them all: the
+directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
 """
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from algorithms import DTransformerConfig
 from algorithms.lines import MLP, Attention, Embedding, Linear, Llama3, RMSNorm, Rotary, Unembedding, Yarn
-from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from training.interchange.description import Architecture, Fields, Model, differences, theirs, unlike
+from training.interchange.description import Architecture, Fields, Model, lost, size_fields, theirs, unlike
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry, table
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+SIZES = {
+    "N_V": ("vocab_size",),
+    "l_max": ("max_position_embeddings",),
+    "L": ("num_hidden_layers",),
+    "H": ("num_attention_heads",),
+    "d_e": ("hidden_size",),
+    "d_mlp": ("intermediate_size",),
+}
+"""Our name → the field's name, which has no default."""
 
 
 class Family(NamedTuple):
     """Properties of all models of a `model_type`, including those that their config.json may omit."""
 
     name: str  # of the class, without ForCausalLM
-    biases: Literal["qkv"] | None = None  # of queries, keys and values; None: as attention_bias says
-    normalizes_heads: bool = False  # whether queries and keys have norms
+    biases: Literal["qkv"] | None = None  # of queries, keys and values; None: attention_bias decides
+    normalizes_heads: bool = False  # whether queries and keys are normalized
     gemma: bool = False  # whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity
-    # whether the outputs of sublayers are normalized, and query_pre_attn_scalar scales the scores
+    # whether the outputs of sublayers are normalized too, and query_pre_attn_scalar scales the scores
     sandwiched: bool = False
-    window: int | None = None  # the default of sliding_window, where there is one
-    # the last of this many layers attends to everything, unless layer_types differs; 1: as the kind has it (all layers
-    # of Mistral, those from max_window_layers on of Qwen)
+    window: int | None = None  # the default of sliding_window; None: the family has no windows
+    # every period-th layer attends to all tokens, the others within the window, unless layer_types differs; 1: all
+    # layers of Mistral have the window, and those of Qwen from max_window_layers on
     period: int = 1
-    H_kv: int | None = None  # the default of num_key_value_heads; None: as many as of queries
+    H_kv: int | None = None  # the default of num_key_value_heads; None: the number of query heads
     d_head: int | None = None  # the default of head_dim; None: d_e/H
-    unplaced: int = 0  # the last of this many layers has no positions, unless no_rope_layers differs; 0: all have them
-    # whether norms are of the outputs of sublayers alone, and those of queries and keys of all heads together
+    unplaced: int = 0  # every unplaced-th layer has no positions, unless no_rope_layers differs; 0: all have positions
+    # whether only the outputs of sublayers are normalized, and queries and keys over all heads together
     after: bool = False
 
 
@@ -53,15 +60,15 @@ FAMILIES: dict[str, Family] = {
         "Gemma3", normalizes_heads=True, gemma=True, sandwiched=True, window=4096, period=6, H_kv=4, d_head=256
     ),
 }
-"""By their model_type."""
+"""By model_type."""
 
 
 def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     family = FAMILIES[kind]
-    fields.require("use_bidirectional_attention", False, "attention to later tokens")
-    d_e, H = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    d_head = fields.integer("head_dim", family.d_head or max(d_e // H, 1))
-    L, l_max = fields.integer("num_hidden_layers"), fields.integer("max_position_embeddings")
+    fields.require("use_bidirectional_attention", False, "bidirectional attention")
+    sizes: dict[str, Any] = fields.sizes(SIZES)
+    L, H = sizes["L"], sizes["H"]
+    d_head = fields.integer("head_dim", family.d_head or max(sizes["d_e"] // H, 1))
     if len(names) < L:
         raise InterchangeError(f"{fields.path}: num_hidden_layers: expected at most the {len(names)} tensors, got {L}")
     norm = RMSNorm(epsilon=fields.number("rms_norm_eps", 1e-6), offset=float(family.gemma))
@@ -70,7 +77,7 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     variant = PAPER.but(
         embedding=Embedding(positions=None, scaled=family.gemma),
         norm=norm,
-        attention=_attention(fields, kind, norm, L=L, l_max=l_max),
+        attention=_attention(fields, kind, norm, L=L, l_max=sizes["l_max"]),
         mlp=MLP(
             activation=fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu"),
             gated=True,
@@ -83,30 +90,18 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
             cap=_cap(fields, "final_logit_softcapping", kind, 30.0),
         ),
     )
-    config = DTransformerConfig(
-        N_V=fields.integer("vocab_size"),
-        l_max=l_max,
-        L=L,
-        H=H,
-        d_e=d_e,
-        d_mlp=fields.integer("intermediate_size"),
-        d_attn=d_head,
-        d_mid=d_head,
-        H_kv=fields.integer("num_key_value_heads", family.H_kv or H),
-        variant=variant,
-    )
-    return Model("d", config)
+    H_kv = fields.integer("num_key_value_heads", family.H_kv or H)
+    return Model("d", DTransformerConfig(**sizes, d_attn=d_head, d_mid=d_head, H_kv=H_kv, variant=variant))
 
 
 def _cap(fields: Fields, name: str, kind: str, default: float) -> float | None:
-    """A cap of scores or logits; null means no cap, and a missing one Gemma 2's."""
+    """Return the cap of scores or logits: None if the field is null; Gemma 2's default if it is missing."""
     if not FAMILIES[kind].sandwiched or (fields.get(name) is None and (kind != "gemma2" or fields.has(name))):
         return None
     return fields.number(name, default)
 
 
 def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) -> Any:
-    """The attentions that the layers take in turn."""
     family = FAMILIES[kind]
     scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.sandwiched else None
     line = Attention(
@@ -130,16 +125,14 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
     of_layers = [lines[SLIDING if w else FULL] for w in in_window]
     if family.unplaced:
         fields.require("use_sliding_window", False, "windows in some layers")
-        of_layers = [
-            one if has else one.but(positions=None)
-            for one, has in zip(of_layers, _placed(fields, kind, L), strict=True)
-        ]
+        placed = _placed(fields, kind, L)
+        of_layers = [line if has else line.but(positions=None) for line, has in zip(of_layers, placed, strict=True)]
     return in_turn(of_layers)
 
 
 def _placed(fields: Fields, kind: str, L: int) -> list[bool]:
-    """Which layers have positions."""
-    flags = fields.get("no_rope_layers")  # 1 for those that have them
+    """Return whether each layer has positions."""
+    flags = fields.get("no_rope_layers")  # 1: has positions
     if flags is None:
         period = fields.integer("no_rope_layer_interval", FAMILIES[kind].unplaced)
         return [(l + 1) % period > 0 for l in range(L)]
@@ -151,26 +144,26 @@ def _placed(fields: Fields, kind: str, L: int) -> list[bool]:
 
 
 def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
-    """Which layers attend within a window."""
+    """Return whether each layer has a window."""
     types = fields.get("layer_types")
     if types is None:
         period = fields.integer("sliding_window_pattern", FAMILIES[kind].period)
         first = fields.integer("max_window_layers", 28, least=0) if kind.startswith("qwen") else 0
         return [l >= first and (period == 1 or (l + 1) % period > 0) for l in range(L)]
     if not isinstance(types, list) or len(types) != L or not set(types) <= {SLIDING, FULL}:
-        fields.needs.append(f"layers of other kinds (layer_types = {str(types)[:60]})")
+        fields.needs.append(f"other kinds of layers (layer_types = {str(types)[:60]})")
         return [False] * L
     return [one == SLIDING for one in types]
 
 
 def in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
-    """The fewest lines that give those of the layers, taken in turn."""
+    """Return the shortest sequence of lines that, repeated, gives those of all layers."""
     n = next(n for n in range(1, len(lines) + 1) if all(line == lines[l % n] for l, line in enumerate(lines)))
     return tuple(lines[:n])
 
 
 def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
-    """The rotary positions of layers of a kind, whose base is by default as given."""
+    """Return the rotary positions of the layers of a kind; `base` is the default of theirs."""
     state = fields.table("rope_parameters")
     if not state:  # before transformers 5
         is_local = kind == SLIDING and fields.get("rope_local_base_freq") is not None
@@ -179,19 +172,19 @@ def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
     elif kind in state or FULL in state:
         state = Fields(fields.path, state).table(kind)
     said = Fields(fields.path, state)
-    said.require("partial_rotary_factor", 1.0, "positions of a part of the rows")
+    said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
     positions = Rotary(base=said.number("rope_theta", base), scaling=read_scaling(said, l_max))
     fields.needs += said.needs
     return positions
 
 
 def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
-    """Return how rotary frequencies are scaled."""
+    """Return the scaling of rotary frequencies."""
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind == "default":
         return None
     if kind not in ("linear", "llama3", "yarn"):
-        fields.needs.append(f"positions scaled otherwise (rope_type = {kind!r})")
+        fields.needs.append(f"another scaling of positions (rope_type = {kind!r})")
         return None
     factor = fields.number("factor", 1.0)
     if kind == "linear":
@@ -200,8 +193,8 @@ def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
     if kind == "llama3":
         low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
         return Llama3(factor=factor, low=low, high=high, l_original=original)
-    fields.require("mscale", None, "another growth of the scores")
-    fields.require("mscale_all_dim", None, "another growth of the scores")
+    fields.require("mscale", None, "another scaling of the scores")
+    fields.require("mscale_all_dim", None, "another scaling of the scores")
     return Yarn(
         factor=factor,
         l_original=original,
@@ -221,14 +214,9 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
     state: dict[str, Any] = {
         "model_type": kind,
         "architectures": [f"{family.name}ForCausalLM"],
-        "vocab_size": c.N_V,
-        "hidden_size": c.d_e,
-        "intermediate_size": c.d_mlp,
-        "num_hidden_layers": c.L,
-        "num_attention_heads": c.H,
+        **size_fields(c, SIZES),
         "num_key_value_heads": c.H_kv,
         "head_dim": c.d_attn,
-        "max_position_embeddings": c.l_max,
         "rms_norm_eps": v.norm.epsilon,
         "tie_word_embeddings": c.tied,
         "rope_parameters": rotary_fields(first.positions),
@@ -237,7 +225,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
     }
     if v.mlp is not None:
         name = theirs(v.mlp.activation or "gelu")
-        name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # which rounds otherwise in bfloat16
+        name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # gelu_new rounds differently in bfloat16
         state["hidden_activation" if family.sandwiched else "hidden_act"] = name
     if not family.biases:
         state["attention_bias"] = first.biases is True
@@ -257,27 +245,12 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
     if kind == "gemma3_text":
         kinds = {SLIDING: window or first, FULL: full or first}
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
-    return state, _lacks(model, state, kind)
-
-
-def _lacks(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    """The reasons why a kind cannot express a model: the differences after its config.json is read back."""
-    c = model.config
-    fields = Fields(Path("config.json"), state)
-    try:
-        said: Variant = _read_config(fields, range(c.L), kind).config.variant
-    except (InterchangeError, ValueError) as error:
-        return [f"place for it: {error}"]
-    ours = c.variant.but(unembedding=c.variant.unembedding.but(tied=c.tied))
-    return (
-        differences(ours, said.but(dropout=ours.dropout))
-        + fields.needs
-        + unlike(c.d_mid, c.d_attn, f"values of another size than keys (d_mid = {c.d_mid})")
-    )
+    lacks = lost(c, v, state, lambda fields: _read_config(fields, range(c.L), kind))
+    return state, lacks + unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
 
 
 def rotary_fields(positions: Any) -> dict[str, Any]:
-    """Return the fields of rotary positions; for others the default ones, which differ when they are read back."""
+    """Return the fields of rotary positions; for others the defaults, which differ when they are read back."""
     if not isinstance(positions, Rotary):
         return {"rope_type": "default", "rope_theta": 10_000.0}
     scaling, found = positions.scaling, {"rope_type": "default", "rope_theta": positions.base}
@@ -301,7 +274,6 @@ def rotary_fields(positions: Any) -> dict[str, Any]:
 def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
     family, config = FAMILIES[kind], model.config
     line, mlp = config.variant.attentions[0], config.variant.mlp
-    found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
     after = "pre_feedforward_layernorm" if family.sandwiched else "post_attention_layernorm"
     norms = {} if family.after else {"input_layernorm": "norm1", after: "norm2"}
     if family.sandwiched or family.after:
@@ -316,6 +288,7 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
     for name, ours in (("gate", "gate"), ("up", "mlp1"), ("down", "mlp2")):
         weights |= {f"mlp.{name}_proj.weight": f"mlp.W_{ours}"}
         weights |= {f"mlp.{name}_proj.bias": f"mlp.b_{ours}"} if mlp.biases else {}
+    found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
     for l in range(config.L):
         found += [Entry(f"model.layers.{l}.{name}", (f"layers.{leaf}",), l) for name, leaf in weights.items()]
     found.append(Entry("model.norm.weight", ("norm.gamma",)))
@@ -323,7 +296,7 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how models of a kind, one of `FAMILIES`, are described and stored."""
+    """Return how models of one of `FAMILIES` are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind=kind),
         functools.partial(_write_config, kind=kind),

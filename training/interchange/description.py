@@ -1,12 +1,13 @@
-"""The fields of a config.json, with their defaults, and a list of what this library lacks."""
+"""The fields of a config.json, read with checks and defaults, and what every kind of checkpoint declares."""
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.machinery.record import Record
+from algorithms.model.variant import Variant
 from training.disk import parse_json, read_text, reason
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry
@@ -21,24 +22,26 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""The names of nonlinearities elsewhere, and ours."""
+"""Our name for each name of a nonlinearity elsewhere."""
 LARGEST = 1 << 31
+MOST_LAYERS = 1 << 16
+"""Lists over layers are only built for fewer layers than this."""
 
 
 class Model(NamedTuple):
-    """A model, but for its parameters."""
+    """A model without its parameters."""
 
-    task: str  # the one of `training.tasks.TASKS` whose parameters it has
+    task: str  # a key of `training.tasks.TASKS`
     config: Any  # sizes and variant
-    labels: tuple[str, ...] = ()  # the classes, by number
+    labels: tuple[str, ...] = ()  # the names of the classes, in order
 
 
 class Fields:
     """The fields of a config.json.
 
     Attributes:
-        path: the file, or that of GGUF that says the same.
-        needs: unsupported features that the model needs.
+        path: the config.json, or the GGUF file that the fields come from.
+        needs: the unsupported features found so far.
     """
 
     def __init__(self, path: Path, state: dict[str, Any]) -> None:
@@ -47,53 +50,55 @@ class Fields:
         self._state = state
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default where it is missing or null."""
+        """Return a field, or the default if it is missing or null."""
         value = self._state.get(name)
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Return whether a field is there, be it null."""
+        """Return whether a field is present, even as null."""
         return name in self._state
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a size."""
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, limit: int = LARGEST) -> int:
+        """Return an integer of at least `least` and less than `limit`, a power of two."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
-            raise InterchangeError(
-                f"{self.path}: {name}: expected an integer of at least {least} and less than 2^31, got {value!r}"
-            )
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value < limit
+        power = limit.bit_length() - 1
+        return self._checked(name, value, fits, f"an integer of at least {least} and less than 2^{power}")
+
+    def _checked(self, name: str, value: Any, fits: bool, expected: str) -> Any:
+        if not fits:
+            raise InterchangeError(f"{self.path}: {name}: expected {expected}, got {value!r}")
         return value
 
+    def sizes(self, names: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
+        """Return sizes by our names; `names` maps each to its field's name and default, if it has one."""
+        return {size: self.integer(*pair) for size, pair in names.items()}
+
     def number(self, name: str, default: float) -> float:
-        """Return a number."""
+        """Return a nonnegative number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-            raise InterchangeError(f"{self.path}: {name}: expected a number of at least 0, got {value!r}")
-        return float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = is_number and 0 <= value <= sys.float_info.max
+        return float(self._checked(name, value, fits, "a number of at least 0"))
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean field."""
         value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise InterchangeError(f"{self.path}: {name}: expected true or false, got {value!r}")
-        return value
+        return self._checked(name, value, isinstance(value, bool), "true or false")
 
     def first(self, name: str) -> str:
-        """Return the first of a list of texts, or nothing where there is none."""
+        """Return the first of a list of strings; "" if the list is empty or missing."""
         value = self.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise InterchangeError(f"{self.path}: {name}: expected a list of texts, got {value!r}")
-        return value[0] if value else ""
+        fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return next(iter(self._checked(name, value, fits, "a list of strings")), "")
 
     def table(self, name: str) -> dict[str, Any]:
-        """Return an object, or an empty one where there is none."""
+        """Return an object; empty if missing."""
         value = self.get(name, {})
-        if not isinstance(value, dict):
-            raise InterchangeError(f"{self.path}: {name}: expected an object, got {value!r}")
-        return value
+        return self._checked(name, value, isinstance(value, dict), "an object")
 
     def activation(self, name: str, default: str) -> Any:
-        """Return a nonlinearity by our name."""
+        """Return our name of a nonlinearity; None, noted in `needs`, if it is unsupported."""
         value = self.get(name, default)
         found = ACTIVATIONS.get(str(value))
         if found is None:
@@ -101,32 +106,32 @@ class Fields:
         return found
 
     def require(self, name: str, expected: Any, what: str) -> None:
-        """Note an unsupported feature if a field is present and not as expected."""
+        """Note an unsupported feature if a field is present with a value other than the expected one."""
         if self.get(name, expected) != expected:
             self.needs.append(f"{what} ({name} = {self.get(name)!r})")
 
     def check(self) -> None:
-        """Raise InterchangeError with a list of the unsupported features that the model needs, if there are any."""
+        """Raise InterchangeError with the list of unsupported features, if there are any."""
         if self.needs:
             model = self.path if self.path.suffix == ".gguf" else self.path.parent
             raise InterchangeError(f"{model} needs what this library does not have: {', '.join(self.needs)}")
 
 
 class Architecture(NamedTuple):
-    """How models of one kind are described and stored elsewhere."""
+    """How another library describes and stores models of one kind."""
 
-    # from the fields of config.json and the names of the tensors to the model
+    # (the fields of config.json, the names of the tensors) → the model
     read_config: Callable[[Fields, Sequence[str]], Model]
-    # from the model to the fields of config.json, and a list of what they cannot express
+    # the model → (the fields of config.json, what they cannot express)
     write_config: Callable[[Model], tuple[dict[str, Any], list[str]]]
-    # from the model and the fields of config.json to the tensors
+    # (the model, the fields of config.json) → the tensors
     entries: Callable[[Model, dict[str, Any]], list[Entry]]
-    prefix: str = ""  # that the tensors' names may have or lack
+    prefix: str = ""  # an optional prefix of the tensors' names
     ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or raise InterchangeError if it cannot be read, or holds something else."""
+    """Return the object in a JSON file. Raises InterchangeError if it cannot be read, or holds something else."""
     try:
         state = parse_json(read_text(path))
     except OSError as error:
@@ -138,13 +143,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return state
 
 
+def size_fields(config: Any, names: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
+    """Return the fields that `Fields.sizes` reads."""
+    return {name: getattr(config, size) for size, (name, *_) in names.items()}
+
+
 def theirs(activation: str) -> str:
-    """Return the name elsewhere of one of our nonlinearities."""
+    """Return the name that other libraries have for one of our nonlinearities."""
     return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
 
 
 def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
-    """Return the fields of a variant, or of its line at this path, that are not as a kind of checkpoint can say."""
+    """Return the fields of a variant, or of its line at this path, that differ from what a checkpoint expresses."""
     if type(variant) is not type(expected):
         return [f"{path or 'variant'} = {variant!r}"]
     found = []
@@ -159,10 +169,27 @@ def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
 
 
 def plain_heads(config: Any) -> list[str]:
-    """Return what a checkpoint whose heads have d_e/H rows, and their own keys, lacks for a model."""
+    """Return what a model needs beyond heads of d_e/H rows that each have their own keys."""
     c = config
-    found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of another size than d_e/H")
-    return found + unlike(c.H_kv, c.H, f"keys that heads share (H_kv = {c.H_kv})")
+    found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of a different size than d_e/H")
+    return found + unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
+
+
+def unexpressed(config: Any, variant: Variant) -> list[str]:
+    """Return what a kind of checkpoint lacks for a model, if it has this variant and `plain_heads`."""
+    return differences(config.variant, variant) + plain_heads(config)
+
+
+def lost(config: Any, variant: Variant, state: dict[str, Any], read: Callable[[Fields], Model]) -> list[str]:
+    """Return what a config.json cannot express of a model with this variant: what differs when it is read back."""
+    fields = Fields(Path("config.json"), state)
+    try:
+        found = read(fields).config
+    except ValueError as error:
+        return [f"valid config.json for it: {error}"]
+    variant = variant.but(unembedding=variant.unembedding.but(tied=config.tied), dropout=0.0)
+    rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
+    return differences(variant, found.variant) + fields.needs + rows
 
 
 def unlike(what: Any, expected: Any, message: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Algorithm 8 as the transformers library has it: BART, Marian (OPUS-MT) and FSMT (fairseq's of WMT 2019)."""
+"""Algorithm 8 as in the transformers library: BART, Marian (OPUS-MT) and FSMT (fairseq's models of WMT 2019)."""
 
 import functools
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from typing import Any
 
 from algorithms import BART, FSMT, MARIAN, EDTransformerConfig
 from algorithms.lines import MLP, Unembedding
-from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs, unlike
-from training.interchange.mapping import Entry, linear, norm, table
+from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed, unlike
+from training.interchange.mapping import Entry, attention_maps, mlp_maps, norm, table
 
 ARCHITECTURE_NAMES = {
     "bart": "BartForConditionalGeneration",
@@ -15,16 +15,24 @@ ARCHITECTURE_NAMES = {
     "fsmt": "FSMTForConditionalGeneration",
 }
 VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
+SIZES = {
+    "l_max": ("max_position_embeddings", 1024),
+    "L_enc": ("encoder_layers", 12),
+    "L_dec": ("decoder_layers", 12),
+    "H": ("encoder_attention_heads", 16),
+    "d_e": ("d_model", 1024),
+    "d_mlp": ("encoder_ffn_dim", 4096),
+}
+"""Our name → the field's name and default."""
 
 
 def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     named = fields.first("architectures") or ARCHITECTURE_NAMES[kind]
     if named != ARCHITECTURE_NAMES[kind]:
         fields.needs.append(f"the head of {named}")
-    same = {}
-    for size, default in (("attention_heads", 16), ("ffn_dim", 4096)):
-        same[size] = fields.integer(f"encoder_{size}", default)
-        fields.require(f"decoder_{size}", same[size], f"a decoder with other {size} than the encoder")
+    sizes: dict[str, Any] = fields.sizes(SIZES)
+    for name, size in (("attention_heads", "H"), ("ffn_dim", "d_mlp")):
+        fields.require(f"decoder_{name}", sizes[size], f"a decoder with other {name} than the encoder")
     for flag in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
         fields.require(flag, False, "another arrangement of norms and biases")
     shared = kind == "bart" or (kind == "marian" and fields.flag("share_encoder_decoder_embeddings", True))
@@ -34,7 +42,7 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
         N_V = fields.integer("tgt_vocab_size" if kind == "fsmt" else "decoder_vocab_size", N_V_z)
     tied = fields.flag("tie_word_embeddings", kind != "fsmt")
     first = VARIANTS[kind].embedding.first_position
-    if kind == "fsmt":  # fairseq counts positions from the token of padding
+    if kind == "fsmt":  # fairseq numbers positions from the padding token's ID on
         first = fields.integer("pad_token_id", 1, least=0) + 1
     scaled = fields.flag("scale_embedding", kind == "fsmt")
     variant = VARIANTS[kind].but(
@@ -44,18 +52,7 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     )
     if kind == "fsmt" and tied:
         shared = True
-    config = EDTransformerConfig(
-        N_V=N_V,
-        N_V_z=None if shared else N_V_z,
-        l_max=fields.integer("max_position_embeddings", 1024),
-        L_enc=fields.integer("encoder_layers", 12),
-        L_dec=fields.integer("decoder_layers", 12),
-        H=same["attention_heads"],
-        d_e=fields.integer("d_model", 1024),
-        d_mlp=same["ffn_dim"],
-        variant=variant,
-    )
-    return Model("ed", config)
+    return Model("ed", EDTransformerConfig(N_V=N_V, N_V_z=None if shared else N_V_z, **sizes, variant=variant))
 
 
 def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
@@ -66,20 +63,15 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         unembedding=Unembedding(tied=v.unembedding.tied, bias=v.unembedding.bias and kind != "fsmt"),
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + plain_heads(c)
+    lacks = unexpressed(c, said)
     if kind == "bart":
-        lacks += unlike(c.N_V_z, None, "vocabulary of the context's own")
+        lacks += unlike(c.N_V_z, None, "separate vocabulary for the context")
     state = {
         "model_type": kind,
         "architectures": [ARCHITECTURE_NAMES[kind]],
         "is_encoder_decoder": True,
-        "max_position_embeddings": c.l_max,
-        "encoder_layers": c.L_enc,
-        "decoder_layers": c.L_dec,
-        "encoder_attention_heads": c.H,
+        **size_fields(c, SIZES),
         "decoder_attention_heads": c.H,
-        "d_model": c.d_e,
-        "encoder_ffn_dim": c.d_mlp,
         "decoder_ffn_dim": c.d_mlp,
         "activation_function": theirs(v.mlp.activation or "relu"),
         "scale_embedding": v.embedding.scaled,
@@ -126,7 +118,7 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
         name = f"{encoder}.layers.{l}"
         found += _attention(f"{name}.self_attn", "encoder.attention", l)
         found += norm(f"{name}.self_attn_layer_norm", "encoder.norm1", l)
-        found += _mlp(name, "encoder.mlp", l)
+        found += mlp_maps(f"{name}.fc1", f"{name}.fc2", "encoder.mlp", l)
         found += norm(f"{name}.final_layer_norm", "encoder.norm2", l)
     for l in range(c.L_dec):
         name = f"{decoder}.layers.{l}"
@@ -134,22 +126,13 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
         found += norm(f"{name}.self_attn_layer_norm", "decoder.norm3", l)
         found += _attention(f"{name}.encoder_attn", "decoder.cross_attention", l)
         found += norm(f"{name}.encoder_attn_layer_norm", "decoder.norm4", l)
-        found += _mlp(name, "decoder.mlp", l)
+        found += mlp_maps(f"{name}.fc1", f"{name}.fc2", "decoder.mlp", l)
         found += norm(f"{name}.final_layer_norm", "decoder.norm5", l)
     return found if c.tied else [*found, Entry(head, ("W_u",))]
 
 
-def _attention(name: str, ours: str, l: int) -> list[Entry]:
-    found = []
-    for a in "qkv":
-        found += linear(f"{name}.{a}_proj", f"{ours}.heads.W_{a}", f"{ours}.heads.b_{a}", l)
-    return found + linear(f"{name}.out_proj", f"{ours}.W_o", f"{ours}.b_o", l)
-
-
-def _mlp(name: str, ours: str, l: int) -> list[Entry]:
-    return linear(f"{name}.fc1", f"{ours}.W_mlp1", f"{ours}.b_mlp1", l) + linear(
-        f"{name}.fc2", f"{ours}.W_mlp2", f"{ours}.b_mlp2", l
-    )
+def _attention(name: str, leaf: str, l: int) -> list[Entry]:
+    return attention_maps([f"{name}.{part}_proj" for part in ("q", "k", "v", "out")], leaf, l)
 
 
 def architecture(kind: str) -> Architecture:
@@ -159,5 +142,5 @@ def architecture(kind: str) -> Architecture:
         functools.partial(_write_config, kind),
         functools.partial(_entries, kind),
         prefix="model.",
-        ignored=() if kind == "bart" else ("*embed_positions.weight",),  # sinusoids, which are computed
+        ignored=() if kind == "bart" else ("*embed_positions.weight",),  # sinusoids, which we compute
     )

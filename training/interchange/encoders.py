@@ -1,4 +1,4 @@
-"""Encoders: BERT, RoBERTa, DistilBERT and ALBERT, bare or for masked tokens; and classifiers of BERT's."""
+"""Encoders: BERT, RoBERTa, DistilBERT and ALBERT, bare or with the masked-token head; and BERT classifiers."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -6,23 +6,25 @@ from typing import Any, NamedTuple
 
 from algorithms import ALBERT, BERT, ROBERTA, ETransformerConfig, Variant
 from algorithms.lines import MLP, LayerNorm, Unembedding
-from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs, unlike
-from training.interchange.mapping import Entry, linear, norm, table
+from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed, unlike
+from training.interchange.mapping import Entry, attention_maps, linear, mlp_maps, norm, table
 
 
 class Kind(NamedTuple):
-    """What is its own of a kind of encoder."""
+    """What distinguishes one kind of encoder."""
 
-    name: tuple[str, str]  # of the class that predicts masked tokens; and of the bare one
-    variant: Variant  # the lines that its config.json does not decide
-    fields: Mapping[str, tuple[str, Any]]  # our size or number → its name in config.json, and its default
-    layer: str  # the prefix of the tensors of a layer that has its own, but for its number
-    parts: tuple[str, ...]  # of a layer: W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2
+    name: tuple[str, str]  # of the class with the masked-token head, and of the bare one
+    variant: Variant  # the lines that config.json does not decide
+    sizes: Mapping[str, tuple[str, int]]  # our name → the field's name and default
+    layer: str  # the prefix of a layer's tensors, without the layer's number
+    parts: tuple[str, ...]  # the names in a layer of W_q, W_k, W_v, W_o, norm1, W_mlp1, W_mlp2 and norm2
     head: tuple[str, str, str, str]  # the names of W_f, of the norm after it, of W_u, and of b_u
+    activation: tuple[str, str] = ("hidden_act", "gelu")  # the field's name and default
+    dropout: str = "attention_probs_dropout_prob"  # the field's name
     pooler: str = "pooler.dense"  # the name of W_pool
-    plain: bool = False  # whether ε is always 1e-12, and there are no token types
-    classifier: str = ""  # the name of the class that classifies texts, where that can be read
-    ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters, besides those of all kinds
+    plain: bool = False  # whether ε is fixed at 1e-12 and there are no token types
+    classifier: str = ""  # the name of the class that classifies texts, if supported
+    ignored: tuple[str, ...] = ()  # further patterns of tensors that are not parameters
 
 
 PARTS = (
@@ -33,23 +35,21 @@ PARTS = (
     "output.dense",
     "output.LayerNorm",
 )
-"""The tensors of a layer of BERT."""
-FIELDS: dict[str, tuple[str, Any]] = {
+"""`Kind.parts` of BERT."""
+SIZES = {
     "N_V": ("vocab_size", 30522),
     "L": ("num_hidden_layers", 12),
     "H": ("num_attention_heads", 12),
     "d_e": ("hidden_size", 768),
     "d_mlp": ("intermediate_size", 3072),
-    "activation": ("hidden_act", "gelu"),
-    "dropout": ("attention_probs_dropout_prob", 0.0),
 }
-"""The sizes of BERT in config.json."""
+"""`Kind.sizes` of BERT."""
 
 KINDS: dict[str, Kind] = {
     "bert": Kind(
         ("BertForMaskedLM", "BertModel"),
         BERT,
-        FIELDS,
+        SIZES,
         "encoder.layer",
         PARTS,
         (
@@ -59,12 +59,12 @@ KINDS: dict[str, Kind] = {
             "cls.predictions.bias",
         ),
         classifier="BertForSequenceClassification",
-        ignored=("cls.seq_relationship.*", "cls.predictions.bias"),  # unread where not tied
+        ignored=("cls.seq_relationship.*", "cls.predictions.bias"),  # an untied checkpoint does not use the bias
     ),
     "roberta": Kind(
         ("RobertaForMaskedLM", "RobertaModel"),
         ROBERTA,
-        FIELDS | {"N_V": ("vocab_size", 50265)},
+        SIZES | {"N_V": ("vocab_size", 50265)},
         "encoder.layer",
         PARTS,
         ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.weight", "lm_head.bias"),
@@ -78,8 +78,6 @@ KINDS: dict[str, Kind] = {
             "H": ("n_heads", 12),
             "d_e": ("dim", 768),
             "d_mlp": ("hidden_dim", 3072),
-            "activation": ("activation", "gelu"),
-            "dropout": ("attention_dropout", 0.0),
         },
         "transformer.layer",
         (
@@ -90,6 +88,8 @@ KINDS: dict[str, Kind] = {
             "output_layer_norm",
         ),
         ("vocab_transform", "vocab_layer_norm", "vocab_projector.weight", "vocab_projector.bias"),
+        activation=("activation", "gelu"),
+        dropout="attention_dropout",
         plain=True,
     ),
     "albert": Kind(
@@ -102,8 +102,6 @@ KINDS: dict[str, Kind] = {
             "d_e": ("hidden_size", 4096),
             "d_in": ("embedding_size", 128),
             "d_mlp": ("intermediate_size", 16384),
-            "activation": ("hidden_act", "gelu_new"),
-            "dropout": ("attention_probs_dropout_prob", 0.0),
         },
         "encoder.albert_layer_groups",
         tuple(
@@ -117,17 +115,17 @@ KINDS: dict[str, Kind] = {
             )
         ),
         ("predictions.dense", "predictions.LayerNorm", "predictions.decoder.weight", "predictions.bias"),
+        activation=("hidden_act", "gelu_new"),
         pooler="pooler",
     ),
 }
-"""By their model_type."""
-SIZES = ("N_V", "L", "H", "d_e", "d_in", "d_mlp")
+"""By model_type."""
 
 
 def _name(own: Kind, fields: Fields, names: Sequence[str]) -> str:
-    """Which class of models it is: as config.json says, or else as the tensors show."""
+    """Return the name of the model's class, from config.json or else from the tensors."""
     named = fields.first("architectures")
-    if named == "BertForPreTraining":  # its next-sentence head is left out
+    if named == "BertForPreTraining":  # its next-sentence head is ignored
         return own.name[0]
     if named:
         if named not in (*own.name, own.classifier):
@@ -139,9 +137,9 @@ def _name(own: Kind, fields: Fields, names: Sequence[str]) -> str:
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:
-    fields.require("problem_type", "single_label_classification", "another kind of classification than of one class")
+    fields.require("problem_type", "single_label_classification", "multi-label classification or regression")
     names = fields.table("id2label")
-    n = len(names) or fields.integer("num_labels", 2)
+    n = len(names) or fields.integer("num_labels", 2, limit=1 << 20)
     if n == 1:
         fields.needs.append("regression (one label)")
     return tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(n))
@@ -149,16 +147,16 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     own = KINDS[kind]
-    fields.require("sinusoidal_pos_embds", False, "positions of another kind")
+    fields.require("sinusoidal_pos_embds", False, "sinusoidal positions")
     fields.require("position_embedding_type", "absolute", "relative positions")
     fields.require("is_decoder", False, "unidirectional attention")
     fields.require("add_cross_attention", False, "cross-attention")
     named = _name(own, fields, names)
     masked, classifies = named == own.name[0], named == own.classifier
-    if kind == "roberta" and masked:  # whose head has GELU, whatever its layers have
-        fields.require("hidden_act", "gelu", "another activation in the layers than in the head")
+    if kind == "roberta" and masked:  # its head always uses GELU
+        fields.require("hidden_act", "gelu", "different activations in the layers and the head")
     first = fields.integer("pad_token_id", 1, least=0) + 1 if kind == "roberta" else 0
-    sizes: dict[str, Any] = {name: fields.integer(*pair) for name, pair in own.fields.items() if name in SIZES}
+    sizes: dict[str, Any] = fields.sizes(own.sizes)
     shared = 1
     if kind == "albert":
         fields.require("inner_group_num", 1, "several layers in a group")
@@ -169,7 +167,7 @@ def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
     variant = own.variant.but(
         embedding=own.variant.embedding.but(first_position=first),
         norm=LayerNorm(epsilon=1e-12 if own.plain else fields.number("layer_norm_eps", 1e-12)),
-        mlp=MLP(activation=fields.activation(*own.fields["activation"])),
+        mlp=MLP(activation=fields.activation(*own.activation)),
         shared_layers=shared,
         unembedding=Unembedding(tied=fields.flag("tie_word_embeddings", True) or not masked, bias=masked),
         head=masked,
@@ -196,18 +194,19 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         pooler=v.pooler and not own.plain,
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + plain_heads(c)
+    lacks = unexpressed(c, said)
     if masked:
-        lacks += unlike(c.d_f, c.d_in, "final projection of another size than the embeddings")
+        lacks += unlike(c.d_f, c.d_in, "final projection of a different size than the embeddings")
     if model.task == "classify":
         lacks += unlike(v.pooler, True, "classifier without a pooler")
         lacks += unlike(v.head, False, "classifier that keeps a masked-token head")
     if kind == "roberta" and v.head:
         lacks += unlike(mlp.activation or "gelu", "gelu", f"head with the activation {mlp.activation!r}")
     lacks += ["padding token before the first position"] if kind == "roberta" and not v.embedding.first_position else []
-    state = {name: getattr(c, size) for size, (name, _) in own.fields.items() if hasattr(c, size)}
-    state |= {own.fields["activation"][0]: theirs(mlp.activation or "gelu"), own.fields["dropout"][0]: v.dropout}
-    state |= {
+    state = {
+        **size_fields(c, own.sizes),
+        own.activation[0]: theirs(mlp.activation or "gelu"),
+        own.dropout: v.dropout,
         "model_type": kind,
         "architectures": [own.classifier if model.task == "classify" else own.name[0 if masked else 1]],
         "max_position_embeddings": c.l_max + v.embedding.first_position,
@@ -244,13 +243,10 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
     if v.embedding.factored:
         found += linear(f"{prefix}encoder.embedding_hidden_mapping_in", f"{ours}W_in", f"{ours}b_in")
     for l in range(c.L // c.shared_layers):
-        q, k, value, o, norm1, mlp1, mlp2, norm2 = (f"{prefix}{own.layer}.{l}.{part}" for part in own.parts)
-        for a, name in (("q", q), ("k", k), ("v", value)):
-            found += linear(name, f"{ours}layers.attention.heads.W_{a}", f"{ours}layers.attention.heads.b_{a}", l)
-        found += linear(o, f"{ours}layers.attention.W_o", f"{ours}layers.attention.b_o", l)
+        *projections, norm1, mlp1, mlp2, norm2 = (f"{prefix}{own.layer}.{l}.{part}" for part in own.parts)
+        found += attention_maps(projections, f"{ours}layers.attention", l)
         found += norm(norm1, f"{ours}layers.norm1", l) + norm(norm2, f"{ours}layers.norm2", l)
-        found += linear(mlp1, f"{ours}layers.mlp.W_mlp1", f"{ours}layers.mlp.b_mlp1", l)
-        found += linear(mlp2, f"{ours}layers.mlp.W_mlp2", f"{ours}layers.mlp.b_mlp2", l)
+        found += mlp_maps(mlp1, mlp2, f"{ours}layers.mlp", l)
     if v.pooler:
         found += linear(f"{prefix}{own.pooler}", f"{ours}W_pool", f"{ours}b_pool")
     if ours:
@@ -265,7 +261,7 @@ def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how encoders of a kind, one of `KINDS`, are described and stored."""
+    """Return how encoders of one of `KINDS` are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind),
         functools.partial(_write_config, kind),

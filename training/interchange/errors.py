@@ -1,4 +1,4 @@
-"""What every file here raises."""
+"""The error that every module here raises."""
 
 
 class InterchangeError(ValueError):

@@ -1,8 +1,8 @@
-"""A file of GGUF, the format of llama.cpp and Ollama: its metadata, and its tensors one by one.
+"""Read GGUF files, the format of llama.cpp and Ollama: the metadata, and the tensors one by one.
 
-The header is checked here before anything is read by it: every length, count, type and offset against the file's size,
-so that a truncated or hostile file is refused in one sentence, at once. The tensors stay in the file, mapped into
-memory, and are dequantized by the package `gguf` (the extra `models`) when they are asked for.
+Every length, count, type and offset in the header is checked against the file's size before it is used, so a truncated
+or hostile file is rejected at once with a one-sentence error. The tensors stay in the memory-mapped file; the package
+`gguf` (the extra `models`) dequantizes each on request.
 """
 
 import importlib
@@ -22,7 +22,7 @@ LARGEST_HEADER = 1 << 28
 LARGEST_ARRAY = 1 << 22
 LARGEST_DIMENSIONS = 4
 SLAB = 1 << 22
-"""How many numbers are dequantized at once: all that is held besides the result."""
+"""How many numbers are dequantized at once; nothing else is in memory besides the result."""
 
 _STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
 _NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)
@@ -32,30 +32,35 @@ _ALIGNMENT = "general.alignment"
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies in the file."""
+    """The shape, type and place of a tensor in the file."""
 
-    shape: tuple[int, ...]  # rows first, as NumPy has it
-    type: str  # how its numbers are stored, by `gguf`'s name
-    row_bytes: int  # of one row
-    start: int  # the byte it begins at
+    shape: tuple[int, ...]  # in NumPy's order, rows first
+    type: str  # `gguf`'s name of the number format
+    row_bytes: int  # the size of one row
+    start: int  # the offset of the first byte
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return math.prod(self.shape[:-1])
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte."""
+        return self.start + self.rows * self.row_bytes
 
 
 class GGUFFile:
-    """A file of GGUF.
+    """A GGUF file.
 
     Attributes:
         path: the file.
-        metadata: by key: numbers, texts, lists of texts, and arrays.
+        metadata: values by key: numbers, strings, and lists of either.
         tensors: by their names in the file, in its order.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header, or raise InterchangeError if it is damaged or of a kind that cannot be read."""
+        """Read the header. Raises InterchangeError if it is damaged or of an unsupported version."""
         self.path = path
         try:
             self._bytes = np.memmap(path, np.uint8, "r")
@@ -67,10 +72,10 @@ class GGUFFile:
         self.tensors = _placed(path, infos, header.at, self.metadata, len(self._bytes))
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor in float32, dequantized."""
+        """Return a tensor, dequantized to float32."""
         info, gguf = self.tensors[name], _gguf(self.path)
         out = np.empty((info.rows, info.shape[-1]), np.float32)
-        data = self._bytes[info.start : info.start + info.rows * info.row_bytes].reshape(info.rows, info.row_bytes)
+        data = self._bytes[info.start : info.end].reshape(info.rows, info.row_bytes)
         step = max(1, SLAB // info.shape[-1])
         for i in range(0, info.rows, step):
             out[i : i + step] = gguf.dequantize(np.asarray(data[i : i + step]), gguf.GGMLQuantizationType[info.type])
@@ -78,7 +83,7 @@ class GGUFFile:
 
 
 class _Header:
-    """Reads the beginning of a file, each piece only if the file has it."""
+    """Reads the header of a file, checking first that the file is long enough for each piece."""
 
     def __init__(self, path: Path, data: np.ndarray) -> None:
         self.path, self.at = path, 0
@@ -86,14 +91,14 @@ class _Header:
         self._is_all = len(data) <= LARGEST_HEADER
 
     def read(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int, int]]]:
-        """Return the metadata, and of each tensor its shape, its type's number, and its offset."""
+        """Return the metadata, and each tensor's shape, type number and offset, by name."""
         if self._take(4, "the magic number") != b"GGUF":
-            raise InterchangeError(f"{self.path}: expected a GGUF file, which begins with GGUF; download it again")
+            raise _damaged(self.path, "expected a GGUF file, which begins with GGUF")
         version, n_tensors, n_fields = self._numbers("<IQQ", "the counts")
         if version not in VERSIONS:
             raise InterchangeError(
                 f"{self.path}: version of GGUF: expected {VERSIONS[0]} or {VERSIONS[1]}, got "
-                f"{version if version < 1 << 16 else 'a big-endian one'}; convert the model anew with llama.cpp"
+                f"{version if version < 1 << 16 else 'a big-endian one'}; convert the model again with llama.cpp"
             )
         self._check_count(n_fields, 13, "the metadata")
         metadata: dict[str, Any] = {}
@@ -107,16 +112,13 @@ class _Header:
 
     def _add(self, found: dict[str, Any], name: str, read: Callable[[str], Any], what: str) -> None:
         if name in found:
-            raise InterchangeError(f"{self.path}: {what} {_shown(name)} twice; download the file again")
+            raise _damaged(self.path, f"{what} {_shown(name)} twice")
         found[name] = read(name)
 
     def _take(self, n_bytes: int, what: str) -> memoryview:
         if n_bytes > len(self._data) - self.at:
             limit = "the file ends" if self._is_all else f"more than {LARGEST_HEADER >> 20} MiB of metadata"
-            raise InterchangeError(
-                f"{self.path}: {what} at byte {self.at} needs {n_bytes} bytes, but {limit}; "
-                "the file is truncated or damaged: download it again"
-            )
+            raise _damaged(self.path, f"{what} at byte {self.at} needs {n_bytes} bytes, but {limit}")
         piece = self._data[self.at : self.at + n_bytes]
         self.at += n_bytes
         return piece
@@ -125,12 +127,9 @@ class _Header:
         return struct.unpack(form, self._take(struct.calcsize(form), what))
 
     def _check_count(self, count: int, least: int, what: str) -> None:
-        """Refuse a count of things of at least this many bytes each that the file cannot hold."""
+        """Raise InterchangeError if the file is too short for a number of entries of at least `least` bytes each."""
         if count * least > len(self._data) - self.at:
-            raise InterchangeError(
-                f"{self.path}: {what} at byte {self.at} should have {count} entries, more than the file has room for; "
-                "it is truncated or damaged: download it again"
-            )
+            raise _damaged(self.path, f"{what} at byte {self.at} should have {count} entries, which do not fit in it")
 
     def _string(self, what: str) -> str:
         (length,) = self._numbers("<Q", what)
@@ -138,9 +137,7 @@ class _Header:
         try:
             return str(piece, "utf-8")
         except UnicodeDecodeError:
-            raise InterchangeError(
-                f"{self.path}: {what} at byte {self.at - length} is not UTF-8; download the file again"
-            ) from None
+            raise _damaged(self.path, f"{what} at byte {self.at - length} is not UTF-8") from None
 
     def _value(self, key: str) -> Any:
         what = f"the value of {_shown(key)}"
@@ -153,15 +150,13 @@ class _Header:
         if kind != _STRING:
             return self._array(kind, count, what)
         if count > LARGEST_ARRAY:
-            raise InterchangeError(f"{self.path}: {what} has {count} texts, expected at most {LARGEST_ARRAY}")
+            raise InterchangeError(f"{self.path}: {what} has {count} strings, expected at most {LARGEST_ARRAY}")
         self._check_count(count, 8, what)
         return [self._string(what) for _ in range(count)]
 
     def _array(self, kind: int, count: int, what: str) -> list[Any]:
         if kind not in _SCALARS:
-            raise InterchangeError(
-                f"{self.path}: {what} has the type {kind}, expected one that GGUF defines; download the file again"
-            )
+            raise _damaged(self.path, f"{what} has the type {kind}, expected one that GGUF defines")
         dtype = np.dtype(_SCALARS[kind])
         self._check_count(count, dtype.itemsize, what)
         if count > LARGEST_ARRAY:
@@ -169,7 +164,7 @@ class _Header:
         array = np.frombuffer(self._take(count * dtype.itemsize, what), dtype)
         if kind == _BOOL:
             return [bool(value) for value in array]
-        if kind == _FLOAT32:  # the shortest decimal that rounds to it, which the model's own config.json has
+        if kind == _FLOAT32:  # the shortest decimal that rounds to the value, as in the model's config.json
             return [float(str(value)) for value in array]
         return array.tolist()
 
@@ -177,43 +172,36 @@ class _Header:
         what = f"the tensor {_shown(name)}"
         (n_dimensions,) = self._numbers("<I", what)
         if not 1 <= n_dimensions <= LARGEST_DIMENSIONS:
-            raise InterchangeError(
-                f"{self.path}: {what} has {n_dimensions} dimensions, expected 1 to {LARGEST_DIMENSIONS}; "
-                "download the file again"
-            )
+            raise _damaged(self.path, f"{what} has {n_dimensions} dimensions, expected 1 to {LARGEST_DIMENSIONS}")
         shape = self._numbers(f"<{n_dimensions}Q", what)
         kind, offset = self._numbers("<IQ", what)
         return shape[::-1], kind, offset
 
 
 def _placed(path: Path, infos: dict[str, Any], end: int, metadata: dict[str, Any], size: int) -> dict[str, TensorInfo]:
-    """Where the tensors lie, checked to be inside the file."""
+    """Return the place of each tensor. Raises InterchangeError if one is misaligned or not inside the file."""
     alignment = metadata.get(_ALIGNMENT, 32)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise InterchangeError(
-            f"{path}: {_ALIGNMENT}: expected a power of two, got {_shown(str(alignment))}; download the file again"
-        )
+        raise _damaged(path, f"{_ALIGNMENT}: expected a power of two, got {_shown(str(alignment))}")
     begin = -(-end // alignment) * alignment
     placed = {}
     for name, (shape, kind, offset) in infos.items():
         form, block, block_bytes = _block(path, name, kind)
         if min(shape) < 1 or shape[-1] % block or offset % alignment:
-            raise InterchangeError(
-                f"{path}: the tensor {_shown(name)}: expected rows of whole blocks of {block} at a multiple of "
-                f"{alignment}, got the shape {list(shape)} at {offset}; download the file again"
+            raise _damaged(
+                path,
+                f"the tensor {_shown(name)}: expected rows of whole blocks of {block} at a multiple of {alignment}, "
+                f"got the shape {list(shape)} at {offset}",
             )
         info = TensorInfo(shape, form, shape[-1] // block * block_bytes, begin + offset)
-        if info.start + info.rows * info.row_bytes > size:
-            raise InterchangeError(
-                f"{path}: the tensor {_shown(name)} ends at byte {info.start + info.rows * info.row_bytes}, but the "
-                f"file has {size}; it is truncated: download it again"
-            )
+        if info.end > size:
+            raise _damaged(path, f"the tensor {_shown(name)} ends at byte {info.end}, but the file has {size}")
         placed[name] = info
     return placed
 
 
 def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
-    """The name of a type, how many numbers its blocks have, and how many bytes."""
+    """Return the name of a type, and how many numbers and bytes its blocks have."""
     gguf = _gguf(path)
     try:
         form = gguf.GGMLQuantizationType(kind)
@@ -225,7 +213,7 @@ def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
     if form.name not in ("F32", "F16") and not hasattr(gguf.quants, form.name):
         raise InterchangeError(
             f"{path}: the tensor {_shown(name)} has the type {form.name}, which the package gguf cannot dequantize; "
-            "take the model in another type, such as Q8_0"
+            "get the model in another type, such as Q8_0"
         )
     return form.name, *gguf.GGML_QUANT_SIZES[form]
 
@@ -237,6 +225,10 @@ def _gguf(path: Path) -> Any:
         raise InterchangeError(f"reading {path} needs gguf: pip install 'formal-algorithms[models]'") from None
 
 
+def _damaged(path: Path, problem: str) -> InterchangeError:
+    return InterchangeError(f"{path}: {problem}; the file is truncated or damaged: download it again")
+
+
 def _shown(name: str) -> str:
-    """A name that a file has, short and printable."""
+    """Return a name from a file, shortened and printable."""
     return repr(name if len(name) <= 60 else f"{name[:57]}...")

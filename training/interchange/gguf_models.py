@@ -1,8 +1,8 @@
-"""A model in a file of GGUF as `transformers` has it: its config.json, and its tensors by their names there.
+"""Present a GGUF file as a checkpoint of `transformers`, with the fields of a config.json and the same tensor names.
 
-So one mapping serves both. Where GGUF differs, it is undone: the order of the rows of q and k, where rotary positions
-turn neighbors (`llama`, `smollm3`); the 1 that is added to the scales of norms (`gemma`); and matrices that `Conv1D`
-transposes (`gpt2`). Defaults are llama.cpp's, and a key that is not understood is refused by its name.
+One mapping then reads both. What GGUF changes is undone: the order of the rows of q and k, since its rotary positions
+rotate adjacent rows (`llama`, `smollm3`); the 1 added to the scales of norms (`gemma`); and the matrices that `Conv1D`
+transposes (`gpt2`). Defaults are llama.cpp's. A key that is not understood raises an error that names it.
 """
 
 import functools
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training.interchange.containers import Tensors
+from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile
 from training.interchange.unsupported import NEEDS
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""By how much each frequency is divided: all that is left of Llama 3's scaling."""
+"""The divisor of each frequency: the only trace of Llama 3's scaling in a file."""
 
 _LINEARS = {
     **{f"attn_{a}": f"self_attn.{a}_proj" for a in "qkv"},
@@ -31,17 +32,12 @@ _LINEARS = {
     "attn_norm": "input_layernorm",
 }
 _LLAMA = {**_LINEARS, "ffn_norm": "post_attention_layernorm"}
-_GEMMA2 = {
-    **_LINEARS,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 _OLMO2 = {
     **_LINEARS,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA2 = {**_OLMO2, "ffn_norm": "pre_feedforward_layernorm"}
 _GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -69,25 +65,25 @@ IN_TRANSFORMERS = {
     "qwen3moe": "qwen3_moe",
     "starcoder": "gpt_bigcode",
 }
-"""Architectures with another name there."""
+"""The names in transformers of architectures that GGUF names differently."""
 _NEUTRAL = {"attention.causal": True, "rope.scaling.finetuned": True, "rope.scaling.type": "none"}
-"""Values that change nothing, besides 0 and false."""
+"""Values that have no effect, besides 0 and false."""
 
 
 class Kind(NamedTuple):
-    """How models of one architecture are in GGUF."""
+    """How GGUF stores models of one architecture."""
 
-    config: "Callable[[_Metadata], dict[str, Any]]"  # from the metadata to the fields of config.json
-    outer: dict[str, str] = _OUTER  # names of modules outside the layers, and theirs
-    inner: dict[str, str] = _LLAMA  # names of modules in a layer, and theirs
+    config: "Callable[[_Metadata], dict[str, Any]]"  # the metadata → the fields of config.json
+    outer: dict[str, str] = _OUTER  # names of modules outside the layers → those in transformers
+    inner: dict[str, str] = _LLAMA  # names of modules in a layer → those in transformers
     layers: str = "model.layers"  # the name of the layers' module
     permuted: bool = False  # whether the rows of q and k have another order
-    shifted: bool = False  # whether norms have 1 added to their scales
+    shifted: bool = False  # whether the scales of norms have 1 added
     transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
 
 
 class _Metadata:
-    """A file's metadata of its model; notes which keys were read."""
+    """A file's metadata on its model; records which keys were read."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture
@@ -100,7 +96,7 @@ class _Metadata:
         return self.file.metadata.get(key, default)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key of the model; of a list for all layers, the one value in it."""
+        """Return the value of a key of the model; for a list over all layers, the value that they share."""
         value = self.raw(name, default)
         if not isinstance(value, list):
             return value
@@ -112,7 +108,7 @@ class _Metadata:
         return value[0]
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a size."""
+        """Return a positive integer."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(name, "an integer of at least 1")
@@ -126,7 +122,7 @@ class _Metadata:
         return float(value)
 
     def wrong(self, name: str, expected: str) -> InterchangeError:
-        """Return the error on a value."""
+        """Return the error about a value."""
         key = f"{self.architecture}.{name}"
         value = self.file.metadata.get(key)
         return InterchangeError(f"{self.file.path}: {key}: expected {expected}, got {str(value)[:60]}")
@@ -136,7 +132,7 @@ class _Metadata:
         return tensor in self.file.tensors
 
     def check(self) -> None:
-        """Raise if the file says more of its model than was asked for."""
+        """Raise InterchangeError if the file has keys on its model that were not read."""
         left = {
             key: value
             for key, value in self.file.metadata.items()
@@ -148,13 +144,15 @@ class _Metadata:
             raise InterchangeError(f"{self.file.path} needs what this library does not have: {listed}")
 
 
-def _sizes(m: _Metadata) -> dict[str, Any]:
-    """The fields that all models with rotary positions have."""
+def _with_rotary(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
+    """Return the fields that all models with rotary positions have; `base` is the default of theirs."""
     d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
     d_head = m.integer("attention.key_length", max(d_e // H, 1))
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
     return {
+        "model_type": kind,
+        "architectures": [f"{kind.removesuffix('_text').capitalize()}ForCausalLM"],
         "vocab_size": _vocabulary(m),
         "hidden_size": d_e,
         "intermediate_size": m.integer("feed_forward_length"),
@@ -165,18 +163,21 @@ def _sizes(m: _Metadata) -> dict[str, Any]:
         "max_position_embeddings": m.integer("context_length"),
         "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": not m.has("output.weight"),
+        "hidden_act": "silu",
+        "rope_parameters": _rotary(m, d_head, base),
+        "attention_bias": m.has("blk.0.attn_q.bias"),
     }
 
 
 def _vocabulary(m: _Metadata) -> int:
     m.get("vocab_size")
     if not m.has("token_embd.weight"):
-        raise InterchangeError(f"{m.file.path} has no tensor token_embd.weight; it holds no language model")
+        raise InterchangeError(f"{m.file.path} has no tensor token_embd.weight, so it is not a language model")
     return m.file.tensors["token_embd.weight"].shape[0]
 
 
-def _rotary(m: _Metadata, d_head: int, base: float = 10_000.0) -> dict[str, Any]:
-    """The field rope_parameters."""
+def _rotary(m: _Metadata, d_head: int, base: float) -> dict[str, Any]:
+    """Return the field rope_parameters."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", base)}
     turned = m.integer("rope.dimension_count", d_head)
     if turned != d_head:
@@ -184,8 +185,7 @@ def _rotary(m: _Metadata, d_head: int, base: float = 10_000.0) -> dict[str, Any]
     if m.has(ROPE_FACTORS):
         return found | _llama3(m, found["rope_theta"], turned)
     kind = m.get("rope.scaling.type", "none")
-    linear = m.raw("rope.scale_linear")  # as files of 2023 have it
-    if linear is not None:
+    if m.raw("rope.scale_linear") is not None:  # in files of 2023
         return found | {"rope_type": "linear", "factor": m.number("rope.scale_linear")}
     if kind == "none":
         return found
@@ -196,7 +196,7 @@ def _rotary(m: _Metadata, d_head: int, base: float = 10_000.0) -> dict[str, Any]
 
 
 def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
-    """Llama 3's scaling: GGUF has only the factors, so the published settings are used if they give these."""
+    """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same."""
     factors = m.file.read(ROPE_FACTORS).reshape(-1)
     low, high, original, factor = 1.0, 4.0, 8192, float(factors.max())
     wavelengths = 2 * np.pi * base ** (np.arange(0, d, 2) / d)
@@ -204,7 +204,7 @@ def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
     expected = 1 / ((1 - share) / factor + share)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
         raise InterchangeError(
-            f"{m.file.path} needs what this library does not have: other frequencies than Llama 3's ({ROPE_FACTORS})"
+            f"{m.file.path} needs what this library does not have: frequencies other than Llama 3's ({ROPE_FACTORS})"
         )
     return {
         "rope_type": "llama3",
@@ -216,61 +216,25 @@ def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
 
 
 def _llama(m: _Metadata) -> dict[str, Any]:
-    sizes = _sizes(m)
     window = m.get("attention.sliding_window")
-    return {
-        "model_type": "mistral" if window else "llama",
-        "architectures": ["MistralForCausalLM" if window else "LlamaForCausalLM"],
-        **sizes,
-        "hidden_act": "silu",
-        "rope_parameters": _rotary(m, sizes["head_dim"]),
-        "attention_bias": m.has("blk.0.attn_q.bias"),
-        "mlp_bias": m.has("blk.0.ffn_gate.bias"),
-        **({"sliding_window": window} if window else {}),
-    }
+    found = _with_rotary(m, "mistral" if window else "llama")
+    return found | {"mlp_bias": m.has("blk.0.ffn_gate.bias")} | ({"sliding_window": window} if window else {})
 
 
 def _smollm3(m: _Metadata) -> dict[str, Any]:
-    """Every fourth layer is without positions, as llama.cpp has it: the file does not say it."""
-    found = {**_llama(m), "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
-    return {**found, "no_rope_layer_interval": 4, "use_sliding_window": False}
+    """Return the fields; every fourth layer has no positions, as in llama.cpp, since the file does not say so."""
+    found = _llama(m) | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+    return found | {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
 def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
-    sizes = _sizes(m)
-    return {
-        "model_type": kind,
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        **sizes,
-        "hidden_act": "silu",
-        "rope_parameters": _rotary(m, sizes["head_dim"]),
-        "use_sliding_window": False,
-        **({"attention_bias": m.has("blk.0.attn_q.bias")} if kind == "qwen3" else {}),
-    }
+    return _with_rotary(m, kind) | {"use_sliding_window": False}
 
 
-def _olmo2(m: _Metadata) -> dict[str, Any]:
-    sizes = _sizes(m)
-    return {
-        "model_type": "olmo2",
-        "architectures": ["Olmo2ForCausalLM"],
-        **sizes,
-        "hidden_act": "silu",
-        "rope_parameters": _rotary(m, sizes["head_dim"]),
-        "attention_bias": m.has("blk.0.attn_q.bias"),
-    }
-
-
-def _gemma(m: _Metadata, kind: str = "gemma") -> dict[str, Any]:
-    sizes = _sizes(m)
-    return {
-        "model_type": kind,
-        "architectures": [f"{kind.removesuffix('_text').capitalize()}ForCausalLM"],
-        **sizes,
-        "hidden_act" if kind == "gemma" else "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": m.has("blk.0.attn_q.bias"),
-        "rope_parameters": _rotary(m, sizes["head_dim"], 1_000_000.0 if kind == "gemma3_text" else 10_000.0),
-    }
+def _gemma(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
+    found = _with_rotary(m, kind, base)
+    del found["hidden_act"]
+    return found | {"hidden_act" if kind == "gemma" else "hidden_activation": "gelu_pytorch_tanh"}
 
 
 def _gemma2(m: _Metadata) -> dict[str, Any]:
@@ -284,7 +248,7 @@ def _gemma2(m: _Metadata) -> dict[str, Any]:
 
 
 def _gemma3(m: _Metadata) -> dict[str, Any]:
-    found = _gemma(m, "gemma3_text")
+    found = _gemma(m, "gemma3_text", 1_000_000.0)
     found |= _windows(m, found, 6, largest=62)
     in_windows = {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)}
     found["rope_parameters"] = {"sliding_attention": in_windows, "full_attention": found["rope_parameters"]}
@@ -293,13 +257,16 @@ def _gemma3(m: _Metadata) -> dict[str, Any]:
 
 
 def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
-    """The fields on windows and on the scale of the scores. The last of ``pattern`` layers attends to everything,
-    unless the file says otherwise; the one model of ``largest`` layers divides its scores by √(d_e/H), as llama.cpp
-    tells it.
+    """Return the fields on windows and on the scale of the scores. Every ``pattern``-th layer attends to all tokens,
+    unless the file says otherwise; as in llama.cpp, the model with ``largest`` layers divides its scores by √(d_e/H).
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    stored = m.raw("attention.sliding_window_pattern", pattern)  # a number, or of each layer whether it has a window
-    in_window = stored if isinstance(stored, list) else [bool((l + 1) % stored) for l in range(L)]
+    if L >= MOST_LAYERS:
+        raise m.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
+    in_window = m.raw("attention.sliding_window_pattern")  # a number, or whether each layer has a window
+    if not isinstance(in_window, list):
+        period = m.integer("attention.sliding_window_pattern", pattern)
+        in_window = [bool((l + 1) % period) for l in range(L)]
     if len(in_window) != L:
         raise m.wrong("attention.sliding_window_pattern", f"a number, or true or false for each of {L} layers")
     return {
@@ -330,20 +297,20 @@ KINDS: dict[str, Kind] = {
     "smollm3": Kind(_smollm3, permuted=True),
     "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
     "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
-    "olmo2": Kind(_olmo2, inner=_OLMO2),
-    "gemma": Kind(_gemma, shifted=True),
+    "olmo2": Kind(functools.partial(_with_rotary, kind="olmo2"), inner=_OLMO2),
+    "gemma": Kind(functools.partial(_gemma, kind="gemma"), shifted=True),
     "gemma2": Kind(_gemma2, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, inner=_GEMMA2, shifted=True),
     "gpt2": Kind(
         _gpt2, _GPT2_OUTER, _GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     ),
 }
-"""By the file's name of its architecture."""
+"""By general.architecture."""
 
 
 def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
-    """Open a file: the fields of config.json, and the tensors, which are read when they are asked for. Raises
-    InterchangeError if the file is damaged, or its model needs something unsupported.
+    """Return the fields of config.json and the tensors, each read on request. Raises InterchangeError if the file is
+    damaged, or its model needs an unsupported feature.
     """
     file = GGUFFile(path)
     if file.metadata.get("split.count", 1) != 1:
@@ -361,7 +328,7 @@ def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
 
 
 def _unknown(path: Path, architecture: str) -> InterchangeError:
-    """The error on an architecture that cannot be read."""
+    """Return the error about an unsupported architecture."""
     known = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
     needs = NEEDS.get(IN_TRANSFORMERS.get(architecture, architecture))
     if needs:
@@ -371,12 +338,12 @@ def _unknown(path: Path, architecture: str) -> InterchangeError:
         )
     return InterchangeError(
         f"{path}: general.architecture: expected one of {known}, got {architecture[:60]!r}; if it has a checkpoint of "
-        "transformers, try that"
+        "transformers, convert that instead"
     )
 
 
 def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
-    """The fields on special tokens; several end a text where the file says so."""
+    """Return the fields on special tokens; the file may name several that end a text."""
 
     def of(name: str) -> list[int]:
         token = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -388,7 +355,7 @@ def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a file of GGUF by the names that transformers gives them, dequantized when they are asked for.
+    """The tensors of a GGUF file by their names in transformers, each dequantized on request.
 
     Attributes:
         file: the file.
@@ -418,7 +385,7 @@ class GGUFTensors(Tensors):
 
 
 def _theirs(name: str, kind: Kind) -> str:
-    """The name that transformers gives a tensor; its own if it has none there, which no model then expects."""
+    """Return the name of a tensor in transformers; if it has none there, its own, which no model expects."""
     parts = re.fullmatch(r"(?:blk\.(?P<layer>\d{1,9})\.)?(?P<module>\w+)\.(?P<field>weight|bias)", name)
     if not parts:
         return name
@@ -429,8 +396,8 @@ def _theirs(name: str, kind: Kind) -> str:
 
 
 def _unpermuted(array: np.ndarray, H: int) -> np.ndarray:
-    """Put rows in the order in which rotary positions turn the halves of a head, not neighbors."""
+    """Reorder rows so that rotary positions rotate the halves of a head, not adjacent rows."""
     if array.shape[0] % (2 * H):
-        return array  # of another shape than the model's, which the mapping then says
+        return array  # the mapping reports the wrong shape
     halves = array.reshape(H, array.shape[0] // H // 2, 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)

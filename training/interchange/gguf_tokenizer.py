@@ -1,7 +1,7 @@
-"""The tokenizer in a file of GGUF, as one of the library `tokenizers`, with its special tokens and chat template.
+"""Read the tokenizer of a GGUF file as one of the library `tokenizers`, with its special tokens and chat template.
 
-The file says what text becomes, so where `transformers` reads it otherwise than the model's own tokenizer does (which
-splits digits, or normalizes, or prefixes a space after every special token), the latter is followed, as in llama.cpp.
+Where `transformers` reads the file differently from the model's original tokenizer (which may split digits, normalize,
+or insert a space after every special token), this module follows the original, as llama.cpp does.
 """
 
 from pathlib import Path
@@ -30,13 +30,13 @@ _TEKKEN = (
 
 
 class Words(NamedTuple):
-    """How a byte-level tokenizer splits a text before it merges."""
+    """How a byte-level tokenizer splits text into words before merging."""
 
-    pattern: str | None = None  # of the words; None: GPT-2's
-    digits: bool = False  # whether each digit is a word, before all else
-    normalized: bool = False  # whether a text is in Unicode's form NFC first
-    whole: bool = False  # whether a word that is a token is that token, whatever the merges give
-    begins: bool = False  # whether the model reads bos first, where the file does not say
+    pattern: str | None = None  # matches a word; None: GPT-2's
+    digits: bool = False  # whether each digit is split off first, as a word
+    normalized: bool = False  # whether text is first normalized to Unicode's form NFC
+    whole: bool = False  # whether a word that is a token skips the merges
+    begins: bool = False  # whether a text begins with bos, unless the file says otherwise
 
 
 WORDS: dict[str, Words] = {
@@ -47,11 +47,11 @@ WORDS: dict[str, Words] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Words(_QWEN2, normalized=True)),
     "tekken": Words(_TEKKEN, whole=True, begins=True),
 }
-"""By its name in tokenizer.ggml.pre."""
+"""By tokenizer.ggml.pre."""
 
 
 class _Fields:
-    """A file's metadata of its tokenizer."""
+    """A file's metadata on its tokenizer."""
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
         self.path, self._metadata = path, metadata
@@ -65,21 +65,21 @@ class _Fields:
         return value
 
     def items(self, name: str, kind: type, count: int | None = None) -> list[Any]:
-        """Return a list of a given number of values of a type."""
+        """Return a list of values of a type, `count` of them if given."""
         values = self.get(f"ggml.{name}", list, [])
         if not all(isinstance(value, kind) for value in values) or (count is not None and len(values) != count):
-            many = "" if count is None else f"{count} "
-            raise self.wrong(f"ggml.{name}", f"expected {many}values of the type {kind.__name__}, got {len(values)}")
+            number = "" if count is None else f"{count} "
+            raise self.wrong(f"ggml.{name}", f"expected {number}values of the type {kind.__name__}, got {len(values)}")
         return values
 
     def wrong(self, name: str, reason: str) -> InterchangeError:
-        """Return the error on a value."""
+        """Return the error about a value."""
         return InterchangeError(f"{self.path}: tokenizer.{name}: {reason}; download the file again")
 
 
 def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | None:
-    """Return the tokenizer of a model with N_V tokens from its metadata; None if it has none. Raises InterchangeError
-    if the tokenizer is damaged, of a kind that cannot be read, or has more tokens than the model.
+    """Return the tokenizer in the metadata of a model with N_V tokens, or None if there is none. Raises
+    InterchangeError if it is damaged, of an unsupported kind, or has more tokens than the model.
     """
     fields = _Fields(path, metadata)
     kind = fields.get("ggml.model", str, None)
@@ -91,7 +91,7 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
         )
     tokens = fields.items("tokens", str)
     if not 0 < len(tokens) <= N_V or len(set(tokens)) < len(tokens) or max(map(len, tokens)) > LONGEST_TOKEN:
-        raise fields.wrong("ggml.tokens", f"expected up to N_V = {N_V} different short texts, got {len(tokens)}")
+        raise fields.wrong("ggml.tokens", f"expected up to N_V = {N_V} different short strings, got {len(tokens)}")
     types = fields.items("token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in metadata else []
     types = types or [_NORMAL] * len(tokens)
     try:
@@ -100,7 +100,7 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
     except InterchangeError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise fields.wrong("ggml.tokens", f"they make no tokenizer ({str(error)[:200]})") from None
+        raise fields.wrong("ggml.tokens", f"no tokenizer can be built ({str(error)[:200]})") from None
     special = _special(fields, types, N_V, begins=begins)
     frame = [*(tokens[i] for i in special.before), "$A", *(tokens[i] for i in special.after)]
     if len(frame) > 1:
@@ -110,19 +110,19 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
 
 
 def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
-    """Byte-level BPE, and whether the model reads bos first by default."""
+    """Return byte-level BPE, and whether a text begins with bos by default."""
     name = fields.get("ggml.pre", str, "default")
-    if name == "default":  # files of before 2024-05 do not say it
+    if name == "default":  # in files from before 2024-05
         name = "qwen2" if fields.architecture.startswith("qwen") else "gpt-2"
     if name not in WORDS:
         raise InterchangeError(
-            f"{fields.path}: tokenizer.ggml.pre: expected a way to split words that this library has, "
+            f"{fields.path}: tokenizer.ggml.pre: expected a supported way to split words, one of "
             f"{', '.join(WORDS)}, got {name[:60]!r}"
         )
     words = WORDS[name]
     merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str)]
     if any(len(merge) != 2 for merge in merges):
-        raise fields.wrong("ggml.merges", "expected two tokens with a space between")
+        raise fields.wrong("ggml.merges", "expected two tokens separated by a space")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     inner = library.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
     if words.normalized:
@@ -136,7 +136,7 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
-    """SentencePiece's BPE, and whether the model reads bos first by default."""
+    """Return SentencePiece's BPE, and whether a text begins with bos by default."""
     scores = fields.items("scores", float, len(tokens))
     vocabulary = {token: i for i, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
@@ -158,7 +158,7 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tupl
 
 
 def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """The pairs that are merged, the best first: all that make an ordinary token, by its score."""
+    """Return the pairs to merge, best first: all that form an ordinary token, ordered by its score."""
     ordinary = {t: s for t, kind, s in zip(tokens, types, scores, strict=True) if kind == _NORMAL}
     numbers = {token: i for i, token in enumerate(tokens)}
     pairs = [
@@ -171,10 +171,10 @@ def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tu
 
 
 def _add(inner: library.Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Mark the tokens that are found in a text before it is split: special ones, and the model's own."""
+    """Add the tokens that are matched before a text is split: special and user-defined ones."""
     found = [(t, kind) for t, kind in zip(tokens, types, strict=True) if t]
-    special = [t for t, kind in found if kind in (_UNKNOWN, _CONTROL)]
-    inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
+    special = [AddedToken(t, normalized=False, special=True) for t, kind in found if kind in (_UNKNOWN, _CONTROL)]
+    inner.add_special_tokens(special)
     inner.add_tokens([AddedToken(t, normalized=False) for t, kind in found if kind == _USER_DEFINED])
 
 

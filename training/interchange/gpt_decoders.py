@@ -1,42 +1,41 @@
-"""GPT-2, and the decoders that followed it: OPT, GPT-Neo, GPT-NeoX (Pythia) and BLOOM; Algorithm 10 with changed lines.
+"""GPT-2 and its successors OPT, GPT-Neo, GPT-NeoX (Pythia) and BLOOM, as Algorithm 10 with changed lines.
 
-They differ in their positions, and in the names of their fields and tensors, by which one mapping reads and writes all.
+They differ in their positions and in the names of their fields and tensors, so one mapping reads and writes them all.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms import BLOOM, GPT2, GPT_NEO, NEOX, OPT, DTransformerConfig
 from algorithms.lines import MLP, Attention, LayerNorm, Rotary
 from algorithms.model.variant import Variant
 from training.interchange.decoders import in_turn, read_scaling, rotary_fields
-from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs
+from training.interchange.description import MOST_LAYERS, Architecture, Fields, Model, lost, plain_heads, theirs
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry, heads, linear, norm, table
 
 
 class Kind(NamedTuple):
-    """What is its own of a `model_type`."""
+    """What distinguishes one `model_type`."""
 
     name: str  # of its class
-    variant: Variant  # the lines that its config.json does not decide
-    # our size or number → its names in config.json, the one to write first, and its default; d_mlp may have none: 4 d_e
+    variant: Variant  # the lines that config.json does not decide
+    # our size or number → its names in config.json, the one to write first, and its default; None for d_mlp: 4 d_e
     fields: Mapping[str, tuple[Any, ...]]
-    read_lines: Callable[[Fields, Variant, Mapping[str, int]], Variant]  # the lines of its own fields, with the sizes
-    write_lines: Callable[[Variant, Sequence[Attention]], dict[str, Any]]  # those fields, with each layer's attention
+    read_lines: Callable[[Fields, Variant, Mapping[str, int]], Variant]  # (fields, variant, sizes) → variant
+    write_lines: Callable[[Variant, Sequence[Attention]], dict[str, Any]]  # (variant, the layers' attentions) → fields
     # the names of the tensors
     embedding: str
     layers: str  # followed by the layer's number
     norms: tuple[str, str]  # before attention and MLP
-    attention: tuple[str, ...]  # queries, keys and values, or all in one, and the output
+    attention: tuple[str, ...]  # queries, keys and values, together or separately, and the output
     mlp: tuple[str, str]
     final_norm: str
-    unembeddings: tuple[str, ...] = ("lm_head.weight",)  # in files, and in others
+    unembeddings: tuple[str, ...] = ("lm_head.weight",)  # alternatives, the one to write first
     positions: str | None = None
     embedding_norm: str | None = None
-    transposed: bool = False  # whether matrices are, and queries, keys and values one above another, not head by head
+    transposed: bool = False  # whether matrices are transposed, and queries, keys and values stacked, not interleaved
     tied: bool = True  # the default
 
 
@@ -73,7 +72,7 @@ def _write_opt(variant: Variant, lines: Sequence[Attention]) -> dict[str, Any]:
 
 
 def _read_gpt_neo(fields: Fields, variant: Variant, sizes: Mapping[str, int]) -> Variant:
-    L, (full, local) = sizes["L"], GPT_NEO.attentions
+    L, (full, local) = fields.integer("num_layers", 24, limit=MOST_LAYERS), GPT_NEO.attentions
     lines = {"global": full, "local": local.but(window=fields.integer("window_size", 256))}
     pattern = fields.get("attention_types", [[["global", "local"], (L + 1) // 2]])
     try:
@@ -81,7 +80,7 @@ def _read_gpt_neo(fields: Fields, variant: Variant, sizes: Mapping[str, int]) ->
         if kinds is None:
             kinds = [kind for one, times in pattern for _ in range(min(times, L + 1)) for kind in one]
         kinds = kinds if len(kinds) == L and set(kinds) <= set(lines) else None
-    except (TypeError, ValueError):  # of another form
+    except (TypeError, ValueError):  # malformed
         kinds = None
     if kinds is None:
         raise InterchangeError(
@@ -124,7 +123,7 @@ def _write_gpt_neox(variant: Variant, lines: Sequence[Attention]) -> dict[str, A
 
 
 def _read_bloom(fields: Fields, variant: Variant, sizes: Mapping[str, int]) -> Variant:
-    fields.require("apply_residual_connection_post_layernorm", False, "sums with what the norms give")
+    fields.require("apply_residual_connection_post_layernorm", False, "residual connections after the norms")
     return variant
 
 
@@ -231,7 +230,7 @@ KINDS = {
         BLOOM,
         {
             "N_V": ("vocab_size", 250_880),
-            "l_max": ("seq_length", 2048),  # which its config.json need not say
+            "l_max": ("seq_length", 2048),  # config.json may omit it
             "L": ("n_layer", "num_hidden_layers", 2),
             "H": ("n_head", "num_attention_heads", 8),
             "d_e": ("hidden_size", "n_embed", 64),
@@ -249,14 +248,9 @@ KINDS = {
         final_norm="transformer.ln_f",
     ),
 }
-"""By their model_type."""
+"""By model_type."""
 SIZES = ("N_V", "l_max", "L", "H", "d_e", "d_mlp")
-"""In this order: d_mlp is 4 d_e by default."""
-
-
-def _size(fields: Fields, names: Sequence[str], default: int) -> int:
-    """A size by the first of its names that is there."""
-    return fields.integer(next((name for name in names if fields.get(name) is not None), names[0]), default)
+"""In this order, since the default of d_mlp is 4 d_e."""
 
 
 def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
@@ -264,7 +258,8 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     sizes: dict[str, Any] = {}
     for size in SIZES:
         *said, default = own.fields.get(size, ("", None))
-        sizes[size] = _size(fields, said, default or 4 * sizes["d_e"])
+        name = next((name for name in said if fields.get(name) is not None), said[0])
+        sizes[size] = fields.integer(name, default or 4 * sizes["d_e"])
     variant = own.variant.but(
         unembedding=own.variant.unembedding.but(
             tied=fields.flag("tie_word_embeddings", own.tied), bias="lm_head.bias" in names
@@ -294,21 +289,8 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         "pad_token_id": None,
         **own.write_lines(v, [v.attentions[l % len(v.attentions)] for l in range(c.L)]),
     }
-    return state, _lacks(model, state, kind)
-
-
-def _lacks(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    """The reasons why a kind cannot express a model: the differences after its config.json is read back."""
-    c, v = model.config, model.config.variant
-    fields = Fields(Path("config.json"), state)
-    try:
-        said = _read_config(fields, (), kind).config
-    except ValueError as error:
-        return [f"place for it: {error}"]
-    mlp = v.mlp and v.mlp.but(activation=v.mlp.activation or "gelu")
-    ours = v.but(unembedding=v.unembedding.but(tied=c.tied), mlp=mlp, dropout=0.0)
-    rows = [] if said.d_mlp == c.d_mlp else [f"{c.d_mlp} hidden units where it has {said.d_mlp}"]
-    return differences(ours, said.variant) + fields.needs + plain_heads(c) + rows
+    ours = v.but(mlp=v.mlp and v.mlp.but(activation=v.mlp.activation or "gelu"))
+    return state, lost(c, ours, state, lambda fields: _read_config(fields, (), kind)) + plain_heads(c)
 
 
 def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
@@ -341,12 +323,12 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
 
 
 def architecture(kind: str) -> Architecture:
-    """Return how models of a kind, one of `KINDS`, are described and stored."""
+    """Return how models of one of `KINDS` are described and stored."""
     return Architecture(
         functools.partial(_read_config, kind=kind),
         functools.partial(_write_config, kind=kind),
         functools.partial(_entries, kind=kind),
         prefix=f"{KINDS[kind].embedding.partition('.')[0]}.",
-        # masks and frequencies, in old files
+        # masks and rotary frequencies, in old files
         ignored=("*.attention.bias", "*.attention.masked_bias", "*.attn.bias", "*.attn.masked_bias", "*.inv_freq"),
     )

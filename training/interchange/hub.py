@@ -1,4 +1,4 @@
-"""Checkpoints of a hub, `hf:NAME`, through huggingface_hub."""
+"""Download checkpoints, `hf:NAME`, through huggingface_hub."""
 
 import contextlib
 import importlib
@@ -13,8 +13,9 @@ WANTED = ("README.md", "LICENSE*", "*.json", "*.txt", "*.spm", "*.jinja", "*.saf
 
 @contextlib.contextmanager
 def downloaded(source: str) -> Iterator[Path]:
-    """Give the directory of a checkpoint, downloaded where it is ``hf:`` and a name such as ``openai-community/gpt2``.
-    Raises InterchangeError if huggingface_hub is not installed, the hub cannot be reached, or has no such model.
+    """Yield the path of a checkpoint, downloaded first if `source` is ``hf:`` with a name, as in
+    ``hf:openai-community/gpt2``. Raises InterchangeError if huggingface_hub is not installed, or the hub cannot be
+    reached, or has no such model.
     """
     yield _download(source.removeprefix(HUB)) if source.startswith(HUB) else Path(source)
 
@@ -24,15 +25,15 @@ def _download(name: str) -> Path:
         huggingface_hub = importlib.import_module("huggingface_hub")  # an extra
     except ModuleNotFoundError:
         raise InterchangeError(
-            f"{HUB}{name} needs huggingface_hub: pip install huggingface_hub, or download the model by hand"
+            f"{HUB}{name} needs huggingface_hub: pip install huggingface_hub, or download the model yourself"
         ) from None
     try:
         path = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
         if not any(path.glob("*.safetensors")):
             path = Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WANTED, "pytorch_model*.bin"]))
         return path
-    except Exception as error:  # whatever the hub or the network raises
+    except Exception as error:  # anything that the hub or the network raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InterchangeError(
-            f"cannot download {name}: is the hub reachable, and is there a model of this name? It says: {reason}"
+            f"cannot download {name}: is the hub reachable, and does it have this model? It says: {reason}"
         ) from None

@@ -1,4 +1,4 @@
-"""Under which license a checkpoint is, as its own files say it: nobody else knows."""
+"""The license of a checkpoint, as its own files state it."""
 
 from pathlib import Path
 
@@ -6,32 +6,32 @@ from training.disk import read_text
 from training.interchange.gguf_models import GGUFTensors
 
 CARD = "README.md"
-"""The model's card, which begins with fields of YAML between two lines of dashes."""
+"""The model card, which begins with YAML fields between two lines of dashes."""
 MOST = 60  # characters
 
 
 def license_of(path: Path, tensors: object) -> str:
-    """Return the license of a checkpoint, or a note that its files do not say.
+    """Return the license of a checkpoint, or a note that its files state none.
 
     Args:
-        path: its directory, or its file of GGUF.
-        tensors: what was opened there.
+        path: its directory, or its GGUF file.
+        tensors: the tensors opened there.
     """
     in_gguf = isinstance(tensors, GGUFTensors)
     said = tensors.file.metadata.get("general.license") if in_gguf else _of_card(path / CARD)
     if isinstance(said, str) and said.strip():
         return f"license: {said.strip()[:MOST]}"
     texts = [] if in_gguf else sorted(file.name for file in path.glob("LICENSE*"))
-    return f"license: that of its file {texts[0]}" if texts else "its files do not say under which license it is"
+    return f"license: see its file {texts[0]}" if texts else "license: not stated in its files"
 
 
 def _of_card(card: Path) -> str | None:
-    """The field `license`, or the name that goes with "other"."""
+    """Return the field `license_name`, which accompanies the license "other", or else the field `license`."""
     if not card.is_file():
         return None
     try:
         lines = read_text(card).splitlines()
-    except (OSError, ValueError):  # which nobody needs to read a model
+    except (OSError, ValueError):  # the model can be used without its card
         return None
     if not lines or lines[0].strip() != "---":
         return None

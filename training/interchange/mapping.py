@@ -1,8 +1,8 @@
-"""How the tensors of a checkpoint lie in our parameters: a list that is read in both directions.
+"""How the tensors of a checkpoint correspond to our parameters: one list of entries for both reading and writing.
 
-A tensor of a checkpoint is one of our arrays, or the slice of a layer of it, or several of them, one above another in
-its rows. All else is the orientation: `nn.Linear` has [d_out, d_in], as we do, with the heads one above another in its
-rows; an embedding table, and GPT-2's `Conv1D`, are transposed.
+A tensor of a checkpoint is one of our arrays, one layer of it, or several of them stacked by rows. Only the orientation
+differs: `nn.Linear` stores [d_out, d_in] as we do, with the heads stacked by rows; an embedding table and GPT-2's
+`Conv1D` are transposed.
 """
 
 import fnmatch
@@ -18,29 +18,29 @@ from training.runs.named_arrays import flatten
 
 Shape = tuple[int, ...]
 NAMED = 3
-"""How many of the tensors that are wrong are named."""
+"""How many of the wrong tensors an error names."""
 
 
 class Entry(NamedTuple):
     """A tensor of a checkpoint."""
 
     name: str  # the checkpoint's
-    # our arrays, by their dotted names, one above another; none for zeros of the shape `lead`, which a model that lacks
-    # them is written with
+    # the dotted names of our arrays, stacked by rows; none if our model has no such tensor, which is then written as
+    # zeros of the shape `lead`
     leaves: tuple[str, ...]
-    layer: int | None = None  # the layer's number; None for arrays that are not stacked
+    layer: int | None = None  # the layer's number; None for arrays that are not stacked over layers
     transposed: bool = False  # whether its rows are our columns
-    lead: Shape = ()  # axes of size 1 in front of it
-    aliases: tuple[str, ...] = ()  # names under which a checkpoint may have it too, or instead
-    by_head: bool = False  # whether our arrays take turns in its rows, head by head
+    lead: Shape = ()  # leading axes of size 1
+    aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
+    by_head: bool = False  # whether its rows interleave our arrays, head by head
 
     def of_leaf(self, shapes: Mapping[str, Shape]) -> Shape:
-        """Return the shape of one of our arrays, of the layer."""
+        """Return the shape of one of our arrays, in one layer."""
         shape = shapes[self.leaves[0]]
         return shape if self.layer is None else shape[1:]
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """Return the shape that the tensor has."""
+        """Return the shape of the tensor."""
         leaf = self.of_leaf(shapes)
         if _is_vector(self.leaves[0]):
             return (*self.lead, len(self.leaves) * math.prod(leaf))
@@ -62,8 +62,8 @@ def linear(
     transposed: bool = False,
     by_head: bool = False,
 ) -> list[Entry]:
-    """Return the entries of a linear map's weight and bias, each one of our arrays, or several one above another, or
-    head by head (`by_head`); `transposed` for a `Conv1D`.
+    """Return the entries of a linear map's weight and bias, each one of our arrays or several, stacked by rows or
+    interleaved (`by_head`); `transposed` for a `Conv1D`.
     """
     W, b = ((a,) if isinstance(a, str) else tuple(a) for a in (W, b))
     of_weight = Entry(f"{name}.weight", W, layer, transposed, by_head=by_head)
@@ -81,20 +81,34 @@ def table(name: str, leaf: str, aliases: Sequence[str] = ()) -> Entry:
 
 
 def heads(leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of W_q, W_k, W_v and of their biases, of an attention."""
+    """Return the names of the W_q, W_k and W_v of an attention, and of their biases."""
     return tuple(f"{leaf}.heads.W_{a}" for a in "qkv"), tuple(f"{leaf}.heads.b_{a}" for a in "qkv")
 
 
-class _Lookup:
-    """Where each entry is in a file, whose names may lack a prefix or have one too many."""
+def attention_maps(names: Sequence[str], leaf: str, layer: int) -> list[Entry]:
+    """Return the entries of an attention whose queries, keys, values and output are linear maps of these names."""
+    *of_heads, output = names
+    found = []
+    for name, W, b in zip(of_heads, *heads(leaf), strict=True):
+        found += linear(name, W, b, layer)
+    return found + linear(output, f"{leaf}.W_o", f"{leaf}.b_o", layer)
 
-    def __init__(self, tensors: Tensors, entries: Iterable[Entry], prefix: str) -> None:
-        names = set(tensors.names)
-        self.found: dict[str, list[str]] = {}
-        for entry in entries:
-            candidates = [c for n in (entry.name, *entry.aliases) for c in (n, n.removeprefix(prefix), prefix + n)]
-            self.found[entry.name] = [n for n in dict.fromkeys(candidates) if n in names]
-        self.used = {name for found in self.found.values() for name in found}
+
+def mlp_maps(first: str, second: str, leaf: str, layer: int) -> list[Entry]:
+    """Return the entries of an MLP of two linear maps of these names."""
+    return [
+        *linear(first, f"{leaf}.W_mlp1", f"{leaf}.b_mlp1", layer),
+        *linear(second, f"{leaf}.W_mlp2", f"{leaf}.b_mlp2", layer),
+    ]
+
+
+def _lookup(tensors: Tensors, entries: Iterable[Entry], prefix: str) -> dict[str, list[str]]:
+    """Return the names of each entry's tensor in a file, where the prefix may be missing or added."""
+    names, found = set(tensors.names), {}
+    for entry in entries:
+        candidates = [c for n in (entry.name, *entry.aliases) for c in (n, n.removeprefix(prefix), prefix + n)]
+        found[entry.name] = [n for n in dict.fromkeys(candidates) if n in names]
+    return found
 
 
 def read(
@@ -107,17 +121,18 @@ def read(
     dtype: Any = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> dict[str, np.ndarray]:
-    """Read our arrays, shaped as the template's and by their dotted names, one tensor at a time. Names may have or lack
-    the prefix; those that match `ignored` are not parameters. `progress` is called with how many tensors were read
-    since, and how many there are. Raises InterchangeError if tensors are missing, unexpected, or of another shape.
+    """Read our arrays, by their dotted names and with the template's shapes, one tensor at a time. The tensors' names
+    may lack the prefix or have it in addition; those that match `ignored` are not parameters. `progress` is called with
+    the number of tensors read since the last call, and the total. Raises InterchangeError if tensors are missing,
+    unexpected, or of another shape or type.
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
-    lookup = _Lookup(tensors, entries, prefix)
-    _check_names(tensors, entries, shapes, lookup, ignored)
+    found = _lookup(tensors, entries, prefix)
+    _check_names(tensors, entries, shapes, found, ignored)
     leaves: dict[str, np.ndarray] = {}
     for entry in entries:
-        name, *copies = lookup.found[entry.name]
+        name, *copies = found[entry.name]
         array = tensors.read(name)
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise InterchangeError(
@@ -127,7 +142,7 @@ def read(
             if not np.array_equal(tensors.read(copy), array):
                 raise InterchangeError(
                     f"{tensors.path}: {copy} and {name} differ, although the model ties them; "
-                    "if it does not, config.json must say so (tie_word_embeddings)"
+                    "if it does not, set tie_word_embeddings to false in config.json"
                 )
         shape = entry.of_leaf(shapes)
         array = array if dtype is None else array.astype(dtype)
@@ -157,36 +172,40 @@ def _store(leaves, leaf: str, part: np.ndarray, layer: int | None, shape: Shape,
 
 
 def _check_names(
-    tensors: Tensors, entries: Sequence[Entry], shapes: Mapping[str, Shape], lookup: _Lookup, ignored: Sequence[str]
+    tensors: Tensors,
+    entries: Sequence[Entry],
+    shapes: Mapping[str, Shape],
+    found: Mapping[str, list[str]],
+    ignored: Sequence[str],
 ) -> None:
+    used = {name for names in found.values() for name in names}
     wrong = {
-        "missing": [entry.name for entry in entries if not lookup.found[entry.name]],
+        "missing": [entry.name for entry in entries if not found[entry.name]],
         "not part of the model that config.json describes": [
             name
             for name in tensors.names
-            if name not in lookup.used and not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
+            if name not in used and not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
         ],
         "of another shape than config.json says": [
             f"{name} {list(tensors.shape(name))} instead of {list(entry.shape(shapes))}"
             for entry in entries
-            for name in lookup.found[entry.name]
+            for name in found[entry.name]
             if tensors.shape(name) != entry.shape(shapes)
         ],
     }
     if any(wrong.values()):
-        found = "; ".join(f"{what}: {_named(names)}" for what, names in wrong.items() if names)
-        raise InterchangeError(f"the tensors in {tensors.path} are not those of the model: {found}")
+        listed = "; ".join(f"{what}: {_named(names)}" for what, names in wrong.items() if names)
+        raise InterchangeError(f"the tensors in {tensors.path} are not those of the model: {listed}")
 
 
 def _named(names: Sequence[str]) -> str:
-    """Return all names, or of many how many there are, and the first."""
     if len(names) <= NAMED:
         return ", ".join(names)
     return f"{len(names)}, such as {', '.join(names[:NAMED])}"
 
 
 def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the checkpoint's tensors by name, made one at a time of our arrays, by their dotted names."""
+    """Yield the checkpoint's tensors with their names, each made on request from our arrays by their dotted names."""
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     for entry in entries:
         if not entry.leaves:
@@ -194,10 +213,6 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
             continue
         parts = [leaves[leaf] if entry.layer is None else leaves[leaf][entry.layer] for leaf in entry.leaves]
         shape = entry.shape(shapes)[len(entry.lead) :]
-        if entry.by_head:
-            array = np.stack([np.asarray(part) for part in parts], axis=1).reshape(shape)
-        elif len(shape) == 1:
-            array = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
-        else:
-            array = np.concatenate([np.asarray(part).reshape(-1, part.shape[-1]) for part in parts])
-        yield entry.name, np.ascontiguousarray(array.T if entry.transposed else array).reshape(entry.lead + shape)
+        array = np.stack([np.asarray(part) for part in parts], axis=int(entry.by_head))
+        array = array.reshape(shape[::-1]).T if entry.transposed else array.reshape(shape)
+        yield entry.name, np.ascontiguousarray(array).reshape(entry.lead + shape)

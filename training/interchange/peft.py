@@ -1,18 +1,18 @@
-"""Adapters of low rank in PEFT's files, adapter_config.json and adapter_model.safetensors.
+"""Read and write low-rank adapters in PEFT's files, adapter_config.json and adapter_model.safetensors.
 
-A matrix of a checkpoint that is several of ours, such as GPT-2's `c_attn`, has there one A for all of them: its A is
-each of theirs, and the other way round theirs are one above another in it, so that its rank is the sum of theirs.
+A checkpoint's matrix may stack several of ours, such as GPT-2's `c_attn`, and PEFT gives it a single A. Reading gives
+each of our matrices this A. Writing stacks their As if they differ, so the rank is then the sum of theirs.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
+import safetensors.numpy
 
 from training.disk import reason, require_file
 from training.interchange.description import Fields, read_json
@@ -25,21 +25,21 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 LACKING: dict[str, tuple[str, Any]] = {
     "use_dora": ("DoRA", False),
-    "bias": ("biases that are trained", "none"),
-    "modules_to_save": ("modules that are trained in full", None),
-    "trainable_token_indices": ("tokens that are trained", None),
-    "alora_invocation_tokens": ("an adapter that is invoked", None),
+    "bias": ("trained biases", "none"),
+    "modules_to_save": ("fully trained modules", None),
+    "trainable_token_indices": ("trained tokens", None),
+    "alora_invocation_tokens": ("an adapter that tokens activate", None),
 }
-"""Fields of adapter_config.json that ask for more than is here, unless they have the second value: what it is."""
+"""Fields of adapter_config.json → the unsupported feature that they ask for, and the value that does not ask for it."""
 
 
 class Adapter(NamedTuple):
     """An adapter that was read."""
 
     leaves: dict[str, np.ndarray]  # our arrays, by their dotted names
-    rank: int  # of all of them; those of a lower one are filled up with zeros
+    rank: int  # of all matrices; lower ranks are padded with zeros
     alpha: float  # s times the rank
-    matrices: tuple[str, ...]  # names of those that it is for
+    matrices: tuple[str, ...]  # the names of the adapted matrices
 
 
 def is_adapter(path: Path) -> bool:
@@ -47,11 +47,13 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def _modules(entries: list[Entry]) -> Iterator[tuple[str, Entry]]:
-    """The matrices of the layers by the names of their modules in a checkpoint."""
-    for entry in entries:
-        if entry.layer is not None and entry.leaves and entry.leaves[0].rpartition(".")[2].startswith("W_"):
-            yield entry.name.removesuffix(".weight"), entry
+def _modules(entries: list[Entry]) -> dict[str, Entry]:
+    """Return the matrices of the layers by the names of their modules in a checkpoint."""
+    return {
+        entry.name.removesuffix(".weight"): entry
+        for entry in entries
+        if entry.layer is not None and entry.leaves and entry.leaves[0].rpartition(".")[2].startswith("W_")
+    }
 
 
 def _names(module: str) -> tuple[str, str]:
@@ -59,24 +61,22 @@ def _names(module: str) -> tuple[str, str]:
 
 
 def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale: float) -> None:
-    """Write an adapter of θ, or of its shapes, into a directory that exists; `entries` are those of the adapted
-    checkpoint.
-    """
-    leaves, rows = {name: np.asarray(leaf) for name, leaf in flatten(adapter).items()}, _rows(theta)
-    tensors: dict[str, np.ndarray] = {}
+    """Write an adapter of θ, or of its shapes, to an existing directory; `entries` map the adapted checkpoint to θ."""
+    leaves, sizes = {name: np.asarray(leaf) for name, leaf in flatten(adapter).items()}, _sizes(theta)
+    modules = _modules(entries)
+    joined = {
+        module: _joined(entry, leaves, sizes)
+        for module, entry in modules.items()
+        if any(f"{leaf}.A" in leaves for leaf in entry.leaves)
+    }
     ranks: dict[str, int] = {}
-    for module, entry in _modules(entries):
-        if any(f"{leaf}.A" in leaves for leaf in entry.leaves):
-            A, B = _joined(entry, leaves, rows)
-            tensors |= {name: np.ascontiguousarray(a) for name, a in zip(_names(module), (A, B), strict=True)}
-            ranks[_kind(module)] = max(len(A), ranks.get(_kind(module), 0))
-    for module, _ in _modules(entries):  # those of a kind have one rank
-        if _names(module)[0] in tensors:
-            A, B = (tensors[name] for name in _names(module))
-            more = ranks[_kind(module)] - len(A)
-            tensors |= zip(
-                _names(module), (np.pad(A, ((0, more), (0, 0))), np.pad(B, ((0, 0), (0, more)))), strict=True
-            )
+    for module, (A, _) in joined.items():
+        ranks[_kind(module)] = max(len(A), ranks.get(_kind(module), 0))
+    tensors: dict[str, np.ndarray] = {}
+    for module, (A, B) in joined.items():  # all modules of a kind get one rank
+        more = ranks[_kind(module)] - len(A)
+        padded = np.pad(A, ((0, more), (0, 0))), np.pad(B, ((0, 0), (0, more)))
+        tensors |= zip(_names(module), map(np.ascontiguousarray, padded), strict=True)
     rank = min(ranks.values())
     larger = {kind: r for kind, r in ranks.items() if r != rank}
     state = {
@@ -88,7 +88,7 @@ def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale
         "rank_pattern": {kind.replace(".", r"\."): r for kind, r in larger.items()},
         "alpha_pattern": {kind.replace(".", r"\."): scale * r for kind, r in larger.items()},
         "target_modules": [*ranks],
-        "fan_in_fan_out": any(entry.transposed for _, entry in _modules(entries)),
+        "fan_in_fan_out": any(entry.transposed for entry in modules.values()),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -97,23 +97,20 @@ def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale
     save_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
 
 
-def _rows(theta: Any) -> dict[str, int]:
-    """How many rows each of our matrices has in a layer, by its dotted name."""
-    return {name: sides(W)[0] for name, W in _matrices(theta).items()}
-
-
-def _matrices(theta: Any) -> dict[str, Any]:
-    """Our matrices that can be adapted, by their dotted names."""
-    return {".".join(key.name for key in path): W for path, W in matrices_of(theta).items()}
+def _sizes(theta: Any) -> dict[str, tuple[int, int, int]]:
+    """Return L, d_out and d_in of each of our matrices that can be adapted, by its dotted name."""
+    return {".".join(key.name for key in path): (W.shape[0], *sides(W)) for path, W in matrices_of(theta).items()}
 
 
 def _kind(module: str) -> str:
-    """The last two words of a module's name, which all layers share: c_proj alone is of attentions and of MLPs."""
+    """Return the last two words of a module's name, the same in all layers: both attentions and MLPs have a c_proj."""
     return ".".join(module.split(".")[-2:])
 
 
-def _joined(entry: Entry, leaves: Mapping[str, np.ndarray], rows: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A and B of a tensor, of those of our matrices that are one above another in it, in one layer."""
+def _joined(
+    entry: Entry, leaves: Mapping[str, np.ndarray], sizes: Mapping[str, tuple[int, int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return A and B of a checkpoint's matrix, from those of our matrices that are stacked in it, in one layer."""
     parts = {
         leaf: (leaves[f"{leaf}.A"][entry.layer], leaves[f"{leaf}.B"][entry.layer])
         for leaf in entry.leaves
@@ -122,23 +119,24 @@ def _joined(entry: Entry, leaves: Mapping[str, np.ndarray], rows: Mapping[str, i
     first = next(A for A, _ in parts.values())
     shared = all(np.array_equal(A, first) for A, _ in parts.values())
     r = len(first)
-    B_all = np.zeros((sum(rows[leaf] for leaf in entry.leaves), r if shared else r * len(parts)), np.float32)
+    B_all = np.zeros((sum(sizes[leaf][1] for leaf in entry.leaves), r if shared else r * len(parts)), np.float32)
     row = column = 0
     for leaf in entry.leaves:
+        d_out = sizes[leaf][1]
         if leaf in parts:
-            B_all[row : row + rows[leaf], column : column + r] = parts[leaf][1]
+            B_all[row : row + d_out, column : column + r] = parts[leaf][1]
             column += 0 if shared else r
-        row += rows[leaf]
+        row += d_out
     return first if shared else np.concatenate([A for A, _ in parts.values()]), B_all
 
 
 def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
-    """Read an adapter of θ, or of its shapes, from a directory; `entries` are those of the checkpoint that it is to
-    adapt. Raises InterchangeError if it needs what is not here, is of another model, or is damaged.
+    """Read an adapter of θ, or of its shapes, from a directory; `entries` map the checkpoint that it adapts to θ.
+    Raises InterchangeError if it needs an unsupported feature, is for another model, or is damaged.
     """
     fields = Fields(path / CONFIG, read_json(path / CONFIG))
     _check_config(fields)
-    tensors, modules, rows = _tensors(path / WEIGHTS), dict(_modules(entries)), _rows(theta)
+    tensors, modules, sizes = _tensors(path / WEIGHTS), _modules(entries), _sizes(theta)
     known = {name for module in modules for name in _names(module)}
     unknown = sorted(tensors.keys() - known)
     if unknown or not tensors:
@@ -147,24 +145,23 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
             f"{path / WEIGHTS}: expected lora_A and lora_B of the layers' matrices of the model that --from names, got "
             f"{found}; name the model that the adapter was trained on"
         )
-    found = {module: _of_module(path, tensors, module, entry, theta, rows) for module, entry in modules.items()}
+    found = {module: _of_module(path, tensors, module, entry, sizes) for module, entry in modules.items()}
     pairs = {module: pair for module, pair in found.items() if pair is not None}
     rank = max(len(A) for A, _ in pairs.values())
     scales = {module: _scale(fields, module, len(A)) for module, (A, _) in pairs.items()}
     scale = next(iter(scales.values()))
-    widths = {name: (W.shape[0], sides(W)[1]) for name, W in _matrices(theta).items()}
     leaves: dict[str, np.ndarray] = {}
     for module, (A, B) in pairs.items():
         entry, row = modules[module], 0
         for leaf in entry.leaves:
-            L, d_in = widths[leaf]
+            L, d_out, d_in = sizes[leaf]
             A_all = leaves.setdefault(f"{leaf}.A", np.zeros((L, rank, d_in), np.float32))
-            B_all = leaves.setdefault(f"{leaf}.B", np.zeros((L, rows[leaf], rank), np.float32))
+            B_all = leaves.setdefault(f"{leaf}.B", np.zeros((L, d_out, rank), np.float32))
             A_all[entry.layer, : len(A)] = A
-            B_all[entry.layer, :, : len(A)] = B[row : row + rows[leaf]] * np.float32(scales[module] / scale)
-            row += rows[leaf]
+            B_all[entry.layer, :, : len(A)] = B[row : row + d_out] * np.float32(scales[module] / scale)
+            row += d_out
     adapted = {leaf.rpartition(".")[0].rpartition(".")[2] for leaf in leaves}
-    names = dict.fromkeys(name.rpartition(".")[2] for name in _matrices(theta))
+    names = dict.fromkeys(name.rpartition(".")[2] for name in sizes)
     return Adapter(leaves, rank, scale * rank, tuple(name for name in names if name in adapted))
 
 
@@ -180,8 +177,7 @@ def _check_config(fields: Fields) -> None:
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:
     try:
-        with safetensors.safe_open(require_file(path), framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return safetensors.numpy.load_file(require_file(path))
     except OSError as error:
         raise InterchangeError(f"{path}: {reason(error)}") from None
     except (safetensors.SafetensorError, ValueError, TypeError) as error:
@@ -189,14 +185,17 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _of_module(
-    path: Path, tensors: Mapping[str, np.ndarray], module: str, entry: Entry, theta: Any, rows: Mapping[str, int]
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    module: str,
+    entry: Entry,
+    sizes: Mapping[str, tuple[int, int, int]],
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A and B of a module, or None where the adapter leaves it as it is."""
+    """Return A and B of a module, or None if the adapter does not change it."""
     found = [tensors[name] for name in _names(module) if name in tensors]
     if not found:
         return None
-    d_in = sides(_matrices(theta)[entry.leaves[0]])[1]
-    d_out = sum(rows[leaf] for leaf in entry.leaves)
+    d_in, d_out = sizes[entry.leaves[0]][2], sum(sizes[leaf][1] for leaf in entry.leaves)
     shapes = [a.shape for a in found]
     r = shapes[0][0] if shapes[0] else 0
     if shapes != [(r, d_in), (d_out, r)] or not r:
@@ -211,11 +210,11 @@ def _of_module(
 
 
 def _scale(fields: Fields, module: str, r: int) -> float:
-    """The factor of B A of a module: alpha/r, or alpha/√r where the adapter is stabilized."""
+    """Return the factor of a module's B A: alpha/r, or alpha/√r if the adapter is rank-stabilized."""
     alpha = fields.number("lora_alpha", 8)
     for pattern, value in fields.table("alpha_pattern").items():
         name = pattern.replace("\\", "")
-        if not re.fullmatch(r"[\w.]+", name):  # a pattern of a stranger is not tried, it might never end
+        if not re.fullmatch(r"[\w.]+", name):  # an untrusted pattern might take forever to match
             raise InterchangeError(f"{fields.path}: alpha_pattern: expected names of modules, got {pattern[:60]!r}")
         if module == name or module.endswith(f".{name}"):
             alpha = Fields(fields.path, {"alpha": value}).number("alpha", 0)

@@ -1,4 +1,4 @@
-"""The tables of sinusoids that checkpoints store, and that are computed here: whether they are the same."""
+"""Check that the tables of sinusoids in a checkpoint are those that we compute."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from training.interchange.description import Model
 from training.interchange.errors import InterchangeError
 
 TOLERANCE = 0.01
-"""Tables are stored in bfloat16, too, and float32 angles are inexact for large positions."""
+"""Some tables are stored in bfloat16, and float32 angles are inexact for large positions."""
 
 
 def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
-    """Compare the stored tables with the sinusoids of the variant; rows of zeros are those of padding. Raises
-    InterchangeError if a table holds something else, such as positions that were learned.
+    """Compare stored tables with the sinusoids of the variant, except for rows of zeros, which are for padding. Raises
+    InterchangeError if a table differs, for example because its positions were learned.
     """
     form = model.config.variant.embedding.positions
     if form in (None, "learned"):
@@ -26,13 +26,15 @@ def check(tensors: Tensors, model: Model, ignored: Sequence[str]) -> None:
             stored = tensors.read(name).astype(np.float64)
             d_e = model.config.d_e
             if stored.size % d_e:
-                raise InterchangeError(f"{tensors.path}: {name} has {stored.size} numbers, no multiple of d_e = {d_e}")
+                raise InterchangeError(
+                    f"{tensors.path}: {name} has {stored.size} numbers, expected a multiple of d_e = {d_e}"
+                )
             stored = stored.reshape(-1, d_e)
             expected = np.asarray(sinusoid(np.arange(len(stored)), d_e, base=10000, form=form)).T
-            same = np.abs(stored - expected).max(axis=1) <= TOLERANCE  # which NaN is not
+            same = np.abs(stored - expected).max(axis=1) <= TOLERANCE  # False for NaN
             different = ~same & stored.any(axis=1)
             if different.any():
                 raise InterchangeError(
                     f"{tensors.path}: {name} differs from the {form} positions of the model from position "
-                    f"{different.argmax()} on, and positions of another kind are not read for it"
+                    f"{different.argmax()} on; this kind of model cannot have others"
                 )

@@ -1,4 +1,4 @@
-"""Training that starts from a trained model."""
+"""Start training from a trained model."""
 
 import dataclasses
 from collections.abc import Collection
@@ -9,28 +9,26 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import GatoParams
-from algorithms.model.variants import name_of
 from training.data.tokenizers import Tokenizer
-from training.interchange import TASK_OF, is_ours, load_model
+from training.interchange import TASK_OF, is_ours, load_model, settings_of
 from training.runs.directory import FROZEN, frozen_fingerprint
 from training.settings import Settings, SettingsError
-from training.tasks import TASKS
 from training.tasks.classify import ClassifierParams
 from training.tasks.low_rank import adapter_shapes
 
 
 class Start(NamedTuple):
-    """The starting point of a training."""
+    """The starting point of a run."""
 
-    settings: Settings  # those of the run, with the sizes of the model
+    settings: Settings  # the run's, with the model's sizes
     config: Any  # the model's, with the run's l_max and dropout
     tokenizer: Tokenizer  # the model's
-    labels: tuple[str, ...]  # its classes, by number
-    theta: Any  # its parameters, for the run's l_max; all of them where the run adapts them
-    fingerprints: dict[str, str]  # of the parameters, where the run adapts them
+    labels: tuple[str, ...]  # the model's classes, in order
+    theta: Any  # the model's parameters, cut to the run's l_max unless the run trains an adapter
+    fingerprints: dict[str, str]  # of the parameters, if the run trains an adapter
 
     def params(self, labels: tuple[str, ...]) -> Any:
-        """Return the parameters to start with; a classifier of other classes begins with W_c and b_c at 0."""
+        """Return the initial parameters; for a classifier with other classes than the model's, W_c and b_c are 0."""
         if self.settings.task != "classify" or self.labels == labels:
             return self.theta
         d_e, dtype = self.config.d_e, self.theta.encoder.W_e.dtype
@@ -38,15 +36,18 @@ class Start(NamedTuple):
 
 
 def start_from(settings: Settings, given: Collection[str]) -> Start:
-    """Read the model that `settings.start_from` names; the `given` settings cannot be replaced by the model's. Raises
-    SettingsError if the model is of another kind than the task trains, or a size that was asked for is not its, and
-    InterchangeError or RunError if it cannot be read.
+    """Read the model that `settings.start_from` names. `given` names the settings that the user chose, which the
+    model's cannot replace.
+
+    Raises:
+        SettingsError: the task trains another kind of model, or the user chose a size that the model does not have.
+        InterchangeError, RunError: the model cannot be read.
     """
     adapts = bool(settings.lora_rank)
     if adapts and not is_ours(Path(settings.start_from)):
         raise SettingsError(
-            f"--from: expected the directory of a run beside --lora-rank, got {settings.start_from}; convert what is "
-            "there first, with scripts/convert.py"
+            f"--from: expected the directory of a run beside --lora-rank, got {settings.start_from}; convert it "
+            "first, with scripts/convert.py"
         )
     model = load_model(settings.start_from)
     fingerprints = {FROZEN: frozen_fingerprint(model.theta)} if adapts else {}
@@ -56,22 +57,19 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None, b_u=None)
         variant = config.variant.but(head=False, unembedding=config.variant.unembedding.but(bias=False))
         config = dataclasses.replace(config, variant=variant, tied=True)
-        theta = ClassifierParams(theta, jnp.zeros((0, config.d_e)), jnp.zeros(0))  # `params` knows the classes
+        theta = ClassifierParams(theta, jnp.zeros((0, config.d_e)), jnp.zeros(0))  # `params` adds the classes
     elif settings.task != model.task:
         trains = next((params.__name__ for params, task in TASK_OF.items() if task == settings.task), settings.task)
         raise SettingsError(f"{settings.start_from} holds a model of the task {model.task}, but this trains {trains}")
     if settings.l_max > config.l_max:
         raise SettingsError(f"l_max is {settings.l_max}, but {settings.start_from} reads at most {config.l_max} tokens")
-    variant = config.variant.but(dropout=settings.dropout)
-    config = dataclasses.replace(config, variant=variant)
-    if adapts:
+    config = dataclasses.replace(config, variant=config.variant.but(dropout=settings.dropout))
+    if adapts:  # an adapted model keeps its l_max
         adapter_shapes(theta, settings)
-    else:  # the model that is adapted reads as much as it did
+    else:
         theta = _shortened(theta, settings.l_max + config.variant.embedding.first_position)
         config = dataclasses.replace(config, l_max=settings.l_max)
-    sizes = {name: getattr(config, name) for name in TASKS[settings.task].all_settings() if hasattr(config, name)}
-    sizes["l_max"] = settings.l_max
-    sizes["variant"] = name_of(variant) or "PAPER"
+    sizes = settings_of(settings.task, config) | {"l_max": settings.l_max}
     asked = {name: getattr(settings, name) for name in sorted({*given} & sizes.keys())}
     changed = [f"{name} {sizes[name]} instead of {size}" for name, size in asked.items() if size != sizes[name]]
     if changed:
@@ -81,7 +79,7 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
 
 
 def _shortened(theta: Any, columns: int) -> Any:
-    """The same parameters with this many positions."""
+    """Return the parameters with only the first `columns` positions."""
     if isinstance(theta, ClassifierParams):
         return theta._replace(encoder=_shortened(theta.encoder, columns))
     if isinstance(theta, GatoParams):

@@ -1,4 +1,4 @@
-"""What tokenizer_config.json changes in the tokenizer beside it, as transformers changes it."""
+"""Apply tokenizer_config.json to the tokenizer beside it, as transformers does."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from training.interchange.description import read_json
 from training.interchange.errors import InterchangeError
 
 CLASSES = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "bart": "BartTokenizer"}
-"""The class of a tokenizer by the `model_type` of its model, where tokenizer_config.json does not name it."""
+"""The class of a tokenizer by its model's `model_type`, if tokenizer_config.json does not name it."""
 BYTE_LEVEL = ("GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer")
 END_OF_TEXT = "<|endoftext|>"
 
 
 def apply(path: Path, inner: library.Tokenizer, model_type: str) -> None:
-    """Change a checkpoint's tokenizer as the files beside it say. Raises InterchangeError if an added token would get
-    another ID than the files say.
+    """Change a checkpoint's tokenizer as the files beside it specify. Raises InterchangeError if an added token would
+    get another ID than specified.
     """
     named = path / "tokenizer_config.json"
     settings = read_json(named) if named.is_file() else {}
@@ -33,7 +33,7 @@ def apply(path: Path, inner: library.Tokenizer, model_type: str) -> None:
             add_prefix_space=bool(_flag(named, settings, "add_prefix_space", False))
         )
     _add_tokens(path, inner, settings)
-    if not (path / "tokenizer.json").is_file():  # which says itself what comes before and after a text
+    if not (path / "tokenizer.json").is_file():  # it would specify what comes before and after a text
         _frame(inner, settings, kind)
 
 
@@ -45,7 +45,7 @@ def _flag(path: Path, settings: dict[str, Any], name: str, default: bool | None)
 
 
 def _add_tokens(path: Path, inner: library.Tokenizer, settings: dict[str, Any]) -> None:
-    """Add the tokens that the other files name and tokenizer.json does not."""
+    """Add the tokens that the other files name but tokenizer.json does not."""
     named: dict[int, library.AddedToken] = {}
     if (path / "added_tokens.json").is_file():
         for content, token in read_json(path / "added_tokens.json").items():
@@ -55,10 +55,8 @@ def _add_tokens(path: Path, inner: library.Tokenizer, settings: dict[str, Any]) 
             raise InterchangeError(
                 f"{path / 'tokenizer_config.json'}: added_tokens_decoder: expected a token's content, got {fields!r}"
             )
-        options = {
-            name: bool(fields[name]) for name in ("lstrip", "rstrip", "single_word", "special") if name in fields
-        }
-        normalized = bool(fields.get("normalized", not options.get("special", False)))
+        options = {name: bool(fields.get(name)) for name in ("lstrip", "rstrip", "single_word", "special")}
+        normalized = bool(fields.get("normalized", not options["special"]))
         number = _id(path / "tokenizer_config.json", token)
         named[number] = library.AddedToken(fields["content"], normalized=normalized, **options)
     known = inner.get_added_tokens_decoder()
@@ -81,16 +79,15 @@ def _id(path: Path, token: Any) -> int:
 
 
 def _frame(inner: library.Tokenizer, settings: dict[str, Any], kind: str) -> None:
-    """Let the tokenizer put before and after a text what its class or its settings say."""
+    """Make the tokenizer add the tokens before and after a text that its class or its settings specify."""
     if "add_bos_token" in settings or "add_eos_token" in settings:
         default = END_OF_TEXT if kind == "GPT2Tokenizer" else None
-        tokens = {name: _content(settings.get(f"{name}_token", default)) for name in ("bos", "eos")}
+        tokens = {name: content_of(settings.get(f"{name}_token", default)) for name in ("bos", "eos")}
         ids = {n: inner.token_to_id(t) for n, t in tokens.items() if t and settings.get(f"add_{n}_token")}
         framed = {n: (tokens[n], i) for n, i in ids.items() if i is not None}
-        parts = {"bos": framed.get("bos"), "text": ("$A", 0), "eos": framed.get("eos")}
-        words = [part[0] for part in parts.values() if part]
+        before, after = ([framed[name][0]] if name in framed else [] for name in ("bos", "eos"))
         inner.post_processor = processors.TemplateProcessing(
-            single=" ".join(words), special_tokens=list(framed.values())
+            single=[*before, "$A", *after], special_tokens=list(framed.values())
         )
     elif kind in BYTE_LEVEL[1:]:
         end, begin = inner.token_to_id("</s>"), inner.token_to_id("<s>")
@@ -98,5 +95,6 @@ def _frame(inner: library.Tokenizer, settings: dict[str, Any], kind: str) -> Non
             inner.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin))
 
 
-def _content(token: Any) -> str | None:
+def content_of(token: Any) -> Any:
+    """Return the text of a special token, which settings give as a string or as an object with fields."""
     return token.get("content") if isinstance(token, dict) else token

@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a checkpoint: ours from it, and it from ours."""
+"""Read the tokenizer beside a checkpoint as one of ours, and write ours there."""
 
 import json
 from pathlib import Path
@@ -24,29 +24,29 @@ from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTo
 from training.interchange import tokenizer_config, translation_files
 from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
+from training.interchange.tokenizer_config import content_of
 
 NAMES = ("mask", "bos", "eos")
 TARGET = "target_tokenizer.json"
-"""What decodes the output, where that has another vocabulary; a file of ours."""
+"""Our file with the tokenizer that decodes the output, if its vocabulary differs from the input's."""
 TEMPLATE = "chat_template.jinja"
-"""How a conversation is written for the model; before transformers 4.51, in tokenizer_config.json."""
+"""The chat template; transformers before 4.51 has it in tokenizer_config.json."""
 
 
 def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
-    """Return the tokenizer of a checkpoint, with the model's special tokens; None if it has none that can be read.
-    Raises InterchangeError if it is damaged, or has more tokens than the model.
+    """Return the tokenizer of a checkpoint, with the model's special tokens; None if there is no supported one. Raises
+    InterchangeError if it is damaged, or has more tokens than the model.
     """
     of_translation = translation_files.read(path, fields, model, special_tokens(path, fields, model, None))
     if of_translation:
         return of_translation
-    names = ("tokenizer.json", "vocab.txt")
     is_byte_level = fields.get("model_type") in ("gpt2", "bart")
     is_bpe = is_byte_level and all((path / name).is_file() for name in ("vocab.json", "merges.txt"))
-    if not is_bpe and not any((path / name).is_file() for name in names):
+    if not is_bpe and not any((path / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
         return None
     try:
         found = load_tokenizer(path)
-        target = library.Tokenizer.from_file(str(path / TARGET)) if (path / TARGET).is_file() else None
+        target = load_tokenizer(path / TARGET) if (path / TARGET).is_file() else None
     except DataError as error:
         raise InterchangeError(str(error)) from None
     assert isinstance(found, LibraryTokenizer)
@@ -56,11 +56,12 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
     if size > N_V:
         raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")
     special = special_tokens(path, fields, model, inner)
+    target = target.inner if isinstance(target, LibraryTokenizer) else None
     return LibraryTokenizer(inner, special=special, target=target, chat_template=_chat_template(path))
 
 
 def _chat_template(path: Path) -> str | None:
-    """The template of conversations, of several the one named default."""
+    """Return the chat template; of several, the one named default."""
     file, settings = path / TEMPLATE, path / "tokenizer_config.json"
     if file.is_file():
         try:
@@ -69,17 +70,17 @@ def _chat_template(path: Path) -> str | None:
             raise InterchangeError(f"cannot read {file}: {error}") from None
     found = read_json(settings).get("chat_template") if settings.is_file() else None
     if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default", next(iter(named.values())) if len(named) == 1 else list(map(str, named)))
+        named = {str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default", next(iter(named.values())) if len(named) == 1 else list(named))
     if not isinstance(found, str | None):
         raise InterchangeError(
-            f"{settings}: chat_template: expected a text, or several with one named default, got {str(found)[:60]}"
+            f"{settings}: chat_template: expected a string, or several with one named default, got {str(found)[:60]}"
         )
     return found
 
 
 class _Named:
-    """The special tokens that the files of a checkpoint name."""
+    """The special tokens that a checkpoint's files name."""
 
     def __init__(self, path: Path, fields: Fields, N_V: int, inner: library.Tokenizer | None) -> None:
         generation = path / "generation_config.json"
@@ -87,34 +88,32 @@ class _Named:
         self._fields, self._N_V, self._inner, self._settings = fields, N_V, inner, _settings(path)
 
     def number(self, name: str) -> Any:
-        """Return the value of a field of config.json or generation_config.json; the first of several."""
+        """Return a field of config.json or generation_config.json; if it is a list, its first element."""
         token = self._fields.get(name, self._generation.get(name))
         return token[0] if isinstance(token, list) and token else token
 
     def all(self, name: str) -> list[int]:
-        """Return all tokens of the vocabulary that a field of either file names."""
+        """Return all valid token IDs that a field of either file names."""
         found = (self._generation.get(name), self._fields.get(name))
         tokens = [t for several in found for t in (several if isinstance(several, list) else [several])]
         return list(dict.fromkeys(t for t in tokens if type(t) is int and 0 <= t < self._N_V))
 
     def by_number(self, *names: str) -> int | None:
-        """Return the token of the first field that names one of the vocabulary."""
+        """Return the token ID in the first of these fields that has a valid one."""
         tokens = map(self.number, names)
         return next((t for t in tokens if type(t) is int and 0 <= t < self._N_V), None)
 
     def by_text(self, *names: str) -> int | None:
-        """Return the token of the first setting of the tokenizer that names one of its own."""
-        for name in names if self._inner else ():
-            content = self._settings.get(name)
-            content = content.get("content") if isinstance(content, dict) else content
-            token = self._inner.token_to_id(content) if self._inner and isinstance(content, str) else None
-            if token is not None:
-                return token
-        return None
+        """Return the ID of the token in the first of these tokenizer settings that names a known one."""
+        if self._inner is None:
+            return None
+        texts = (content_of(self._settings.get(name)) for name in names)
+        tokens = (self._inner.token_to_id(text) for text in texts if isinstance(text, str))
+        return next((token for token in tokens if token is not None), None)
 
 
 def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Tokenizer | None) -> SpecialTokens:
-    """Return the special tokens of a checkpoint, perhaps by its tokenizer."""
+    """Return the special tokens of a checkpoint, from its files and, if given, its tokenizer."""
     named = _Named(path, fields, model.config.N_V, inner)
     bos, eos = _ends(named, model.task)
     before, after = _frame(inner) if inner else ([], [])
@@ -137,16 +136,14 @@ def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Toke
 
 
 def _ends(named: _Named, task: str) -> tuple[int | None, int | None]:
-    """Return bos and eos; one of them serves as both where the files name no other, even one that there is not."""
+    """Return bos and eos; one serves as both if the files do not name the other, not even with an invalid ID."""
     if task in ("e", "classify"):
         bos, eos = named.by_text("cls_token", "bos_token"), named.by_text("sep_token", "eos_token")
         return (eos if bos is None else bos), (bos if eos is None else eos)
     starts = ("decoder_start_token_id", "bos_token_id") if task == "ed" else ("bos_token_id",)
     bos, eos = named.by_number(*starts), named.by_number("eos_token_id")
-    bos, eos = (
-        (named.by_text("bos_token") if bos is None else bos),
-        (named.by_text("eos_token") if eos is None else eos),
-    )
+    bos = named.by_text("bos_token") if bos is None else bos
+    eos = named.by_text("eos_token") if eos is None else eos
     if bos is None and named.number("bos_token_id") is None:
         bos = eos
     if eos is None and named.number("eos_token_id") is None:
@@ -155,7 +152,7 @@ def _ends(named: _Named, task: str) -> tuple[int | None, int | None]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The special tokens that the files beside a tokenizer name; BERT's names where there is only a vocab.txt."""
+    """Return the settings in the files beside a tokenizer; for a vocab.txt, BERT's special tokens are the defaults."""
     found: dict[str, Any] = {}
     if (path / "vocab.txt").is_file():
         found = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -166,21 +163,19 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens that a tokenizer puts before and after a text."""
+    """Return the tokens that a tokenizer adds before and after a text."""
     plain = next((e for t in ("a", "A", "1", *list(inner.get_vocab())[:9]) if (e := inner.encode(t)).ids), None)
     if plain is None:
         return [], []
     inside = [i for i, special in enumerate(plain.special_tokens_mask) if not special]
-    if not inside:
-        return [], []
-    return plain.ids[: inside[0]], plain.ids[inside[-1] + 1 :]
+    return (plain.ids[: inside[0]], plain.ids[inside[-1] + 1 :]) if inside else ([], [])
 
 
 def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
-    """Write our tokenizer as transformers reads it; return the fields of config.json on special tokens. Raises
-    InterchangeError if its special tokens cannot be where the model has them.
+    """Write our tokenizer in transformers' files, and return the fields of config.json on special tokens. Raises
+    InterchangeError if its special tokens would not get the IDs that the model has for them.
     """
-    special = tokenizer.special or _papers(tokenizer, model)
+    special = tokenizer.special or _paper_tokens(tokenizer, model)
     ends = [special.eos, *special.ends] if special.ends else special.eos
     fields: dict[str, Any] = {"bos_token_id": special.bos, "eos_token_id": ends}
     if model.task == "ed":
@@ -190,9 +185,9 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     if isinstance(tokenizer, MosesTokenizer | SentencePieceTokenizer):
         translation_files.write(path, tokenizer)
         return fields
-    inner = _of_library(tokenizer)
+    inner = _as_library_tokenizer(tokenizer)
     if not tokenizer.special:
-        _add_papers(inner, special)
+        _add_paper_tokens(inner, special)
     (path / "tokenizer.json").write_text(inner.to_str(pretty=True), "utf-8")
     if isinstance(tokenizer, LibraryTokenizer) and tokenizer.target:
         (path / TARGET).write_text(tokenizer.target.to_str(pretty=True), "utf-8")
@@ -211,13 +206,13 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     return fields
 
 
-def _papers(tokenizer: Tokenizer, model: Model) -> SpecialTokens:
+def _paper_tokens(tokenizer: Tokenizer, model: Model) -> SpecialTokens:
     mask, bos, eos = tokenizer.mask_token, tokenizer.bos_token, tokenizer.eos_token
     return SpecialTokens(tokenizer.N_V, mask, bos, eos, (bos,), () if model.task == "d" else (eos,))
 
 
-def _add_papers(inner: library.Tokenizer, special: SpecialTokens) -> None:
-    """Add mask, bos and eos at the end of the vocabulary, and frame texts by them."""
+def _add_paper_tokens(inner: library.Tokenizer, special: SpecialTokens) -> None:
+    """Add mask, bos and eos at the end of the vocabulary, and put bos and eos around a text."""
     known = inner.get_vocab(with_added_tokens=True)
     names = {name: next(n for n in (f"<{name}>", f"<{name}_token>", f"<|{name}|>") if n not in known) for name in NAMES}
     inner.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in names.values()])
@@ -233,12 +228,12 @@ def _add_papers(inner: library.Tokenizer, special: SpecialTokens) -> None:
     )
 
 
-def _of_library(tokenizer: Tokenizer) -> library.Tokenizer:
-    """The same tokenizer as one of the library's."""
+def _as_library_tokenizer(tokenizer: Tokenizer) -> library.Tokenizer:
+    """Return the same tokenizer as one of the library `tokenizers`."""
     if isinstance(tokenizer, LibraryTokenizer):
         return library.Tokenizer.from_str(tokenizer.inner.to_str())
     if isinstance(tokenizer, ByteTokenizer):
-        inner = library.Tokenizer(models.BPE(vocab=dict(zip(_letters_of_bytes(), range(256), strict=True)), merges=[]))
+        inner = library.Tokenizer(models.BPE(vocab=dict(zip(_byte_characters(), range(256), strict=True)), merges=[]))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
         return inner
@@ -246,15 +241,15 @@ def _of_library(tokenizer: Tokenizer) -> library.Tokenizer:
         vocabulary = {text: i for i, text in enumerate(tokenizer.vocabulary)}
         of_words = isinstance(tokenizer, WordTokenizer)
         inner = library.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN if of_words else ""))
-        pattern = WORD.pattern if of_words else r"(?m)."  # in this library's expressions, m lets . be any character
+        pattern = WORD.pattern if of_words else r"(?m)."  # in this library's syntax, m lets . match any character
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         inner.decoder = decoders.Fuse()
         return inner
-    raise InterchangeError(f"there is no way to write a {type(tokenizer).__name__} for other libraries")
+    raise InterchangeError(f"a {type(tokenizer).__name__} cannot be written for other libraries")
 
 
-def _letters_of_bytes() -> list[str]:
-    """The letter of each byte in byte-level vocabularies: itself, if it is printable."""
+def _byte_characters() -> list[str]:
+    """Return the character for each byte in byte-level vocabularies: the byte itself, if it is printable."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]

@@ -1,6 +1,6 @@
-"""Algorithm 8 as `torch.nn.Transformer` has it, with embeddings and an unembedding around it.
+"""Algorithm 8 as in `torch.nn.Transformer`, with embeddings and an unembedding around it.
 
-PyTorch stores no description of a model, so config.json is this library's, with torch's names of the arguments::
+PyTorch stores no description of a model, so config.json is defined here, with torch's argument names::
 
     {"model_type": "torch.nn.Transformer", "d_model": 512, "nhead": 8, "num_encoder_layers": 6, "num_decoder_layers": 6,
      "dim_feedforward": 2048, "activation": "relu", "layer_norm_eps": 1e-5, "norm_first": false,
@@ -9,8 +9,8 @@ PyTorch stores no description of a model, so config.json is this library's, with
      "names": {"transformer": "transformer", "src_embedding": "src_embedding", "tgt_embedding": "tgt_embedding",
                "generator": "generator", "positions": "positions"}}
 
-``names`` are those of the modules in the file; one embedding for both has one name. Positions are sinusoids
-(sines and cosines by turns), or a table that is learned, which is called ``names["positions"]`` then.
+``names`` are those of the modules in the file; if source and target share an embedding, both have its name. Positions
+are sinusoids (sines and cosines alternate) or a learned table, named ``names["positions"]``.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,23 @@ from typing import Any
 
 from algorithms import PAPER, EDTransformerConfig
 from algorithms.lines import MLP, Embedding, LayerNorm, Unembedding
-from training.interchange.description import Architecture, Fields, Model, differences, plain_heads, theirs
-from training.interchange.mapping import Entry, heads, linear, norm, table
+from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed
+from training.interchange.mapping import Entry, heads, linear, mlp_maps, norm, table
 
 NAME = "torch.nn.Transformer"
 TORCH = PAPER.but(norm=LayerNorm(epsilon=1e-5), mlp=MLP(activation="relu"), final_norm=True)
-"""`torch.nn.Transformer`: a norm after the last layer of both stacks, and before or after each sublayer."""
+"""The lines of `torch.nn.Transformer`, with a norm after the last layer of both stacks; norm_first sets their order."""
 
+SIZES = {
+    "N_V": ("tgt_vocab_size",),
+    "l_max": ("max_len", 5000),
+    "L_enc": ("num_encoder_layers", 6),
+    "L_dec": ("num_decoder_layers", 6),
+    "H": ("nhead", 8),
+    "d_e": ("d_model", 512),
+    "d_mlp": ("dim_feedforward", 2048),
+}
+"""Our name → the field's name and default."""
 NAMES = {name: name for name in ("transformer", "src_embedding", "tgt_embedding", "generator", "positions")}
 
 
@@ -44,20 +54,10 @@ def _read_config(fields: Fields, names: Sequence[str]) -> Model:
         order="norm_first" if fields.flag("norm_first", False) else None,
         unembedding=Unembedding(tied=tied, bias=bias),
     )
-    N_V = fields.integer("tgt_vocab_size")
+    sizes: dict[str, Any] = fields.sizes(SIZES)
     shared = called["src_embedding"] == called["tgt_embedding"]
-    config = EDTransformerConfig(
-        N_V=N_V,
-        N_V_z=None if shared else fields.integer("src_vocab_size", N_V),
-        l_max=fields.integer("max_len", 5000),
-        L_enc=fields.integer("num_encoder_layers", 6),
-        L_dec=fields.integer("num_decoder_layers", 6),
-        H=fields.integer("nhead", 8),
-        d_e=fields.integer("d_model", 512),
-        d_mlp=fields.integer("dim_feedforward", 2048),
-        variant=variant,
-    )
-    return Model("ed", config)
+    N_V_z = None if shared else fields.integer("src_vocab_size", sizes["N_V"])
+    return Model("ed", EDTransformerConfig(**sizes, N_V_z=N_V_z, variant=variant))
 
 
 def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
@@ -71,21 +71,15 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         unembedding=v.unembedding.but(cap=None, scaled=False),
         dropout=v.dropout,
     )
-    lacks = differences(v, said) + plain_heads(c)
+    lacks = unexpressed(c, said)
     names = NAMES if c.N_V_z is not None else NAMES | {"src_embedding": NAMES["tgt_embedding"]}
     state = {
         "model_type": NAME,
-        "d_model": c.d_e,
-        "nhead": c.H,
-        "num_encoder_layers": c.L_enc,
-        "num_decoder_layers": c.L_dec,
-        "dim_feedforward": c.d_mlp,
+        **size_fields(c, SIZES),
         "activation": theirs(v.mlp.activation or "relu"),
         "layer_norm_eps": v.norm.epsilon,
         "norm_first": v.order == "norm_first",
         "src_vocab_size": c.N_V_z or c.N_V,
-        "tgt_vocab_size": c.N_V,
-        "max_len": c.l_max,
         "positions": v.embedding.positions,
         "scale_embedding": v.embedding.scaled,
         "tie_word_embeddings": c.tied,
@@ -103,33 +97,29 @@ def _entries(model: Model, state: dict[str, Any]) -> list[Entry]:
         *([] if c.N_V_z is None else [table(f"{called['src_embedding']}.weight", "context.W_e")]),
         *([table(f"{called['positions']}.weight", "W_p")] if v.embedding.positions == "learned" else []),
     ]
-    for part, ours, layers in (("encoder", "encoder", c.L_enc), ("decoder", "decoder", c.L_dec)):
-        steps = (
-            [("self_attn", "attention", "norm1"), (None, "mlp", "norm2")]
-            if part == "encoder"
-            else [
-                ("self_attn", "self_attention", "norm3"),
-                ("multihead_attn", "cross_attention", "norm4"),
-                (None, "mlp", "norm5"),
-            ]
-        )
-        for l in range(layers):
+    of_encoder = [("self_attn", "attention", "norm1"), (None, "mlp", "norm2")]
+    of_decoder = [
+        ("self_attn", "self_attention", "norm3"),
+        ("multihead_attn", "cross_attention", "norm4"),
+        (None, "mlp", "norm5"),
+    ]
+    for part, L, steps in (("encoder", c.L_enc, of_encoder), ("decoder", c.L_dec, of_decoder)):
+        for l in range(L):
             name = f"{called['transformer']}.{part}.layers.{l}"
             for i, (attention, step, its_norm) in enumerate(steps, start=1):
-                leaf = f"{ours}.{step}"
+                leaf = f"{part}.{step}"
                 if attention is None:
-                    found += linear(f"{name}.linear1", f"{leaf}.W_mlp1", f"{leaf}.b_mlp1", l)
-                    found += linear(f"{name}.linear2", f"{leaf}.W_mlp2", f"{leaf}.b_mlp2", l)
+                    found += mlp_maps(f"{name}.linear1", f"{name}.linear2", leaf, l)
                 else:
                     W, b = heads(leaf)
                     found.append(Entry(f"{name}.{attention}.in_proj_weight", W, l))
                     found.append(Entry(f"{name}.{attention}.in_proj_bias", b, l))
                     found += linear(f"{name}.{attention}.out_proj", f"{leaf}.W_o", f"{leaf}.b_o", l)
-                found += norm(f"{name}.norm{i}", f"{ours}.{its_norm}", l)
+                found += norm(f"{name}.norm{i}", f"{part}.{its_norm}", l)
         found += norm(f"{called['transformer']}.{part}.norm", f"{part}_norm")
     if not c.tied:
         found.append(Entry(f"{called['generator']}.weight", ("W_u",)))
     return [*found, Entry(f"{called['generator']}.bias", ("b_u",))] if v.unembedding.bias else found
 
 
-ARCHITECTURE = Architecture(_read_config, _write_config, _entries, ignored=("*.pe",))  # sinusoids, which are computed
+ARCHITECTURE = Architecture(_read_config, _write_config, _entries, ignored=("*.pe",))  # sinusoids, which we compute

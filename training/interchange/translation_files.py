@@ -1,4 +1,4 @@
-"""The tokenizers that lie beside Marian's and FSMT's checkpoints: ours from them, and they from ours."""
+"""Read the tokenizers beside Marian and FSMT checkpoints as ours, and write ours there."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ END = "</s>"
 def read(
     path: Path, fields: Fields, model: Model, special: SpecialTokens
 ) -> MosesTokenizer | SentencePieceTokenizer | None:
-    """Return the tokenizer of a checkpoint with these special tokens; None if it has no tokenizer of a known kind.
-    Raises InterchangeError if it is damaged, or its library is not installed.
+    """Return the tokenizer of a checkpoint, with these special tokens; None if it is not of these kinds. Raises
+    InterchangeError if it is damaged, or its library is not installed.
     """
     kind = fields.get("model_type")
     files = {
@@ -35,13 +35,9 @@ def read(
 
 
 def _framed(special: SpecialTokens, source: dict[str, int], target: dict[str, int]) -> SpecialTokens:
-    """The special tokens: a text is read with </s> after it, and these are never written."""
+    """Return the special tokens: a source text ends with </s>, and those of `NOT_TEXT` are never generated."""
     others = tuple(sorted(target[piece] for piece in NOT_TEXT if piece in target))
     return special._replace(after=(source[END],) if END in source else (), others=others)
-
-
-def _of_source(model: Model) -> int:
-    return model.config.N_V if model.config.N_V_z is None else model.config.N_V_z
 
 
 def _vocabulary(path: Path, N_V: int) -> dict[str, int]:
@@ -54,17 +50,17 @@ def _vocabulary(path: Path, N_V: int) -> dict[str, int]:
 
 def _merges(path: Path) -> list[list[str]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a piece may hold what else ends a line
+        lines = path.read_text(encoding="utf-8").split("\n")  # a piece may contain other line separators
     except UnicodeDecodeError as error:
         raise InterchangeError(f"{path} is not text in UTF-8: {error.reason}") from None
     found = [line.split()[:2] for line in lines if line.strip()]
     if single := next((merge[0] for merge in found if len(merge) < 2), None):
-        raise InterchangeError(f"{path}: {single!r} stands alone in a line, expected two pieces that are merged")
+        raise InterchangeError(f"{path}: {single!r} is alone on its line, expected two pieces to merge")
     return found
 
 
 def _sentencepiece(path: Path, model: Model, special: SpecialTokens) -> SentencePieceTokenizer:
-    source = _vocabulary(path / "vocab.json", _of_source(model))
+    source = _vocabulary(path / "vocab.json", model.config.N_V_z or model.config.N_V)
     own = path / "target_vocab.json"
     target = _vocabulary(own, model.config.N_V) if own.is_file() else source
     reads, writes = ((path / f"{side}.spm").read_bytes() for side in ("source", "target"))
@@ -72,7 +68,7 @@ def _sentencepiece(path: Path, model: Model, special: SpecialTokens) -> Sentence
 
 
 def _moses(path: Path, fields: Fields, model: Model, special: SpecialTokens) -> MosesTokenizer:
-    source = _vocabulary(path / "vocab-src.json", _of_source(model))
+    source = _vocabulary(path / "vocab-src.json", model.config.N_V_z or model.config.N_V)
     target = _vocabulary(path / "vocab-tgt.json", model.config.N_V)
     beside = path / "tokenizer_config.json"
     settings = read_json(beside) if beside.is_file() else {}
@@ -85,7 +81,7 @@ def _moses(path: Path, fields: Fields, model: Model, special: SpecialTokens) -> 
 
 
 def write(path: Path, tokenizer: MosesTokenizer | SentencePieceTokenizer) -> None:
-    """Write a tokenizer as transformers reads it."""
+    """Write a tokenizer in transformers' files."""
     settings: dict[str, Any]
     if isinstance(tokenizer, SentencePieceTokenizer):
         for side, model in zip(("source", "target"), tokenizer.models, strict=True):

@@ -1,50 +1,50 @@
-"""What well-known kinds of models need that this library does not have, by their `model_type`."""
+"""The unsupported features that well-known kinds of models need, by `model_type`."""
 
 EXPERTS = "a mixture of experts"
-UNMAPPED = "a list of its tensors' names, which nobody has written, though its lines are here"
-STATE_SPACE = "a state-space layer in place of attention"
+UNMAPPED = "a mapping of its tensors, which is not written yet, although its lines are supported"
+STATE_SPACE = "a state-space layer instead of attention"
 RELATIVE = "relative positions"
 ONE_NORM = "one norm for attention and MLP side by side"
 ONE_TENSOR = "queries, keys and values in one tensor"
-AFTER_PADDING = "positions that begin after the padding token, and another masked-token head"
-IMAGES = "images as its input"
-SOUND = "sound as its input"
+AFTER_PADDING = "positions that start after the padding token, and a different masked-token head"
+IMAGES = "images as input"
+SOUND = "sound as input"
 
 NEEDS = {
-    "big_bird": "attention to blocks",
-    "biogpt": "learned positions from 2 on in a decoder, and scaled embeddings",
+    "big_bird": "block-sparse attention",
+    "biogpt": "learned positions that start at 2 in a decoder, and scaled embeddings",
     "blenderbot": "an encoder and a decoder that normalize before each step",
     "camembert": AFTER_PADDING,
     "clip": IMAGES,
     "codegen": ONE_NORM,
-    "cohere": f"{ONE_NORM}, and a factor of the logits",
-    "ctrl": "sinusoidal positions in a decoder with tokens that control it",
+    "cohere": f"{ONE_NORM}, and a scale factor of the logits",
+    "ctrl": "sinusoidal positions in a decoder, and control tokens",
     "dbrx": EXPERTS,
-    "deberta": "attention to contents and to positions apart",
-    "deberta-v2": "attention to contents and to positions apart",
+    "deberta": "disentangled attention to contents and positions",
+    "deberta-v2": "disentangled attention to contents and positions",
     "deepseek_v2": f"latent attention, and {EXPERTS}",
     "deepseek_v3": f"latent attention, and {EXPERTS}",
-    "electra": "a head that tells replaced tokens, and an embedding of another size than the layers",
-    "ernie": "token types of tasks",
+    "electra": "a head that detects replaced tokens, and an embedding size that differs from that of the layers",
+    "ernie": "task type embeddings",
     "falcon": ONE_TENSOR,
     "falcon_mamba": STATE_SPACE,
-    "funnel": "layers that shorten their sequence",
+    "funnel": "layers that pool their sequence",
     "gemma3": IMAGES,
     "gpt_bigcode": ONE_TENSOR,
-    "gpt_oss": f"sinks of the attention, and {EXPERTS}",
+    "gpt_oss": f"attention sinks, and {EXPERTS}",
     "gptj": ONE_NORM,
-    "granite": "factors of the embedding, of what layers add, and of the logits",
+    "granite": "scale factors of the embedding, the residual connections and the logits",
     "jamba": f"{STATE_SPACE}, and {EXPERTS}",
-    "led": "attention in windows",
-    "longformer": "attention in windows",
-    "longt5": "attention in windows",
+    "led": "windowed attention",
+    "longformer": "windowed attention",
+    "longt5": "windowed attention",
     "m2m_100": "an encoder and a decoder that normalize before each step",
     "mamba": STATE_SPACE,
     "mamba2": STATE_SPACE,
     "mbart": "an encoder and a decoder that normalize before each step",
     "megatron-bert": "an encoder that normalizes before each step",
     "mixtral": EXPERTS,
-    "mobilebert": "layers with a bottleneck",
+    "mobilebert": "bottleneck layers",
     "modernbert": UNMAPPED,
     "mpnet": f"{RELATIVE}, and {AFTER_PADDING}",
     "mpt": ONE_TENSOR,
@@ -55,23 +55,23 @@ NEEDS = {
     "pegasus": "an encoder and a decoder that normalize before each step",
     "persimmon": ONE_TENSOR,
     "phi": ONE_NORM,
-    "phi3": f"{ONE_TENSOR}, and rotary positions of long contexts",
+    "phi3": f"{ONE_TENSOR}, and rotary positions scaled for long contexts",
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,
-    "recurrent_gemma": "recurrent layers in place of attention",
-    "reformer": "attention by hashing",
-    "rembert": "an embedding of another size than the layers",
-    "rwkv": "recurrent layers in place of attention",
+    "recurrent_gemma": "recurrent layers instead of attention",
+    "reformer": "attention by locality-sensitive hashing",
+    "rembert": "an embedding size that differs from that of the layers",
+    "rwkv": "recurrent layers instead of attention",
     "stablelm": UNMAPPED,
     "starcoder2": UNMAPPED,
     "switch_transformers": EXPERTS,
     "transfo-xl": "embeddings of several widths, and a memory of earlier segments",
-    "umt5": "relative positions of its own in every layer",
+    "umt5": "separate relative positions in every layer",
     "vit": IMAGES,
     "wav2vec2": SOUND,
     "whisper": SOUND,
-    "xglm": "sinusoidal positions from 2 on in a decoder",
-    "xlm": "embeddings of languages",
+    "xglm": "sinusoidal positions that start at 2 in a decoder",
+    "xlm": "language embeddings",
     "xlm-roberta": AFTER_PADDING,
-    "xlnet": f"{RELATIVE}, a memory of earlier segments, and attention in two streams",
+    "xlnet": f"{RELATIVE}, a memory of earlier segments, and two-stream attention",
 }

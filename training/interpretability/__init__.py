@@ -1,5 +1,5 @@
-"""What is read off recorded values and parameters: lenses, attribution, circuits, scores of heads, and patching.
+"""Analyze recorded values and parameters: lenses, attribution, circuits, attention scores, patching and steering.
 
-Everything here is a function of what ``algorithms.inside`` recorded, or of the parameters alone. ``docs/inside.md`` has
-a line for each question.
+Everything here is a function of what ``algorithms.inside`` records, or of the parameters alone. ``docs/inside.md``
+answers each question with an example.
 """

@@ -1,4 +1,4 @@
-"""Layers of attention alone, trained until they have induction heads: the experiment of `scripts/induction.py`.
+"""Train attention-only models until they form induction heads: the experiment of `scripts/induction.py`.
 
 Source: Elhage et al. 2021, "A mathematical framework for transformer circuits"; Olsson et al. 2022.
 """
@@ -23,28 +23,27 @@ ATTENTION_ONLY = PAPER.but(
     attention=Attention(positions=Rotary(), biases=False),
     mlp=None,
 )
-"""Rotary positions: queries and keys know where they are, and the residual stream holds tokens alone."""
+"""Positions are rotary, so only queries and keys depend on them, and the residual stream holds tokens alone."""
 
 CONFIG = DTransformerConfig(N_V=48, l_max=64, L=2, H=4, d_e=64, d_mlp=1, variant=ATTENTION_ONLY)
 PERIODS = 12, 32
 BATCH = 32
 OPTIMIZER = optax.adam(3e-3, b2=0.98)
 GUESSING = math.log(CONFIG.N_V)
-"""The loss of who knows nothing, in nats."""
+"""The loss of a uniform prediction, in nats."""
 
 
 def repeating(key: Key[Array, ""]) -> Repeating:
-    """Random tokens, each sequence with a period of its own."""
+    """Return random tokens that repeat, each sequence with a random period."""
     of_period, of_tokens = jax.random.split(key)
-    l = CONFIG.l_max
     period = jax.random.randint(of_period, (BATCH, 1), *PERIODS)
-    drawn = jax.random.randint(of_tokens, (BATCH, l), 0, CONFIG.N_V)
-    t = jnp.arange(l)[None]
+    drawn = jax.random.randint(of_tokens, (BATCH, CONFIG.l_max), 0, CONFIG.N_V)
+    t = jnp.arange(CONFIG.l_max)[None]
     return Repeating(jnp.take_along_axis(drawn, t % period, axis=1), t[:, 1:] > period)
 
 
 def trained(key: Key[Array, ""], L: int, steps: int, every: int) -> Iterator[tuple[int, DTransformerParams]]:
-    """Train a model of L layers with Adam, and yield it before the first step and after every `every` steps."""
+    """Train a model of L layers with Adam; yield the step and the model at the start, then after each `every` steps."""
     of_theta, of_data = jax.random.split(key)
     theta: Any = init_d_transformer(of_theta, dataclasses.replace(CONFIG, L=L))
     state = theta, OPTIMIZER.init(theta)

@@ -1,4 +1,4 @@
-"""What every head and every MLP adds to a logit, directly: the terms of the sum that the residual stream is."""
+"""Direct logit attribution: what each head and each MLP adds to a logit, as terms of the residual stream's sum."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,24 +12,24 @@ from algorithms import PAPER, DTransformerParams, Variant
 from algorithms.model.norm import RMSNorm
 
 READS = ("X@3", "Y@2", "X@8")
-"""What `attribution` reads, to be recorded of Algorithm 10."""
+"""The values of Algorithm 10 that `attribution` reads."""
 
 
 class Attribution(NamedTuple):
-    """What each part of the model adds to a weighted sum of logits; all together they are that sum."""
+    """What each part of the model adds to a weighted sum of logits; the parts add up to that sum."""
 
-    embedding: Float[Array, "*columns"]  # of lines 1-3
-    heads: Float[Array, "L H *columns"]  # of each head
-    b_o: Float[Array, "L *columns"]  # of the bias of each attention
-    mlp: Float[Array, "L *columns"]  # of each MLP
-    constant: Float[Array, ""]  # of β and b_u
+    embedding: Float[Array, "*columns"]  # lines 1-3
+    heads: Float[Array, "L H *columns"]
+    b_o: Float[Array, "L *columns"]  # the bias of each attention
+    mlp: Float[Array, "L *columns"]
+    constant: Float[Array, ""]  # β and b_u
 
     def total(self) -> Float[Array, "*columns"]:
         """The weighted sum of the logits."""
         return self.embedding + self.heads.sum((0, 1)) + self.b_o.sum(0) + self.mlp.sum(0) + self.constant
 
     def _repr_html_(self) -> str | None:
-        """In a notebook: a table of the last token's parts; of several sequences, none."""
+        """A table of the last token's parts, for notebooks; None for several sequences."""
         if self.embedding.ndim != 1:
             return None
         parts = np.concatenate([self.heads, self.mlp[:, None]], axis=1)[..., -1]
@@ -44,7 +44,7 @@ class Attribution(NamedTuple):
 
 
 def _cell(value: float, share: float) -> str:
-    """A cell colored by its share of the largest part: blue, or orange below 0, on any ground."""
+    """A table cell, colored by its share of the largest part: blue, or orange if negative, on any background."""
     color = "42,112,176" if share >= 0 else "214,120,20"
     return f'<td style="background:rgba({color},{0.6 * abs(share):.2f})">{value:+.2f}</td>'
 
@@ -55,18 +55,18 @@ def attribution(
     weights: Float[Array, "N_V"],
     variant: Variant = PAPER,
 ) -> Attribution:
-    """Attribute ``weightsᵀ logits`` of every column, with the last norm's scale as it is in this run.
+    """Attribute ``weightsᵀ logits`` of each column, with the last norm's scale held at its value in this run.
 
-    ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is linear in X, which is the sum of what lines 3, 6 and 8 add.
+    ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is then linear in X, the sum of what lines 3, 6 and 8 add.
 
     Args:
-        seen: `READS`, recorded.
-        theta: the parameters, of Algorithm 10.
-        weights: of the logits: 1 for a token, or 1 and −1 for the difference of two.
+        seen: the recorded values `READS`.
+        theta: the parameters of Algorithm 10.
+        weights: the weight of each logit: 1 for one token, or 1 and −1 for the difference of two.
         variant: the lines.
 
     Raises:
-        ValueError: if a norm or a cap follows a sum, so that the parts do not add up.
+        ValueError: a norm or a cap follows a sum, so the parts do not add up.
     """
     _check_adds_up(theta, variant)
     X, W = seen["X@8"], variant.of_every_layer(theta.layers.attention)
@@ -88,7 +88,7 @@ def attribution(
 def _last_line(
     X: Float[Array, "d_e *columns"], theta: DTransformerParams, weights: Float[Array, "N_V"], variant: Variant
 ) -> tuple[Float[Array, "d_e"], Float[Array, ""], Float[Array, "*columns"]]:
-    """``weightsᵀ logits`` as ``direction·X scale + constant``."""
+    """Return ``weightsᵀ logits`` in the form ``direction·X scale + constant``."""
     direction = variant.unembedding.matrix(theta).T @ weights
     constant = jnp.zeros((), X.dtype) if theta.b_u is None else weights @ theta.b_u
     if theta.norm is None:
@@ -99,7 +99,7 @@ def _last_line(
     if isinstance(variant.norm, RMSNorm):
         square = jnp.square(X).mean(0)
         return (gamma + variant.norm.offset) * direction, constant, 1 / jnp.sqrt(square + variant.norm.epsilon)
-    direction = gamma * direction  # and dᵀ(X − m) = (d − its mean)ᵀX
+    direction = gamma * direction  # then dᵀ(X − m) = (d − mean(d))ᵀX
     return direction - direction.mean(), constant, 1 / jnp.sqrt(X.var(0) + variant.norm.epsilon)
 
 
@@ -111,9 +111,9 @@ def _check_adds_up(theta: DTransformerParams, variant: Variant) -> None:
     if any(line.normalize_output is not None for line in variant.attentions):
         raise ValueError(
             "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
-            "through which no head has a part of its own"
+            "so no head has a separate part"
         )
     if variant.unembedding.cap is not None:
         raise ValueError(
-            f"variant.unembedding.cap: expected None, got {variant.unembedding.cap}, through which logits are no sum"
+            f"variant.unembedding.cap: expected None, got {variant.unembedding.cap}, so the logits are not a sum"
         )

@@ -1,4 +1,4 @@
-"""A picture of an induction head and the head that it composes with: attention, circuits, composition."""
+"""Draw an induction head and the head that it composes with: attention, circuits, composition."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from algorithms.inside import record
 from training.interpretability import circuits, scores
 
 PERIOD = 20
-"""Tokens that come again in the text of the picture."""
+"""The number of tokens in the picture's text, which then repeats them."""
 
 
 def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
-    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the earlier head of layer 0 wrote of a token matches a query.
+    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the head of layer 0 wrote about a token matches a query.
 
-    A row is the token that the earlier head has attended to, a column the query's.
+    Rows are the tokens that the earlier head attended to, columns the tokens of the queries.
     """
     W = theta.layers.attention
     written = circuits.ov_circuits(W)[0, earlier] @ theta.W_e
@@ -29,17 +29,17 @@ def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Ar
 
 
 def token_ov(theta: DTransformerParams, head: int, variant: Variant) -> Float[Array, "N_V N_V"]:
-    """``W_u W_o W_v W_e`` of a head of layer 1: what attending to a token, the column, adds to each logit."""
+    """``W_u W_o W_v W_e`` of a head of layer 1: what attending to a token (column) adds to each logit (row)."""
     return variant.unembedding.matrix(theta) @ circuits.ov_circuits(theta.layers.attention)[1, head] @ theta.W_e
 
 
 def draw_circuits(theta: DTransformerParams, variant: Variant, path: Path) -> None:
-    """Draw the head of layer 0 with the largest previous-token score and the induction head that reads it most.
+    """Draw the head of layer 0 with the largest previous-token score, and the induction head that reads most from it.
 
     Args:
         theta: the parameters of a model of two layers.
         variant: the lines.
-        path: of the picture.
+        path: the picture to write.
     """
     x = jnp.tile(jax.random.permutation(jax.random.key(0), theta.W_e.shape[1])[:PERIOD], 2)
     A = record(lambda x, theta: d_hidden_state(x, theta, variant=variant), "A")(x, theta)[1]["A"]
@@ -73,7 +73,7 @@ def _draw(figure: Figure, axes: Any, values: Any, title: str, across: str, down:
 
 
 def _draw_eigenvalues(axes: Any, eigenvalues: np.ndarray) -> None:
-    """Of each head's circuit from token to token: to the right of 0 what copies."""
+    """Draw the eigenvalues of each head's circuit from token to token; those right of 0 copy."""
     H = eigenvalues.shape[1]
     for h, of_head in enumerate(eigenvalues[1]):
         axes.scatter(of_head.real, of_head.imag, s=14, marker="os^D"[h % 4], label=f"(1, {h})", alpha=0.8)

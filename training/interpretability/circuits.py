@@ -1,4 +1,4 @@
-"""What heads do by their parameters alone: which tokens they match, what they write, and how they compose."""
+"""What the parameters alone say about heads: which tokens they match, what they write, and how they compose."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from algorithms.parameters import MHAttentionParams
 
 
 def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
-    """``W_kᵀ W_q`` of every head, ``S = Zᵀ (W_kᵀ W_q) X`` but for the biases: which tokens match.
+    """``W_kᵀ W_q`` of each head, which says which tokens match: without biases, ``S = Zᵀ (W_kᵀ W_q) X``.
 
-    Rotary positions put a rotation between the two; this is the circuit at distance 0.
+    Rotary positions put a rotation between the two factors; this is the circuit at distance 0.
 
     Raises:
-        ValueError: if queries and keys are normalized, so that S is not bilinear.
+        ValueError: queries and keys are normalized, so S is not bilinear.
     """
     _check_bilinear(W)
     return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
@@ -24,26 +24,23 @@ def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
 
 def _check_bilinear(W: MHAttentionParams) -> None:
     if W.gamma_q is not None:
-        raise ValueError("W.gamma_q: expected None, got a norm of the queries, so that S is not ZᵀM X for any M")
+        raise ValueError("W.gamma_q: expected None, got a norm of the queries, so S is not ZᵀM X for any M")
 
 
 def ov_circuits(W: MHAttentionParams) -> Float[Array, "L H d_out d_z"]:
-    """``W_o^h W_v`` of every head, which writes ``(W_o^h W_v) Z A``: what is moved."""
+    """``W_o^h W_v`` of each head, which says what it moves: it writes ``(W_o^h W_v) Z A``."""
     return _output(W) @ _of_heads(W.heads.W_v, W)
 
 
 def copying_eigenvalues(theta: DTransformerParams, variant: Variant = PAPER) -> Complex[Array, "L H d_mid"]:
-    """The eigenvalues of ``W_u W_o^h W_v W_e`` of every head that are not 0 by their rank.
-
-    They are those of the small matrix ``W_v W_e W_u W_o^h``.
-    """
+    """The nonzero eigenvalues of ``W_u W_o^h W_v W_e`` of each head, from the small matrix ``W_v W_e W_u W_o^h``."""
     W = variant.of_every_layer(theta.layers.attention)
     between = theta.W_e @ variant.unembedding.matrix(theta)
     return jnp.linalg.eigvals(_of_heads(W.heads.W_v, W) @ between @ _output(W))
 
 
 def copying_scores(theta: DTransformerParams, variant: Variant = PAPER) -> Float[Array, "L H"]:
-    """``Σλ/Σ|λ|`` of these: 1 where a head raises the logits of what it attends to, −1 where it lowers them.
+    """``Σλ/Σ|λ|`` of `copying_eigenvalues`: 1 if a head raises the logits of what it attends to, −1 if it lowers them.
 
     Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
     """
@@ -52,25 +49,25 @@ def copying_scores(theta: DTransformerParams, variant: Variant = PAPER) -> Float
 
 
 def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"]]:
-    """Q-, K- and V-composition of an earlier head (the first two axes) with a later one; 0 where it is not earlier.
+    """Q-, K- and V-composition of an earlier head (the first two axes) with a later one; 0 if it is not earlier.
 
-    ``‖QK OV'‖/‖QK‖‖OV'‖``, ``‖QKᵀ OV'‖/‖QK‖‖OV'‖`` and ``‖OV OV'‖/‖OV‖‖OV'‖`` of Frobenius norms, with OV' that of
-    the earlier one.
+    ``‖QK OV'‖/‖QK‖‖OV'‖``, ``‖QKᵀ OV'‖/‖QK‖‖OV'‖`` and ``‖OV OV'‖/‖OV‖‖OV'‖`` in Frobenius norms, where OV' is the
+    earlier head's.
 
     Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
     """
     _check_bilinear(W)
     W_q, W_k, W_v, W_o = W.heads.W_q, _of_heads(W.heads.W_k, W), _of_heads(W.heads.W_v, W), _output(W)
-    written = _gram(_transposed(W_v), _transposed(W_o))  # OV' OV'ᵀ
-    read = {"Q": (_transposed(W_k), W_q), "K": (_transposed(W_q), W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
+    written = _gram(W_v.mT, W_o.mT)  # OV' OV'ᵀ
+    read = {"Q": (W_k.mT, W_q), "K": (W_q.mT, W_k), "V": (W_o, W_v)}  # MᵀM of M = QK, QKᵀ and OV
     L = len(W_q)
     is_earlier = (jnp.arange(L)[:, None] < jnp.arange(L)[None])[:, None, :, None]
     return {name: jnp.where(is_earlier, _norms_of_products(_gram(*M), written), 0) for name, M in read.items()}
 
 
 def _gram(left: Float[Array, "*axes m a"], right: Float[Array, "*axes a n"]) -> Float[Array, "*axes n n"]:
-    """``MᵀM`` of M = left right, without M."""
-    return _transposed(right) @ (_transposed(left) @ left) @ right
+    """``MᵀM`` for M = left right, without forming M."""
+    return right.mT @ (left.mT @ left) @ right
 
 
 def _norms_of_products(
@@ -82,16 +79,12 @@ def _norms_of_products(
     return jnp.sqrt(jnp.maximum(squares, 0) / traces)
 
 
-def _transposed(M: Float[Array, "*axes m n"]) -> Float[Array, "*axes n m"]:
-    return jnp.swapaxes(M, -1, -2)
-
-
 def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d d_z"]:
-    """Parameters that heads may share, of each head."""
+    """Repeat parameters that heads share, once for each head."""
     return jnp.repeat(W_kv, W.heads.W_q.shape[1] // W_kv.shape[1], axis=1)
 
 
 def _output(W: MHAttentionParams) -> Float[Array, "L H d_out d_mid"]:
-    """``W_o^h`` of each head, its columns of W_o."""
+    """``W_o^h``, the columns of W_o of each head."""
     L, H, d_mid = len(W.W_o), W.heads.W_q.shape[1], W.heads.W_v.shape[2]
     return jnp.moveaxis(W.W_o.reshape(L, -1, H, d_mid), 2, 1)

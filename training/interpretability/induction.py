@@ -1,8 +1,8 @@
-"""Induction heads: which heads of a decoder continue what has come before, and what it predicts without them.
+"""Induction heads: which heads of a decoder continue repeated sequences, and its predictions without them.
 
-Random tokens that repeat can be predicted by finding what followed the last token before, and in no other way. That
-takes two heads: one of an earlier layer, by which each token knows the one before it, and a later one that attends to
-the tokens after earlier copies of the current one.
+Repeated random tokens can only be predicted by finding what followed the current token the last time. That takes two
+heads: one in an earlier layer that tells each token which one came before it, and a later one that attends to the
+tokens after earlier copies of the current one.
 
 Source: Olsson et al. 2022, "In-context learning and induction heads".
 """
@@ -21,27 +21,27 @@ from algorithms.inside import at, intervene, record
 from training.interpretability import scores
 
 Heads = Integer[np.ndarray, "n 2"]
-"""Layer and number of some heads."""
+"""Each row is a head's layer and number."""
 
 
 class Repeating(NamedTuple):
     """Random tokens that repeat."""
 
     x: Integer[Array, "B l"]  # the tokens
-    repeats: Bool[Array, "B n"]  # which of those after the first can be told from what came before
+    repeats: Bool[Array, "B n"]  # whether each token after the first is predictable from those before it
 
 
 class Measured(NamedTuple):
-    """The predictions of a decoder for such tokens."""
+    """Losses and attention scores of a decoder on such tokens."""
 
-    first: Float[Array, ""]  # the mean loss of tokens that nothing tells, in nats
-    again: Float[Array, ""]  # that of tokens that repeat
+    first: Float[Array, ""]  # the mean loss of the unpredictable tokens, in nats
+    again: Float[Array, ""]  # the mean loss of those that repeat
     previous: Float[Array, "L H"]  # `scores.previous_token_scores`
     induction: Float[Array, "L H"]  # `scores.induction_scores`
 
 
 def losses(theta: DTransformerParams, tokens: Repeating, variant: Variant) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The mean losses of the tokens that nothing tells, and of those that repeat."""
+    """Return the mean losses of the unpredictable tokens, and of those that repeat."""
     x, u = tokens.x, variant.unembedding
     X = d_hidden_state(x[:, :-1], theta, variant=variant)
     each = token_losses(X, u.matrix(theta), x[:, 1:], b_u=theta.b_u, cap=u.cap)
@@ -54,7 +54,7 @@ def losses(theta: DTransformerParams, tokens: Repeating, variant: Variant) -> tu
 
 @functools.partial(jax.jit, static_argnames="variant")
 def measured(theta: DTransformerParams, tokens: Repeating, *, variant: Variant) -> Measured:
-    """Losses, and scores of all heads."""
+    """Return the losses, and the scores of all heads."""
     (first, again), seen = record(losses, "A")(theta, tokens, variant)
     x = tokens.x[:, :-1]
     return Measured(first, again, scores.previous_token_scores(seen["A"]), scores.induction_scores(seen["A"], x))
@@ -64,17 +64,17 @@ def measured(theta: DTransformerParams, tokens: Repeating, *, variant: Variant) 
 def loss_without(
     theta: DTransformerParams, tokens: Repeating, heads: Integer[Array, "n 2"], *, variant: Variant
 ) -> Float[Array, ""]:
-    """The loss on repeats where these heads write nothing."""
+    """Return the loss on repeats with these heads ablated."""
     ablated: dict[str, float] = {at("Y@2", layer=layer, head=head): 0.0 for layer, head in heads}
     return intervene(losses, ablated)(theta, tokens, variant)[1]
 
 
 def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> Repeating:
-    """Sequences twice, each after what a text of the model begins with.
+    """Repeat each sequence once, after the tokens that the model puts before a text.
 
     Args:
-        tokens: drawn at random.
-        before: perhaps bos.
+        tokens: random sequences.
+        before: the tokens before a text, such as bos.
     """
     B, n = tokens.shape
     x = np.concatenate([np.tile(before, (B, 1)), tokens, tokens], axis=1)
@@ -83,20 +83,20 @@ def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) 
 
 
 def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
-    """The heads with at least this score, the one with the largest first."""
+    """Return the heads with a score of at least `least`, the largest first."""
     order = np.argsort(-np.asarray(induction), axis=None, kind="stable")
     found = np.stack(np.unravel_index(order, induction.shape), axis=1)
     return found[np.asarray(induction)[tuple(found.T)] >= least]
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """As many other heads, drawn from the same layers; from all of the (L, H) heads where those have too few. Raises
-    ValueError if there are too few others.
+    """Draw as many other heads from the same layers, or from all layers if these have too few; `shape` is (L, H).
+    Raises ValueError if there are too few others.
     """
     every = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1)
     rest = every[~(every[:, None] == heads[None]).all(-1).any(1)]
     near = rest[np.isin(rest[:, 0], heads[:, 0])]
     near = near if len(near) >= len(heads) else rest
     if len(near) < len(heads):
-        raise ValueError(f"heads: expected at most half of the {len(every)} there are, got {len(heads)}")
+        raise ValueError(f"heads: expected at most half of the {len(every)} heads, got {len(heads)}")
     return near[rng.choice(len(near), len(heads), replace=False)]

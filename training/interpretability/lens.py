@@ -1,4 +1,4 @@
-"""What each layer would predict: the logit lens, and the tuned lens, which first maps to what the last layer has."""
+"""What each layer would predict: the logit lens, and the tuned lens, which fits an affine map to each layer first."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from algorithms import PAPER, DTransformerParams, EDTransformerParams, Variant
 def logit_lens(
     X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant = PAPER
 ) -> Float[Array, "L N_V *columns"]:
-    """The logits that the last lines of Algorithm 10, or of 8, make of every layer's residual stream.
+    """The logits of each layer's residual stream, by the last lines of Algorithm 10 or 8.
 
     Args:
         X: the residual stream of all layers, ``X@8`` of Algorithm 10 or ``X@19`` of Algorithm 8.
@@ -25,7 +25,7 @@ def logit_lens(
     """
     if not isinstance(theta, (DTransformerParams, EDTransformerParams)):
         raise ValueError(
-            f"theta: expected parameters of Algorithm 8 or 10, whose last layer W_u reads, got {type(theta).__name__}"
+            f"theta: expected parameters of Algorithm 8 or 10, which unembed the last layer, got {type(theta).__name__}"
         )
     return jax.lax.map(lambda X: unembedded(X, theta, variant), after_layers(X, theta, variant))
 
@@ -33,7 +33,7 @@ def logit_lens(
 def after_layers(
     X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant
 ) -> Float[Array, "L d_e *columns"]:
-    """What the next layer, or the last line, reads: in a decoder whose norms come last, X@8 is normalized before."""
+    """What the next layer or the last line reads: X, normalized first in a decoder whose norms come last."""
     if isinstance(theta, EDTransformerParams) or variant.order != "norm_last":
         return X
     norms = jax.tree.map(lambda a: jnp.repeat(a, variant.shared_layers, axis=0), theta.layers.norm2)
@@ -43,20 +43,20 @@ def after_layers(
 def unembedded(
     X: Float[Array, "d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant
 ) -> Float[Array, "N_V *columns"]:
-    """The logits that the last lines make of a residual stream."""
+    """The logits of a residual stream, by the last lines."""
     norm = theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm
     X = X if norm is None else variant.norm(X, norm, "paper")
     return variant.unembedding.logits(X, theta)
 
 
 class TunedLens(NamedTuple):
-    """An affine map for each layer, which is added to the residual stream: ``X + W X + b 1ᵀ``."""
+    """An affine map for each layer, added to its residual stream: ``X + W X + b 1ᵀ``."""
 
     W: Float[Array, "L d_e d_e"]
     b: Float[Array, "L d_e"]
 
     def __call__(self, X: Float[Array, "L d_e *columns"]) -> Float[Array, "L d_e *columns"]:
-        """What the last layer would have, as far as it shows."""
+        """The estimates of the last layer's residual stream."""
         flat = X.reshape(*X.shape[:2], -1)
         return (flat + self.W @ flat + self.b[:, :, None]).reshape(X.shape)
 
@@ -69,13 +69,13 @@ def tuned_lens(
     steps: int = 300,
     eta: float = 1e-3,
 ) -> TunedLens:
-    """Fit the maps by Adam to the last layer's own distribution: the least mean KL divergence from it.
+    """Fit the maps with Adam, so that their predictions have the least mean KL divergence from the last layer's.
 
     Args:
         X: the residual stream after each layer, of the tokens to fit to.
         theta: the parameters.
         variant: the lines.
-        steps: of Adam, each with all tokens.
+        steps: the number of Adam's steps, each on all tokens.
         eta: learning rate.
 
     Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".

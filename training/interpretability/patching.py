@@ -1,7 +1,7 @@
-"""Which values a score depends on: values of one run in another, all of them or estimated by one gradient.
+"""Find the values that a score depends on, by putting values of one run into another, or by estimating the effect.
 
 A score is a function that calls the algorithms and returns a number, such as the difference of two logits; ``source``
-and ``target`` are its arguments in two runs, of as many tokens.
+and ``target`` are its arguments in two runs with equally many tokens.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ Score = Callable[..., Float[Array, ""]]
 def activation_patching(
     score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...], *, by: str = "token"
 ) -> Float[Array, "L n"]:
-    """The score of the target's run with a value of the source's, layer by layer and token by token.
+    """The score of the target run with one value replaced by the source run's, for each layer and token, or head.
 
     Args:
         score: the function.
         name: the value, computed in every layer.
-        source: arguments of the run that it is taken from.
+        source: arguments of the run that the value is taken from.
         target: arguments of the run that it is put into.
-        by: ``"token"``, or ``"head"``, for all tokens of one head.
+        by: ``"token"``, or ``"head"`` to replace all tokens of one head.
 
     Example:
         >>> import jax
@@ -53,9 +53,9 @@ def activation_patching(
 def attribution_patching(
     score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, "*axes"]:
-    """The first-order estimate of what a patch of each entry adds to the target's score, by one gradient for all.
+    """Estimate to first order what patching each entry adds to the target's score, with one gradient for all.
 
-    ``g ⊙ (value of the source − value of the target)``; a patch of several entries adds the sum of theirs.
+    The estimate is ``g ⊙ (source's value − target's value)``; for a patch of several entries, sum theirs.
 
     Source: Nanda 2023, "Attribution patching: activation patching at industrial scale".
     """
@@ -67,14 +67,14 @@ def attribution_patching(
 def path_patching(
     score: Score, sender: At, receiver: At, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, ""]:
-    """The target's score where the sender's value of the source's run reaches the receiver directly, and nothing else.
+    """The target's score if only the receiver sees the sender's value in the source run, over the direct path.
 
-    All other heads and MLPs are as in the target's run, until the receiver has been computed.
+    All other heads and MLPs keep their values in the target run until the receiver is computed.
 
     Args:
         score: the function.
         sender: a part of ``Y@2``, such as ``at("Y@2", layer=0, head=1)``.
-        receiver: what it may reach, such as ``at("Q", layer=2, head=0)``.
+        receiver: the value that it may affect, such as ``at("Q", layer=2, head=0)``.
         source: arguments of the run that the sender's value is taken from.
         target: arguments of the run that it is put into.
 
@@ -89,14 +89,14 @@ def path_patching(
 def causal_tracing(
     score: Score, arguments: tuple[Any, ...], tokens: Any, noise: Float[Array, "d_e n"], *, name: str = "X@8"
 ) -> tuple[Float[Array, ""], Float[Array, "L l"]]:
-    """The score with noise in the embeddings of some tokens; and with one value of the clean run back in its place.
+    """The score with noise in the embeddings of some tokens; and the scores with one value of the clean run restored.
 
     Args:
         score: the function, of one sequence.
         arguments: its arguments.
-        tokens: the columns of those that get noise, a slice or an array.
-        noise: what is added to them.
-        name: what is put back, layer by layer and token by token.
+        tokens: the columns that get noise, a slice or an array.
+        noise: added to these columns.
+        name: the value to restore, for each layer and token.
 
     Source: Meng et al. 2022, "Locating and editing factual associations in GPT".
     """

@@ -1,6 +1,4 @@
-"""How much heads attend in a pattern: to the previous token, to the same token before, to what followed it."""
-
-from collections.abc import Callable
+"""How much heads attend in a pattern: to the previous token, to earlier copies of the token, to what followed these."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -9,33 +7,27 @@ from jaxtyping import Bool, Float, Integer
 
 def previous_token_scores(A: Float[Array, "L H l_z *batch l_x"]) -> Float[Array, "L H"]:
     """The mean attention of each token to the one before it."""
-    return attention_to(A, _pairs(A, lambda t_z, t_x: t_z == t_x - 1))
-
-
-def _pairs(A: Float[Array, "L H l_z *batch l_x"], holds: Callable[[Array, Array], Array]) -> Bool[Array, "l_z l_x"]:
-    """Whether something holds for each pair of a context token and a token."""
-    return holds(jnp.arange(A.shape[2])[:, None], jnp.arange(A.shape[-1])[None])
+    return attention_to(A, jnp.eye(A.shape[2], A.shape[-1], k=1, dtype=bool))
 
 
 def duplicate_token_scores(
     A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]
 ) -> Float[Array, "L H"]:
-    """The mean attention to earlier tokens that are the same, of the tokens that have some."""
-    is_earlier = jnp.broadcast_to(_pairs(A, lambda t_z, t_x: t_z < t_x), (*x.shape, x.shape[-1]))
-    return attention_to(A, (x[..., :, None] == x[..., None, :]) & is_earlier)
+    """The mean attention to earlier copies of the token, over the tokens that have any."""
+    return attention_to(A, jnp.triu(x[..., :, None] == x[..., None, :], k=1))
 
 
 def induction_scores(A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]) -> Float[Array, "L H"]:
-    """The mean attention to what followed earlier tokens that are the same, of the tokens that have some.
+    """The mean attention to what followed earlier copies of the token, over the tokens that have any.
 
     Source: Olsson et al. 2022, "In-context learning and induction heads".
     """
-    is_seen = jnp.broadcast_to(_pairs(A, lambda t_z, t_x: (t_z > 0) & (t_z <= t_x)), (*x.shape, x.shape[-1]))
-    return attention_to(A, (jnp.roll(x, 1, axis=-1)[..., :, None] == x[..., None, :]) & is_seen)
+    follows_copy = jnp.roll(x, 1, axis=-1)[..., :, None] == x[..., None, :]
+    return attention_to(A, jnp.triu(follows_copy.at[..., 0, :].set(False)))  # the first token follows none
 
 
 def attention_to(A: Float[Array, "L H l_z *batch l_x"], pattern: Bool[Array, "*#batch l_z l_x"]) -> Float[Array, "L H"]:
-    """The mean attention to the context tokens of a pattern, of the tokens for which it has some."""
+    """The mean attention to the context tokens of a pattern, over the tokens for which it has any."""
     pattern = jnp.broadcast_to(pattern, (*A.shape[3:-1], A.shape[2], A.shape[-1]))
     attended = jnp.where(jnp.moveaxis(pattern, -2, 0)[None, None], A, 0).sum(2)
     has_some = pattern.any(-2)

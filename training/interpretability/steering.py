@@ -1,4 +1,4 @@
-"""Directions that steer what a model writes: files of them, and the change that adds them to every token."""
+"""Steer generation with directions, which are added to a value at every token, and saved in files."""
 
 import json
 import math
@@ -22,15 +22,15 @@ class SteeringError(ValueError):
 
 
 def save_direction(path: Path | str, name: str, direction: Any) -> None:
-    """Write a direction as a safetensors file, with the name of the value that it is to be added to.
+    """Write a direction to a safetensors file, with the name of the value to add it to.
 
     Args:
-        path: of the file.
-        name: of the value, such as ``at("X@8", layer=3)``.
-        direction: its rows; of all heads, ``[H, rows]``.
+        path: the file.
+        name: the value's name, such as ``at("X@8", layer=3)``.
+        direction: an array ``[rows]``, or ``[H, rows]`` for all heads.
 
     Raises:
-        SteeringError: if it cannot be added to every token.
+        SteeringError: the name selects more than a layer and a head, such as a token.
 
     Example:
         >>> import tempfile
@@ -43,15 +43,13 @@ def save_direction(path: Path | str, name: str, direction: Any) -> None:
     parts = {part: getattr(where, part) for part in ("layer", "head", "token", "context", "within")}
     given = {part: value for part, value in parts.items() if value is not None}
     if not given.keys() <= {"layer", "head"} or not all(isinstance(value, int) for value in given.values()):
-        raise SteeringError(f"{where}: expected one layer and perhaps one head, since a direction is for every token")
-    described = json.dumps({"name": where.name, **given})
-    save_file(
-        {"direction": np.ascontiguousarray(direction, np.float32)}, str(path), {"format": FORMAT, "where": described}
-    )
+        raise SteeringError(f"{where}: expected one layer and at most one head, since a direction is for every token")
+    metadata = {"format": FORMAT, "where": json.dumps({"name": where.name, **given})}
+    save_file({"direction": np.ascontiguousarray(direction, np.float32)}, str(path), metadata)
 
 
 def load_direction(path: Path | str) -> tuple[At, Array]:
-    """Read such a file: where to add it, and the direction. Raises SteeringError if it is another file."""
+    """Return where to add the direction in a file, and the direction. Raises SteeringError if it cannot be read."""
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata, names = file.metadata() or {}, list(file.keys())
@@ -65,22 +63,19 @@ def load_direction(path: Path | str) -> tuple[At, Array]:
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise SteeringError(f"{path}: expected a direction, as save_direction writes it, got {error}") from None
     if direction.ndim not in (1, 2) or not np.isfinite(direction.astype(np.float64)).all():
-        raise SteeringError(f"{path}: expected finite numbers [rows] or [H, rows], got {_wrong(direction)}")
+        got = "others that are not finite" if direction.ndim in (1, 2) else f"an array {list(direction.shape)}"
+        raise SteeringError(f"{path}: expected finite numbers [rows] or [H, rows], got {got}")
     return place, jnp.asarray(direction)
 
 
-def _wrong(direction: np.ndarray) -> str:
-    return "some that are not finite" if direction.ndim in (1, 2) else f"an array {list(direction.shape)}"
-
-
 def steered_by(words: Sequence[str]) -> dict[At, Callable[[Array], Array]]:
-    """The changes that add directions: of each value, the sum of all that are to be added to it.
+    """Return the interventions that add directions, several for the same value one after another.
 
     Args:
-        words: files, each perhaps with a colon and what its direction is multiplied by.
+        words: ``FILE`` or ``FILE:SCALE`` for each direction, where SCALE multiplies it.
 
     Raises:
-        SteeringError: if one of them cannot be read.
+        SteeringError: a file cannot be read.
     """
     sums: dict[At, list[tuple[str, Array]]] = {}
     for word in words:

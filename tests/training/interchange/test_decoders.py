@@ -142,8 +142,11 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
     ("fields", "message"),
     [
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, r"rope_type = 'longrope'"),
-        ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"another growth of the scores \(mscale = 0.7\)"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "positions of a part of the rows"),
+        ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"another scaling of the scores \(mscale = 0.7\)"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "rotary positions for only part of the rows",
+        ),
         ({"hidden_act": "quick_gelu"}, "the activation 'quick_gelu'"),
     ],
 )
@@ -200,3 +203,17 @@ def test_greedy_generation_from_gguf_is_that_of_transformers(tmp_path):
     options = {"l_gen": 8, "tau": 0.0, "key": jax.random.key(0)}
     ours = generate(theta, np.array([[3, 1, 4]]), lengths=np.array([3]), config=config, **options)
     assert ours[0].tolist() == theirs[0, 3:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("block_count", 2**32 - 1, "block_count: expected fewer than 65536 layers, got 4294967295"),
+        ("attention.sliding_window_pattern", 0, "sliding_window_pattern: expected an integer of at least 1, got 0"),
+        ("attention.sliding_window_pattern", "six", "sliding_window_pattern: expected an integer of at least 1, got s"),
+    ],
+)
+def test_hostile_windows_are_refused(key, value, message, tmp_path):
+    path = gguf_cases.write(tmp_path / "x.gguf", make("gemma2"), fields={f"gemma2.{key}": value})
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(path)

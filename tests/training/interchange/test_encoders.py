@@ -130,10 +130,10 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("RobertaForMaskedLM", {"hidden_act": "relu"}, "another activation in the layers than in the head"),
+        ("RobertaForMaskedLM", {"hidden_act": "relu"}, "different activations in the layers and the head"),
         ("RobertaForMaskedLM", {"architectures": ["RobertaForSequenceClassification"]}, "the head of RobertaForSeq"),
         ("RobertaForMaskedLM", {"max_position_embeddings": 2}, "max_position_embeddings: expected an integer of at"),
-        ("DistilBertModel", {"sinusoidal_pos_embds": True}, "positions of another kind"),
+        ("DistilBertModel", {"sinusoidal_pos_embds": True}, "sinusoidal positions"),
         ("DistilBertModel", {"n_layers": 4}, r"number of layers \(L\): expected 3"),
         ("AlbertForMaskedLM", {"num_hidden_groups": 3}, r"groups of different sizes \(4 layers in 3\)"),
         ("AlbertForMaskedLM", {"num_hidden_groups": 1}, r"number of layers \(L\): expected 2"),

@@ -182,7 +182,7 @@ def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path):
     assert state["rope_parameters"] == rope
     assert "rope_freqs.weight" not in tensors.names
     other = gguf_cases.write(tmp_path / "b.gguf", model, tensors={"rope_freqs.weight": np.sqrt(factors)})
-    with pytest.raises(InterchangeError, match="other frequencies than Llama 3's"):
+    with pytest.raises(InterchangeError, match="frequencies other than Llama 3's"):
         open_gguf(other)
 
 
@@ -245,13 +245,13 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
 
 KNOWN = "llama, smollm3, qwen2, qwen3, olmo2, gemma, gemma2, gemma3 and gpt2"
 OTHERS = {
-    "mamba": "which needs a state-space layer in place of attention; in GGUF this library reads {known}",
-    "phi3": "which needs queries, keys and values in one tensor, and rotary positions of long contexts; in GGUF",
+    "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",
+    "phi3": "which needs queries, keys and values in one tensor, and rotary positions scaled for long contexts; in",
     "phi2": "which needs one norm for attention and MLP side by side; in GGUF this library reads {known}",
-    "gpt-oss": "which needs sinks of the attention, and a mixture of experts; in GGUF this library reads {known}",
+    "gpt-oss": "which needs attention sinks, and a mixture of experts; in GGUF this library reads {known}",
     "qwen3moe": "which needs a mixture of experts; in GGUF this library reads {known}",
-    "clip": "which needs images as its input; in GGUF this library reads {known}",
-    "bert": "general.architecture: expected one of {known}, got 'bert'; if it has a checkpoint of transformers, try",
+    "clip": "which needs images as input; in GGUF this library reads {known}",
+    "bert": "general.architecture: expected one of {known}, got 'bert'; if it has a checkpoint of transformers, con",
     "x" * 999: f"general.architecture: expected one of {{known}}, got '{'x' * 60}'; if",
 }
 
@@ -321,7 +321,7 @@ HOSTILE_VALUES = {
         (float("inf"), "expected a number above 0, got inf"),
         ("ten", "expected a number above 0, got t"),
     ],
-    "rope.dimension_count": [(2**31, "positions of a part of the rows")],
+    "rope.dimension_count": [(2**31, "rotary positions for only part of the rows")],
     "rope.scaling.type": [("longrope", "rope.scaling.factor: expected a number above 0")],
 }
 

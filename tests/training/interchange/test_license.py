@@ -10,7 +10,7 @@ from training.interchange import convert
 from training.interchange.license import license_of
 
 torch, transformers = cases.libraries()
-UNKNOWN = "its files do not say under which license it is"
+UNKNOWN = "license: not stated in its files"
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def test_a_card_names_the_license(name, tmp_path):
 
 def test_a_file_of_the_license_is_named(tmp_path):
     (tmp_path / "LICENSE.txt").write_text("Do as you like.")
-    assert license_of(tmp_path, None) == "license: that of its file LICENSE.txt"
+    assert license_of(tmp_path, None) == "license: see its file LICENSE.txt"
     (tmp_path / "README.md").write_bytes(b"\xff\xfe")
-    assert license_of(tmp_path, None) == "license: that of its file LICENSE.txt"
+    assert license_of(tmp_path, None) == "license: see its file LICENSE.txt"
 
 
 @pytest.mark.parametrize("said", ["apache-2.0", None])

@@ -126,7 +126,7 @@ def their_adapter(path, bases, kind, options):
 def test_an_adapter_of_peft_becomes_a_run_and_goes_back(tmp_path, bases, kind, options):
     theirs = their_logits(their_adapter(tmp_path / "theirs", bases, kind, options))
     sentence = convert(tmp_path / "theirs", tmp_path / "run", adapted=bases / kind)
-    assert sentence.startswith(f"{tmp_path / 'theirs'} is in {tmp_path / 'run'} now, beside {bases / kind}")
+    assert sentence.startswith(f"Converted {tmp_path / 'theirs'} to {tmp_path / 'run'}, which adapts {bases / kind} ")
     cases.assert_same(our_logits(load_run(tmp_path / "run")), theirs, "float32", "in")
     convert(tmp_path / "run", tmp_path / "back", to=kind)
     model = peft.PeftModel.from_pretrained(their_model(bases, kind), tmp_path / "back")
@@ -146,8 +146,8 @@ def edited(path, **values):
 BAD = [
     ({"peft_type": "IA3"}, "peft_type: expected LORA, got 'IA3'"),
     ({"use_dora": True}, "needs what this library does not have: DoRA (use_dora = True)"),
-    ({"modules_to_save": ["lm_head"]}, "modules that are trained in full (modules_to_save = ['lm_head'])"),
-    ({"bias": "all"}, "biases that are trained (bias = all)"),
+    ({"modules_to_save": ["lm_head"]}, "fully trained modules (modules_to_save = ['lm_head'])"),
+    ({"bias": "all"}, "trained biases (bias = all)"),
     ({"lora_alpha": "much"}, "lora_alpha: expected a number of at least 0, got 'much'"),
     ({"lora_alpha": 0}, "lora_alpha: expected a positive number, got 0"),
     ({"alpha_pattern": {"(a+)+$": 3}}, "alpha_pattern: expected names of modules, got '(a+)+$'"),
@@ -181,7 +181,7 @@ def test_what_is_not_the_adapter_of_the_model_is_refused(tmp_path, bases):
     message = refused(tmp_path / "theirs", adapted=other)
     assert "self_attn.q_proj: expected lora_A [r, 16] and lora_B [16, r], got [2, 24] and [24, 2]" in message
     assert "--merge: expected a run with an adapter" in refused(bases / "llama", merge=True)
-    assert "--from: expected an adapter of PEFT's" in refused(bases / "llama", adapted=bases / "gpt2")
+    assert "--from: expected a PEFT adapter" in refused(bases / "llama", adapted=bases / "gpt2")
     assert "--from: expected the directory of a run" in refused(tmp_path / "theirs", adapted=bases / "gpt2-theirs")
     weights = tmp_path / "theirs" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 import tokenizers
 
-from algorithms import BERT, GPT2, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
+from algorithms import BERT, GPT2, GPT_NEO, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
 from algorithms.lines import Unembedding
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
@@ -81,7 +81,7 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
             {"activation_function": "mish", "scale_attn_weights": False},
             "scores that are not divided by √d_attn (scale_attn_weights = False), the activation 'mish'",
         ),
-        ({"model_type": "mamba"}, "is a mamba, which needs a state-space layer in place of attention"),
+        ({"model_type": "mamba"}, "is a mamba, which needs a state-space layer instead of attention"),
         ({"model_type": "xlnet"}, "is a xlnet, which needs relative positions, a memory of earlier segments"),
         (
             {"model_type": "new"},
@@ -160,8 +160,8 @@ def test_other_sizes_of_the_decoder_are_refused(tmp_path):
     ("labels", "message"),
     [
         ({"0": "a", "1": "b"}, "id2label: expected a name for each of the 3 classes of classifier.weight, got 2"),
-        ({"1": "a", "2": "b", "3": "c"}, 'id2label: expected a name of its own for each class, from "0" on'),
-        ({"0": "a", "1": "a", "2": "b"}, 'id2label: expected a name of its own for each class, from "0" on'),
+        ({"1": "a", "2": "b", "3": "c"}, 'id2label: expected a different name for each class, numbered from "0"'),
+        ({"0": "a", "1": "a", "2": "b"}, 'id2label: expected a different name for each class, numbered from "0"'),
         (["a", "b", "c"], "id2label: expected an object, got ['a', 'b', 'c']"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_translator_that_nothing_ends_is_refused(tmp_path):
     config = EDTransformerConfig(L_enc=1, L_dec=1, variant=VARIANTS["bart"], **SIZES)
     save_pretrained(tmp_path / "in", random_theta(config), config, to="bart")
     change_config(tmp_path / "in", eos_token_id=99)
-    assert "eos_token_id: expected a token below N_V = 17, got 99; nothing would end a translation" in refused(
+    assert "eos_token_id: expected a token below N_V = 17, got 99; translations would never end" in refused(
         tmp_path / "in", tmp_path
     )
 
@@ -267,7 +267,7 @@ def test_a_pickle_that_wants_code_run_is_refused(path, tmp_path, capsys):
     (path / "model.safetensors").unlink()
     file = path / "pytorch_model.bin"
     torch.save({"transformer.wte.weight": Evil()}, file)
-    assert "cannot be read as weights alone: it asks for code to be run" in refused(path, tmp_path)
+    assert "cannot be read as weights alone: it contains code" in refused(path, tmp_path)
     file.write_bytes(pickle.dumps(Evil()))
     assert "cannot be read as weights alone" in refused(path, tmp_path)
     torch.save({"transformer.wte.weight": torch.ones(2)}, file)
@@ -308,6 +308,15 @@ def test_a_tokenizer_of_another_model_is_refused(path, tmp_path):
     assert "the tokenizer has 18 tokens, but the model only N_V = 17" in refused(path, tmp_path)
     (path / "tokenizer.json").write_text("{")
     assert "is not a tokenizer that can be read" in refused(path, tmp_path)
+
+
+def test_damaged_files_beside_a_tokenizer_are_refused(path, tmp_path):
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0})).save(str(path / "tokenizer.json"))
+    (path / "target_tokenizer.json").write_text("{}")
+    assert "target_tokenizer.json is not a tokenizer that can be read" in refused(path, tmp_path)
+    (path / "target_tokenizer.json").unlink()
+    (path / "tokenizer_config.json").write_text('{"chat_template": [{"name": ["a"], "template": 3}]}')
+    assert "chat_template: expected a string, or several with one named default, got 3" in refused(path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -367,3 +376,14 @@ def test_a_large_model_is_never_held_twice(tmp_path, monkeypatch):
 def test_a_number_that_no_float_holds_is_refused(path, tmp_path):
     change_config(path, layer_norm_epsilon=10**400)
     assert "layer_norm_epsilon: expected a number of at least 0, got 1000" in refused(path, tmp_path)
+
+
+def test_lists_over_layers_and_classes_that_no_model_has_are_not_built(tmp_path):
+    config = DTransformerConfig(L=2, variant=GPT_NEO, **SIZES)
+    save_pretrained(tmp_path / "in", random_theta(config), config, to="gpt_neo")
+    types = [[["global", "local"], 500_000_000]]
+    change_config(tmp_path / "in", num_layers=1_000_000_000, attention_layers=None, attention_types=types)
+    assert "num_layers: expected an integer of at least 1 and less than 2^16" in refused(tmp_path / "in", tmp_path)
+    architectures = ["BertForSequenceClassification"]
+    change_config(tmp_path / "in", model_type="bert", architectures=architectures, hidden_size=12, num_labels=10**9)
+    assert "num_labels: expected an integer of at least 1 and less than 2^20" in refused(tmp_path / "in", tmp_path)

@@ -177,7 +177,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, kind):
         ("marian", "vocab.json", '{"<unk>": "1"}', r"vocab\.json: '<unk>' has the token ID '1', expected an integer"),
         ("marian-two", "vocab.json", '{"<unk>": 90}', r"'<unk>' has the token ID 90, expected an integer below \d\d$"),
         ("fsmt", "vocab-tgt.json", '{"a": -1}', r"vocab-tgt\.json: 'a' has the token ID -1, expected an integer"),
-        ("fsmt", "merges.txt", "t h\nalone\n", r"merges\.txt: 'alone' stands alone in a line, expected two pieces"),
+        ("fsmt", "merges.txt", "t h\nalone\n", r"merges\.txt: 'alone' is alone on its line, expected two pieces"),
         ("fsmt", "merges.txt", b"\xff", r"merges\.txt is not text in UTF-8: invalid start byte"),
         (
             "fsmt",

@@ -63,7 +63,7 @@ def test_heads_by_score_and_as_many_others_of_their_layers():
     assert all(len({tuple(head) for head in one.tolist()}) == 3 for one in drawn)
     few = induction.others(np.array([[0, 0], [0, 1]]), (2, 2), np.random.default_rng(0))
     assert sorted(few.tolist()) == [[1, 0], [1, 1]]
-    with pytest.raises(ValueError, match="heads: expected at most half of the 4 there are, got 3"):
+    with pytest.raises(ValueError, match="heads: expected at most half of the 4 heads, got 3"):
         induction.others(np.array([[0, 0], [0, 1], [1, 1]]), (2, 2), np.random.default_rng(0))
 
 

@@ -277,7 +277,7 @@ def test_what_is_shown_of_other_models(task, shown, tmp_path):
     run = load_run(make_run(tmp_path / task, task))
     found = look(run, "abc def")
     assert set(pictures(found)) == shown
-    assert "no head has a part of its own" in found.written
+    assert "no head has a separate part" in found.written
     _, arrays = read(found.html())
     for i, attended in enumerate(found.attention):
         np.testing.assert_allclose(arrays[f"A{i}"], attended.A, atol=1 / 255)
@@ -291,7 +291,7 @@ def test_an_encoder_is_patched_at_its_mask(tmp_path):
     found = look(run, "ab[MASK]de", against="ac[MASK]de")
     assert found.texts["prompt"] == ["[BOS]", "a", "b", "[MASK]", "d", "e", "[EOS]"]
     np.testing.assert_allclose(found.patched.tokens[-1, 3], 1, atol=1e-3)
-    assert "needs one at the same token" in look(run, "abade", against="acade").patched
+    assert "both prompts need one at the same token" in look(run, "abade", against="acade").patched
     same = patches.patched(load_run(make_run(tmp_path / "c", "classify")), np.arange(3), np.arange(3))
     assert same.startswith("Patching is shown for decoders")
 
@@ -303,9 +303,9 @@ def test_an_encoder_is_patched_at_its_mask(tmp_path):
         (("a" * 60,), "prompt: expected at most l_max = 40 tokens, got 61; shorten it"),
         (
             ("abc", "abcd"),
-            r"against: expected as many tokens as the prompt, 4, got 5; change words .* a \| b \| c against",
+            r"against: expected as many tokens as the prompt, 4, got 5; replace words .* a \| b \| c against",
         ),
-        (("abc", "abc"), "against: expected another text than the prompt, got the same tokens; change a word"),
+        (("abc", "abc"), "against: expected a text other than the prompt, got the same tokens; change a word"),
         (("abc", ""), "against: expected some text, got none"),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_text_that_cannot_be_shown_is_a_sentence(arguments, says, run):
 
 def test_a_page_that_would_be_too_large_is_refused(run, monkeypatch):
     monkeypatch.setattr(content, "MOST_WEIGHTS", 200)
-    with pytest.raises(PageError, match="prompt: expected at most 8 tokens, whose weights of attention"):
+    with pytest.raises(PageError, match="prompt: expected at most 8 tokens, so that all attention weights"):
         look(run, PROMPT)
 
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_shown(seen, says):
 
 
 def test_tokens_of_another_text_are_refused():
-    with pytest.raises(PageError, match="tokens: expected 5 or 7, as many as attend, got 6"):
+    with pytest.raises(PageError, match="tokens: expected 5 or 7, as in the attention, got 6"):
         show({"A/16": np.ones((2, 3, 5, 7))}, "abcdef")
 
 

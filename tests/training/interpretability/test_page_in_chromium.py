@@ -108,7 +108,7 @@ def test_a_click_stays_and_changes_the_other_sections(opened, found):
     opened.pointer("h1")
     assert opened.run(CHOSEN) == "3"
     caption = opened.run("return document.querySelector('.answers caption').textContent")
-    assert caption.startswith("After c (token 3)The text goes on with a, which the model gives ")
+    assert caption.startswith("After c (token 3)The text continues with a, which the model gives ")
     answer = found.words[int(found.prediction.tokens[-1, 3, 0])]
     assert f"the answer is {answer}, whose logit" in opened.run(
         "return document.getElementById('written-lead').textContent"
@@ -267,7 +267,7 @@ def test_the_pages_of_other_models(chromium, tmp_path, task):
     path.write_text(look(load_run(make_run(tmp_path / task, task)), "abc def").html(), "utf-8")
     chromium.emulate(1280, 900)
     chromium.open(path)
-    assert "no head has a part of its own" in chromium.run("return document.getElementById('written').textContent")
+    assert "no head has a separate part" in chromium.run("return document.getElementById('written').textContent")
     if task == "ed":
         chromium.run("const s = document.getElementById('block'); s.value = '2'; s.dispatchEvent(new Event('change'))")
         strips = chromium.run("return [...document.querySelectorAll('.strip[data-text]')].map((s) => s.dataset.text)")

@@ -1,14 +1,14 @@
-"""One self-contained page of what a model does with a text: attention, predictions, attribution, patching, circuits.
+"""A self-contained HTML page on what a model does with a text: attention, predictions, attribution, patching, circuits.
 
     from training.interpretability.page import look
     found = look(load_run("runs/docs"), "The cat sat on the")
-    found                                # in a notebook, the page
-    found.html()                         # its text
-    pictures(found)                      # the same as PNGs, by name
-    show(seen, tokens)                   # what was recorded: its attention alone
+    found                                # displays the page in a notebook
+    found.html()                         # the page as a string
+    pictures(found)                      # its sections as PNGs, by name
+    show(seen, tokens)                   # only the attention among recorded values
 
-`look` computes, in `content`; `page.html`, `page.css` and the scripts show it; `packed` carries the numbers between
-them.
+`look` in `content` computes everything; `packed` encodes the numbers for the page; `page.html`, `page.css` and the
+scripts display them.
 """
 
 from training.interpretability.page.content import look

@@ -1,13 +1,13 @@
-// The heads, small; and one of them over the text.
+// Thumbnails of all heads, and the selected head over the text.
 const attention = (() => {
   const THUMB = 64; // most dots across a small head
   const strips = document.getElementById("strips");
   const canvas = document.getElementById("matrix");
   let preview = null; // the token that is hovered over
   let grid = null;
-  let drawn = -1; // the attention that the grid and the strips are of
+  let drawn = -1; // the attention that the grid and the strips show
 
-  // The rows of a head as a picture of at most `most` dots across, each the largest weight of those that it covers.
+  // A head's weights as a picture at most `most` dots wide, each dot the largest weight that it covers.
   function picture(target, layer, head, most) {
     const [, , n, m] = sizes();
     const [height, width] = [Math.min(n, most), Math.min(m, most)];
@@ -171,8 +171,8 @@ const attention = (() => {
       else pick(clamp(to, n), true);
     });
     explain(strips, ".token", (token) => {
-      const [i, j] = [tokenOf(chosenText()), Number(token.dataset.i)]; // of the chosen one, whatever is hovered over
-      if (i === j && token.parentElement.dataset.text === chosenText()) return ""; // the sentence below the text says it
+      const [i, j] = [tokenOf(chosenText()), Number(token.dataset.i)]; // the selected token, not the hovered one
+      if (i === j && token.parentElement.dataset.text === chosenText()) return ""; // described below the text
       const name = `${quoted(token.textContent)} (token ${j})`;
       if (token.parentElement.dataset.text !== otherText()) return name;
       const way = state.by ? "attends to" : "is attended to by";

@@ -3,9 +3,9 @@ const circuits = (() => {
   const host = document.getElementById("circuits-body");
   const MEANING = {
     "previous token": "attention to the token before",
-    "duplicate token": "attention to the same token before",
-    induction: "attention to what followed it before",
-    copying: "raises what it attends to",
+    "duplicate token": "attention to earlier copies of the token",
+    induction: "attention to what followed earlier copies",
+    copying: "raises the logits of what it attends to",
   };
   const LETTERS = { Q: "queries", K: "keys", V: "values" };
   const grids = [];
@@ -13,20 +13,14 @@ const circuits = (() => {
 
   function cell(heads) {
     if (window.innerWidth >= 640) return Math.max(0.7, Math.min(2.4, 12 / heads));
-    const across = window.innerWidth / 2 - 54 - heads; // two grids side by side, without margins, names and gaps
+    const across = window.innerWidth / 2 - 54 - heads; // two grids side by side, minus margins, labels and gaps
     return Math.max(0.5, Math.min(1.2, across / 16 / heads));
   }
 
-  function strongest(name) {
-    const [layers, heads] = arrays[`scores.${name}`].shape;
-    const list = [];
-    for (let l = 0; l < layers; l++) for (let h = 0; h < heads; h++) list.push({ name: `${l}.${h}`, value: at(`scores.${name}`, l, h), layer: l, head: h });
-    return list.sort((a, b) => b.value - a.value).slice(0, 3);
-  }
 
   function make() {
     const { scores, composition, note } = data.circuits;
-    host.append(element("p", { class: "lead", text: "The first scores are mean weights of attention on random tokens that come twice, so that they do not depend on the prompt. " + (scores.includes("copying") ? "Copying is read off the parameters (the eigenvalues of W_u W_o W_v W_e). " : "") + "Below each are its strongest heads, as layer.head." }));
+    host.append(element("p", { class: "lead", text: "The first scores are mean attention weights on repeated random tokens, so they do not depend on the prompt. " + (scores.includes("copying") ? "Copying is computed from the parameters (the eigenvalues of W_u W_o W_v W_e). " : "") + "Below each score are its strongest heads, as layer.head." }));
     const several = element("div", { class: "several" });
     for (const name of scores) {
       const [layers, heads] = arrays[`scores.${name}`].shape;
@@ -44,7 +38,7 @@ const circuits = (() => {
         },
       });
       grids.push(grid);
-      several.append(element("div", {}, element("div", { class: "wide" }, grid.table), ranking(strongest(name), 1, { short: true, text: (v) => v.toFixed(2) })));
+      several.append(element("div", {}, element("div", { class: "wide" }, grid.table), ranking(headsByScore(name).slice(0, 3), 1, { short: true, text: (v) => v.toFixed(2) })));
     }
     const scales = element("div", { class: "beside" }, element("div", { class: "legend", "data-scale": "weight" }), element("div", { class: "legend", "data-scale": "signed" }));
     host.append(scales, several);
@@ -70,15 +64,11 @@ const circuits = (() => {
       composed.push(grid);
       block.append(element("div", { class: "wide" }, grid.table));
     }
-    host.append(element("h3", { id: "composition-title" }), element("p", { class: "lead", text: "How much of what an earlier head writes a later one reads, by the parameters alone: above the chosen head's row what it reads, below what reads it." }), block);
+    host.append(element("h3", { id: "composition-title" }), element("p", { class: "lead", text: "How much a later head reads of what an earlier one writes, from the parameters alone. Above the selected head's row are the heads that it reads, below it those that read it." }), block);
   }
 
   function repaint(changes) {
-    if (data.circuits === null) return;
-    if (typeof data.circuits === "string") {
-      if (!changes) host.append(element("p", { class: "note", text: data.circuits }));
-      return;
-    }
+    if (!available("circuits", host, changes)) return;
     if (!changes) make();
     const anew = !changes || changes.theme;
     for (const grid of grids) anew ? grid.repaint() : grid.mark();

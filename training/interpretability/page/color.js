@@ -1,4 +1,4 @@
-// Colors of numbers: from the paper's white (or the screen's dark) to a strong color, brightness changing all the way.
+// Colors of numbers: from the background to a strong color, with monotonic brightness.
 const RAMPS = {
   light: {
     weight: ["#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57"],
@@ -17,7 +17,7 @@ let printing = false;
 const channels = (color) => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
 const ramps = () => RAMPS[dark.matches && !printing ? "dark" : "light"];
 
-// The color of a share in [0, 1] of a ramp, as [r, g, b].
+// The color at a share in [0, 1] of a ramp, as [r, g, b].
 function shade(name, share) {
   const stops = ramps()[name];
   const x = Math.max(0, Math.min(1, share || 0)) * (stops.length - 1);
@@ -26,9 +26,9 @@ function shade(name, share) {
   return a.map((channel, c) => Math.round(channel + (x - i) * (b[c] - channel)));
 }
 
-// Weights and probabilities: by their square root, so that small ones are seen.
+// Weights and probabilities, by their square root to make small ones visible.
 const ofWeight = (w) => shade("weight", Math.sqrt(Math.max(0, w)));
-// Numbers of either sign, by their share of the largest.
+// Signed numbers, by their share of the largest.
 const ofSigned = (v, most) => shade(v < 0 ? "less" : "more", Math.abs(v) / (most || 1));
 
 function luminance([r, g, b]) {
@@ -36,7 +36,7 @@ function luminance([r, g, b]) {
   return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
 }
 
-// Give an element a color, and the ink that can be read on it.
+// Give an element a background color, and a readable text color.
 function paint(target, color) {
   target.style.backgroundColor = `rgb(${color.join(" ")})`;
   target.style.color = luminance(color) > 0.179 ? "#000" : "#fff";

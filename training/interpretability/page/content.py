@@ -1,5 +1,6 @@
-"""What is computed for the page: one pass over the text, what is read off it, and what is read off the parameters."""
+"""Compute the page's content: one pass over the text, what its values show, and what the parameters show."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +23,13 @@ from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
 
 MOST_WEIGHTS = 8_000_000
-"""Weights of attention that a page of 5 MB surely holds; a weight that is masked does not count."""
+"""How many attention weights certainly fit in a page of 5 MB, not counting masked ones."""
 K = 5
-"""How many of the likeliest tokens are shown."""
+"""The number of likeliest tokens shown."""
 
 
 class _Pass(NamedTuple):
-    """What a pass over a text gives."""
+    """The result of one pass over a text."""
 
     texts: dict[str, np.ndarray]
     attention: list[Attended]
@@ -37,17 +38,17 @@ class _Pass(NamedTuple):
 
 
 def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = False, name: str = "the model") -> Look:
-    """Look inside a model that reads a prompt.
+    """Look inside a model as it reads a prompt.
 
     Args:
         run: the model.
-        prompt: what it reads.
-        against: another prompt of as many tokens, to find what makes the answers differ.
-        chat: whether the prompts are what a user says, to be put into the model's chat template.
-        name: of the run, for the reader.
+        prompt: the text that it reads.
+        against: another prompt with equally many tokens, to find what makes the answers differ.
+        chat: whether the prompts are a user's messages, to render with the model's chat template.
+        name: the model's name on the page.
 
     Raises:
-        PageError: the prompt is empty or too long, or the two are not of the same length.
+        PageError: the prompt is empty or too long, or the two prompts differ in length or not at all.
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
@@ -55,7 +56,8 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     other = None if against is None else _tokens(run, "against", against, chat=chat)
     if other is not None:
         _check_pair(run, x, other)
-    _check_weights(config, run.task, len(x))
+    if run.task != "ed":  # checked there when the length of the answer is known
+        _check_count(config.L * config.H * len(x) ** 2 // (2 if run.task == "d" else 1), len(x))
     passed = {"d": _decoder, "e": _encoder, "ed": _encoder_decoder, "classify": _classifier}[run.task](run, x)
     words = {}
     if isinstance(passed.prediction, Prediction):
@@ -78,13 +80,13 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
 
 
 def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
-    """A prompt as the model reads it."""
+    """Return the tokens of a prompt as the model reads them."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     if not text:
         raise PageError(f"{argument}: expected some text, got none")
     if chat:
         if run.task != "d":
-            raise PageError(f"chat: expected a decoder, got a run of {run.task}, which does not converse")
+            raise PageError(f"chat: expected a decoder, got a run of {run.task}, which cannot converse")
         rendered = ChatTemplate.of(tokenizer).render([{"role": "user", "content": text}])
         assert isinstance(tokenizer, LibraryTokenizer)
         tokens = tokenizer.encode_markup(rendered)
@@ -95,7 +97,7 @@ def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
     else:
         encoded = tokenizer.encode(text)
         if not encoded:
-            raise PageError(f"{argument}: expected some text, got {text!r}, of which the tokenizer makes no token")
+            raise PageError(f"{argument}: expected some text, got {text!r}, for which the tokenizer gives no tokens")
         tokens = tokenizer.framed(encoded, ends=run.task != "d")
     if len(tokens) > l_max:
         raise PageError(f"{argument}: expected at most l_max = {l_max} tokens, got {len(tokens)}; shorten it")
@@ -106,25 +108,19 @@ def _check_pair(run: Run, x: np.ndarray, other: np.ndarray) -> None:
     if len(x) != len(other):
         both = (" | ".join(readable_tokens(run.tokenizer, tokens)) for tokens in (x, other))
         raise PageError(
-            f"against: expected as many tokens as the prompt, {len(x)}, got {len(other)}; change words for others of "
-            f"as many tokens: {' against '.join(both)}"
+            f"against: expected as many tokens as the prompt, {len(x)}, got {len(other)}; replace words only by words "
+            f"with as many tokens: {' against '.join(both)}"
         )
     if (x == other).all():
-        raise PageError("against: expected another text than the prompt, got the same tokens; change a word")
-
-
-def _check_weights(config: Any, task: str, l: int) -> None:
-    if task == "ed":
-        return  # which is checked when the length of the answer is known
-    _check_count(config.L * config.H * l * l // (2 if task == "d" else 1), l)
+        raise PageError("against: expected a text other than the prompt, got the same tokens; change a word")
 
 
 def _check_count(n: int, l: int) -> None:
     if n > MOST_WEIGHTS:
         most = int(l * (MOST_WEIGHTS / n) ** 0.5)
         raise PageError(
-            f"prompt: expected at most {most} tokens, whose weights of attention in all layers and heads a page of 5 "
-            f"MB holds, got {l}; shorten it"
+            f"prompt: expected at most {most} tokens, so that all attention weights fit in a page of 5 MB, got {l}; "
+            "shorten it"
         )
 
 
@@ -145,10 +141,7 @@ def _facts(run: Run) -> list[str]:
 
 def _decoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.config.variant.without_dropout()
-
-    def f(x, theta):
-        return d_hidden_state(x, theta, variant=variant)
-
+    f = functools.partial(d_hidden_state, variant=variant)
     _, seen = record(f, "A", *attribution.READS)(x, theta)
     X = jnp.concatenate([seen["X@3"][None], lens.after_layers(seen["X@8"], theta, variant)])
     rows = ["embedding", *(f"layer {l}" for l in range(run.config.L))]
@@ -158,11 +151,15 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
         written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers, variant)
     except ValueError as error:
         written = f"The parts of this model do not add up to its logits ({error})."
-    return _Pass({"prompt": x}, [Attended("Attention", "prompt", "prompt", attending(seen["A"]))], prediction, written)
+    return _Pass({"prompt": x}, _own_attention(seen), prediction, written)
+
+
+def _own_attention(seen: Any) -> list[Attended]:
+    return [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
 
 
 def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
-    """The logit lens, and the probability of what the last row predicts."""
+    """Return the logit lens, and each row's probability of what the last row predicts."""
 
     def log_p(X, theta):
         return jax.nn.log_softmax(lens.unembedded(X, theta, variant).T.astype(jnp.float32))
@@ -174,7 +171,7 @@ def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: li
 
         def of_row(X):
             row = log_p(X, theta)
-            p, tokens = jax.lax.top_k(row, K if row.shape[1] >= K else row.shape[1])
+            p, tokens = jax.lax.top_k(row, min(K, row.shape[1]))
             return tokens, jnp.exp(p), jnp.exp(jnp.take_along_axis(row, answers[:, None], 1)[:, 0])
 
         follows = jnp.exp(jnp.take_along_axis(last[:-1], x[1:, None], 1)[:, 0])
@@ -185,7 +182,7 @@ def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: li
 
 
 def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant: Any) -> Written:
-    """Of every column, the parts of the logit of its own answer above the mean logit."""
+    """Return for each column the parts of its own answer's logit, relative to the mean logit."""
     N_V = theta.W_e.shape[1]
 
     def of_column(seen, answer, theta):
@@ -204,46 +201,36 @@ def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant
     return Written(heads, mlp, embedding, rest)
 
 
-NORM_LAST = (
-    "Not for this model: it normalizes after each sum, through which no head has a part of its own in the logits."
-)
+NORM_LAST = "Not available for this model: it normalizes after each sum, so no head has a separate part in the logits."
 
 
 def _encoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.config.variant.without_dropout()
     f = e_transformer if variant.head else e_encoding
-    P, seen = record(lambda x, theta: f(x, theta, variant=variant), "A")(x, theta)
-    attention = [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
+    P, seen = record(functools.partial(f, variant=variant), "A")(x, theta)
     if not variant.head:
-        return _Pass({"prompt": x}, attention, "This encoder has no head that predicts tokens.", NORM_LAST)
+        return _Pass({"prompt": x}, _own_attention(seen), "This encoder has no head that predicts tokens.", NORM_LAST)
     note = (
-        "An encoder predicts the token at each place, or the one that [MASK] hides there, from its last layer alone: "
-        "lines 10 and 11 of Algorithm 9 read no other."
+        "An encoder predicts the token at each position, or the one that [MASK] hides there, from its last layer "
+        "alone: lines 10 and 11 of Algorithm 9 read no other."
     )
-    return _Pass({"prompt": x}, attention, _output(np.asarray(P, np.float32), "prompt", note), NORM_LAST)
+    return _Pass({"prompt": x}, _own_attention(seen), _output(np.asarray(P, np.float32), note), NORM_LAST)
 
 
-def _output(P: np.ndarray, of: str, note: str) -> Prediction:
-    """What a model without a lens predicts at each column of P."""
+def _output(P: np.ndarray, note: str) -> Prediction:
+    """Return the predictions at each column of P, for a model without a lens."""
     likeliest = np.argsort(-P, axis=0, kind="stable")[:K].T
-    p = np.take_along_axis(P.T, likeliest, 1)
-    return Prediction(of, ["output"], likeliest[None], p[None], p[None, :, 0], np.full(P.shape[1], np.nan), note)
+    p = np.take_along_axis(P.T, likeliest, 1)[None]
+    return Prediction("prompt", ["output"], likeliest[None], p, p[..., 0], np.full(P.shape[1], np.nan), note)
 
 
 def _classifier(run: Run, x: np.ndarray) -> _Pass:
     assert isinstance(run.theta, ClassifierParams)
     variant = run.config.variant.without_dropout()
-
-    def f(x, theta):
-        return class_probabilities(x, theta, variant=variant)
-
-    p, seen = record(f, "A")(x, run.theta)
-    attention = [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
+    p, seen = record(functools.partial(class_probabilities, variant=variant), "A")(x, run.theta)
     P = np.repeat(np.asarray(p, np.float32)[:, None], len(x), axis=1)
-    note = (
-        "A classifier predicts one class for the whole text, from the first token's encoding: the same at each token."
-    )
-    return _Pass({"prompt": x}, attention, _output(P, "prompt", note), NORM_LAST)
+    note = "A classifier predicts one class for the whole text, from the encoding of its first token."
+    return _Pass({"prompt": x}, _own_attention(seen), _output(P, note), NORM_LAST)
 
 
 def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
@@ -251,13 +238,11 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     variant = config.variant.without_dropout()
     translator = Translator(theta, config, bos=tokenizer.bos_token, eos=tokenizer.eos_token)
     tokens, counts, _ = translator.translate(z[None], lengths=np.array([len(z)]), l_max=config.l_max)
-    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, after which nothing is predicted
+    x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, since nothing is predicted after it
     H, n, m = config.H, len(z), len(x)
     _check_count(config.L_enc * H * n * n + config.L_dec * H * (m * m // 2 + m * n), n)
 
-    def f(z, x, theta):
-        return ed_hidden_state(z, x, theta, variant=variant)
-
+    f = functools.partial(ed_hidden_state, variant=variant)
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
         Attended("Encoder (line 5)", "prompt", "prompt", attending(seen["A/5"])),

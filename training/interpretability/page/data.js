@@ -1,10 +1,10 @@
-// What the page shows: the texts as JSON, and the numbers, which are unpacked.
+// The page's data: texts as JSON, and arrays of numbers to unpack.
 const data = JSON.parse(document.getElementById("data").textContent);
 const arrays = {};
 
 async function unpack() {
   if (!("DecompressionStream" in window)) {
-    throw new Error("This browser cannot decompress the numbers of the page; any of 2023 or later can.");
+    throw new Error("This browser cannot decompress the page's numbers; use one from 2023 or later.");
   }
   const text = atob(document.getElementById("numbers").textContent.trim());
   const packed = Uint8Array.from(text, (c) => c.charCodeAt(0));
@@ -17,7 +17,7 @@ async function unpack() {
   }
 }
 
-// The number of an array at a place, such as at("written.heads", layer, head, token).
+// An element of an array, such as at("written.heads", layer, head, token).
 function at(name, ...place) {
   const array = arrays[name];
   let i = 0;
@@ -35,7 +35,17 @@ function largest(name) {
   return most;
 }
 
-// What is chosen: an attention, a layer and a head of it, and a token of each text; who wants to know of changes.
+// All heads with a score, the largest first.
+function headsByScore(name) {
+  const [layers, heads] = arrays[`scores.${name}`].shape;
+  const list = [];
+  for (let layer = 0; layer < layers; layer++) {
+    for (let head = 0; head < heads; head++) list.push({ name: `${layer}.${head}`, value: at(`scores.${name}`, layer, head), layer, head });
+  }
+  return list.sort((a, b) => b.value - a.value);
+}
+
+// What is selected: an attention, its layer and head, and a token of each text; and the functions to call on changes.
 const state = { block: 0, layer: 0, head: 0, token: {}, by: false };
 const listeners = [];
 
@@ -59,6 +69,13 @@ function element(tag, attributes = {}, ...children) {
   }
   made.append(...children);
   return made;
+}
+
+// Whether a section has numbers to show; if it is a sentence that says why not, shows that on the first call.
+function available(name, host, changes) {
+  const isNote = typeof data[name] === "string";
+  if (isNote && !changes) host.append(element("p", { class: "note", text: data[name] }));
+  return data[name] !== null && !isNote;
 }
 
 const percent = (p) => (p < 0.00005 ? "< 0.01 %" : p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(1)} %` : `${(100 * p).toFixed(2)} %`);

@@ -1,4 +1,4 @@
-// A table with a row for each layer and a column for each head, which can be walked with the arrow keys; and the tooltip.
+// The tooltip, and tables: a row for each layer and a column for each head or token, with arrow keys to move.
 const tip = document.getElementById("tip");
 
 function showTip(text, x, y) {
@@ -13,7 +13,7 @@ function hideTip() {
   tip.hidden = true;
 }
 
-// Show what `describe(target)` says of the elements within a host that fit a selector: on hover, focus and tap.
+// Show `describe(target, event)` as a tooltip for elements in a host that match a selector: on hover, focus and tap.
 function explain(host, selector, describe) {
   const show = (event) => {
     const target = event.target.closest?.(selector);
@@ -94,14 +94,14 @@ function headGrid(options) {
   return { table, repaint, mark };
 }
 
-// A number of either sign in a cell, written where it is large enough to matter.
+// A signed number in a cell, written out if it is large enough to matter.
 function drawNumber(td, value, most, text) {
   paint(td, ofSigned(value, most));
   td.replaceChildren(element("span", { text: Math.abs(value) >= 0.15 * most ? text(value) : "" }));
 }
 
-// A table of layers and tokens. options: title, text (the name of a text), tokens, rows, narrow, draw(td, row, token),
-// describe(row, token), mark (whether the chosen token is marked)
+// A table of layers and tokens. options: title, note, text (its name), tokens, rows, narrow, draw(td, row, token),
+// describe(row, token)
 function tokenTable(options) {
   const table = element("table", { class: options.narrow ? "lens narrow" : "lens" });
   const across = element("tr", {}, element("td"));
@@ -139,7 +139,7 @@ function tokenTable(options) {
   return { host, repaint, mark };
 }
 
-// The largest numbers of a list of {name, value, layer, head}, with bars; a head's name chooses it.
+// A list of {name, value, layer, head} with bars; clicking a head's name selects it.
 function ranking(list, most, { short = false, text = signed } = {}) {
   const host = element("ol", { class: short ? "ranking short" : "ranking" });
   for (const { name, value, layer, head } of list) {

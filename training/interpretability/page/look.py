@@ -1,4 +1,4 @@
-"""What is on the page, and the page."""
+"""The content of the page as named tuples, and the page as HTML."""
 
 import html
 import json
@@ -19,78 +19,77 @@ LARGEST = 5_000_000
 
 
 class PageError(ValueError):
-    """A text cannot be shown; the message is one sentence, which begins with the argument."""
+    """A text cannot be shown; the message is one sentence that begins with the argument."""
 
 
 class Attended(NamedTuple):
-    """The attention of one line of the algorithm, in every layer and head."""
+    """The attention of one line of the algorithm, in all layers and heads."""
 
-    title: str  # which
-    of: str  # the text whose tokens attend
-    to: str  # the text that they attend to
-    A: Float[np.ndarray, "L H l_x l_z"]  # the weights; those of each token add up to 1
+    title: str
+    of: str  # the name of the text whose tokens attend
+    to: str  # the name of the text that they attend to
+    A: Float[np.ndarray, "L H l_x l_z"]  # the weights, which sum to 1 over l_z
 
 
 class Prediction(NamedTuple):
     """What each layer would predict at each token."""
 
-    of: str  # the text
-    rows: list[str]  # what each row comes from, the embedding and the layers
-    tokens: Int[np.ndarray, "rows l k"]  # the likeliest tokens, the likeliest first
+    of: str  # the name of the text
+    rows: list[str]  # the source of each row: the embedding or a layer
+    tokens: Int[np.ndarray, "rows l k"]  # the k likeliest tokens, likeliest first
     p: Float[np.ndarray, "rows l k"]  # their probabilities
-    final: Float[np.ndarray, "rows l"]  # the probability in each row of what the last row predicts
-    # the last row's probability of the token that comes next in the text; NaN for the last one
+    final: Float[np.ndarray, "rows l"]  # each row's probability of what the last row predicts
+    # the last row's probability of the next token of the text; NaN at the end
     follows: Float[np.ndarray, "l"]
-    note: str  # what the reader should know
+    note: str  # shown to the reader
 
 
 class Written(NamedTuple):
-    """What each part adds to the logit of the likeliest token, above the mean of all logits."""
+    """What each part adds at each token to the logit of the likeliest next one, relative to the mean of all logits."""
 
-    heads: Float[np.ndarray, "L H l"]  # of each head, at each token
-    mlp: Float[np.ndarray, "L l"]  # of each MLP
-    embedding: Float[np.ndarray, "l"]  # of the embedding
-    rest: Float[np.ndarray, "l"]  # of all biases together
+    heads: Float[np.ndarray, "L H l"]
+    mlp: Float[np.ndarray, "L l"]
+    embedding: Float[np.ndarray, "l"]
+    rest: Float[np.ndarray, "l"]  # all biases together
 
 
 class Patched(NamedTuple):
-    """How far values of the prompt, put into the run of another, bring its answer back: 0 not at all, 1 entirely."""
+    """How much of the prompt's answer its values restore in the run of another prompt: 0 nothing, 1 all of it."""
 
     other: list[str]  # tokens of the other prompt
-    tokens: Float[np.ndarray, "L l"]  # of the residual stream after each layer, at each token
-    heads: Float[np.ndarray, "L H"]  # of each head's output, at all tokens
-    score: str  # what is measured
-    ends: tuple[float, float]  # of the two runs
-    is_estimate: bool  # whether by one gradient
+    tokens: Float[np.ndarray, "L l"]  # for the residual stream after each layer, at each token
+    heads: Float[np.ndarray, "L H"]  # for each head's output, at all tokens
+    score: str  # describes the score that measures the answer
+    ends: tuple[float, float]  # the scores of the two runs
+    is_estimate: bool  # whether the effects are estimated with one gradient
 
 
 class Circuits(NamedTuple):
     """What heads do with any text."""
 
     scores: dict[str, Float[np.ndarray, "L H"]]  # by name, see `training.interpretability.scores` and `circuits`
-    # of an earlier head with a later one, by letter; empty where there is none
-    composition: dict[str, Float[np.ndarray, "L H L H"]]
-    note: str  # what the reader should know
+    composition: dict[str, Float[np.ndarray, "L H L H"]]  # of an earlier head with a later one, by letter; may be empty
+    note: str  # shown to the reader
 
 
 class Look(NamedTuple):
-    """A look inside a model that reads a text.
+    """A look inside a model as it reads a text.
 
-    A section that cannot be is the sentence that says why; one that was not asked for is None.
+    A section that is not available is a sentence that says why; one that was not requested is None.
     """
 
-    name: str  # of the run
-    facts: list[str]  # what the model is, in words
-    texts: dict[str, list[str]]  # the tokens of each text
-    words: dict[int, str]  # the vocabulary, as far as it is mentioned
+    name: str  # of the model
+    facts: list[str]  # short descriptions of the model
+    texts: dict[str, list[str]]  # the tokens of each text, by its name
+    words: dict[int, str]  # the tokens mentioned, by ID
     attention: list[Attended]  # at least one
-    prediction: Prediction | str | None  # by layers
-    written: Written | str | None  # the parts of the answer
-    patched: Patched | str | None  # what brings the answer of the prompt back
-    circuits: Circuits | str | None  # of the model
+    prediction: Prediction | str | None
+    written: Written | str | None
+    patched: Patched | str | None
+    circuits: Circuits | str | None
 
     def html(self) -> str:
-        """The page: one text, which needs nothing else. Raises PageError if it would be larger than 5 MB."""
+        """The page as one self-contained string. Raises PageError if it would be larger than 5 MB."""
         arrays = packed(dict(self._arrays()))
         data = json.dumps(self._described() | {"arrays": arrays.table}, ensure_ascii=False, separators=(",", ":"))
         parts = {
@@ -110,7 +109,7 @@ class Look(NamedTuple):
         return f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0" title="A look inside"></iframe>'
 
     def _arrays(self) -> Iterator[tuple[str, tuple[np.ndarray, int]]]:
-        """Each array of the page with its bits."""
+        """Yield each array of the page by name, with its bits per number."""
         for i, attended in enumerate(self.attention):
             yield f"A{i}", (attended.A, 8)
         for name, section in (("prediction", self.prediction), ("written", self.written), ("patched", self.patched)):
@@ -126,7 +125,7 @@ class Look(NamedTuple):
             yield from ((f"composition.{name}", (a, 8)) for name, a in self.circuits.composition.items())
 
     def _described(self) -> dict[str, Any]:
-        """All but the arrays, for JSON."""
+        """Return everything but the arrays, for JSON."""
         described = self._asdict() | {"words": list(self.words.values())}
         described["attention"] = [a._replace(A=None)._asdict() for a in self.attention]
         for name in ("prediction", "written", "patched"):
@@ -141,7 +140,7 @@ class Look(NamedTuple):
 
 
 def attending(A: Array) -> np.ndarray:
-    """Weights by the token that attends, ``[L, H, l_x, l_z]``."""
+    """Return attention weights ``[L, H, l_z, l_x]`` as an array with the attending token's axis first."""
     return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
 
 

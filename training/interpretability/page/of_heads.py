@@ -1,5 +1,6 @@
-"""What heads do with any text: scores on repeated random tokens, and circuits by the parameters alone."""
+"""What heads do with any text: scores on repeated random tokens, and circuits from the parameters alone."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,21 +14,21 @@ from training.runs.directory import Run
 
 SEQUENCES, REPEATED = 4, 32
 MOST_HEADS = 600
-"""Whose pairs a page holds."""
+"""The most heads whose pairs fit in a page."""
 
 
 def circuits_of(run: Run) -> Circuits | str:
-    """The scores of every head, and its composition with every other one, as far as the model has them."""
+    """Return the scores of all heads and the composition of all pairs, or a sentence that says why there are none."""
     if run.task == "ed":
-        return "Scores of heads are shown for decoders and encoders; an encoder-decoder has three kinds of them."
+        return "Head scores are shown for decoders and encoders; an encoder-decoder has three kinds of heads."
     n = min(REPEATED, run.config.l_max // 2)
     if n < 2:
-        return f"Scores of heads need room for two random tokens, twice; the model reads {run.config.l_max}."
+        return f"Head scores need a context of at least 4 tokens; the model reads {run.config.l_max}."
     theta: Any = run.theta.encoder if run.task == "classify" else run.theta
     x = jnp.asarray(repeated_tokens(run, n))
     variant = run.config.variant.without_dropout()
-    f = d_hidden_state if run.task == "d" else e_encoding
-    A = record(lambda x, theta: f(x, theta, variant=variant), "A")(x, theta)[1]["A"]
+    f = functools.partial(d_hidden_state if run.task == "d" else e_encoding, variant=variant)
+    A = record(f, "A")(x, theta)[1]["A"]
     found = {
         "previous token": scores.previous_token_scores(A),
         "duplicate token": scores.duplicate_token_scores(A, x),
@@ -40,7 +41,7 @@ def circuits_of(run: Run) -> Circuits | str:
 
 
 def repeated_tokens(run: Run, n: int) -> np.ndarray:
-    """Some sequences of n random tokens that are not special, each twice."""
+    """Return sequences of n random tokens, none of them special, each repeated once."""
     special = set(run.tokenizer.special_tokens)
     usual = np.array([v for v in range(run.config.N_V) if v not in special])
     return np.tile(np.random.default_rng(0).choice(usual, (SEQUENCES, n)), 2)
@@ -49,11 +50,11 @@ def repeated_tokens(run: Run, n: int) -> np.ndarray:
 def _composition(W: Any) -> tuple[dict[str, np.ndarray], str]:
     L, H = W.heads.W_q.shape[:2]
     if L < 2:
-        return {}, "A model of one layer has no heads that compose."
+        return {}, "A model with one layer has no heads that compose."
     if L * H > MOST_HEADS:
-        return {}, f"Composition is left out: {L * H:,} heads have more pairs than a page holds."
+        return {}, f"Composition is omitted: {L * H:,} heads have more pairs than fit in a page."
     try:
         found = circuits.composition_scores(W)
     except ValueError as error:
-        return {}, f"Composition is left out: the scores of this model's heads are not bilinear ({error})."
+        return {}, f"Composition is omitted: the attention scores of this model are not bilinear ({error})."
     return {name: np.asarray(a, np.float32) for name, a in found.items()}, ""

@@ -1,4 +1,4 @@
-"""Arrays as the page carries them: 8 or 16 bits a number, all of them compressed together, as a text."""
+"""Encode arrays for the page: 8, 16 or 32 bits per number, all compressed together, as a string."""
 
 import base64
 import zlib
@@ -9,16 +9,16 @@ import numpy as np
 
 
 class Packed(NamedTuple):
-    """Arrays as a text."""
+    """Arrays as a string."""
 
-    text: str  # their bytes one after the other, deflated, in base64
-    # of each array its name, shape, bits, the offset of its first byte, and low and step: number n stands for ``low + n
-    # step``. Signed arrays have 0 among these, and NaN is the highest n
+    text: str  # their concatenated bytes, deflated, in base64
+    # each array's name, shape, bits, offset of its first byte, low and step: number n stands for ``low + n step``.
+    # Signed arrays can represent 0 exactly, and the highest n is NaN
     table: list[dict[str, Any]]
 
 
 def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
-    """Pack arrays of numbers, each with its bits; integers, of 16 bits, are kept as they are.
+    """Pack arrays, each with its number of bits; integers are kept as they are.
 
     Example:
         >>> p = packed({"A": (np.array([[0.0, 0.25], [1.0, 0.5]]), 8)})
@@ -26,7 +26,7 @@ def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
         [[0.0, 0.25], [1.0, 0.5]]
     """
     table, parts, offset = [], [], 0
-    for name, (array, bits) in sorted(arrays.items(), key=lambda item: -item[1][1]):  # so that 16 bits are aligned
+    for name, (array, bits) in sorted(arrays.items(), key=lambda item: -item[1][1]):  # keeps larger numbers aligned
         low, step = _range(array, bits)
         numbers = np.round((np.asarray(array, np.float64) - low) / step)
         numbers = np.where(np.isfinite(numbers), numbers, 2**bits - 1)
@@ -38,7 +38,7 @@ def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
 
 
 def _range(array: np.ndarray, bits: int) -> tuple[float, float]:
-    """Low and step; those of weights and probabilities are 0 and 1/(2^bits − 2), of integers 0 and 1."""
+    """Return low and step: 0 and 1 for integers, 0 and 1/(2^bits − 2) for weights and probabilities."""
     if np.issubdtype(array.dtype, np.integer):
         return 0.0, 1.0
     finite = array[np.isfinite(array)]
@@ -50,7 +50,7 @@ def _range(array: np.ndarray, bits: int) -> tuple[float, float]:
 
 
 def unpacked(p: Packed) -> dict[str, np.ndarray]:
-    """The arrays, within half a step of what they were."""
+    """Return the arrays, within half a step of their original values."""
     data = zlib.decompress(base64.b64decode(p.text))
     found = {}
     for entry in p.table:

@@ -1,4 +1,4 @@
-// The bar that says what is chosen, and the beginning.
+// The toolbar that shows the selection, and the startup.
 const sections = [attention, prediction, written, patched, circuits];
 
 function fillSelect(id, names, key) {
@@ -40,21 +40,11 @@ function listenToBar() {
   });
 }
 
-// Begin with the head of the largest score, and the token that is masked, or the last one.
+// Start with the head that has the largest induction score, and with the masked token, or the last one.
 function beginning() {
   for (const [text, tokens] of Object.entries(data.texts)) state.token[text] = tokens.includes("[MASK]") ? tokens.indexOf("[MASK]") : tokens.length - 1;
   if (!data.circuits?.scores) return;
-  const name = "induction";
-  const [layers, heads] = arrays[`scores.${name}`].shape;
-  let best = -1;
-  for (let l = 0; l < layers; l++) {
-    for (let h = 0; h < heads; h++) {
-      if (at(`scores.${name}`, l, h) > best) {
-        best = at(`scores.${name}`, l, h);
-        [state.layer, state.head] = [l, h];
-      }
-    }
-  }
+  [{ layer: state.layer, head: state.head }] = headsByScore("induction");
 }
 
 async function begin() {
@@ -66,7 +56,7 @@ async function begin() {
   fillSelect("block", data.attention.map((a) => a.title), "block");
   document.getElementById("kinds").hidden = data.attention.length === 1;
   updateBar();
-  for (const name of ["prediction", "written", "circuits"]) document.getElementById(name).hidden = data[name] === null;
+  for (const name of ["prediction", "written", "patched", "circuits"]) document.getElementById(name).hidden = data[name] === null;
   for (const section of sections) section.repaint();
   listenToBar();
   attention.listen();

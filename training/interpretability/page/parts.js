@@ -1,4 +1,4 @@
-// Who wrote the answer, and what brings it back: numbers of either sign for each head, and for each layer and token.
+// Who wrote the answer, and what brings it back: signed numbers for each head, and for each layer and token.
 const number = (v) => (Math.abs(v) >= 9.95 ? signed(v, 0) : signed(v, 1));
 const cellOf = (heads) => (window.innerWidth < 640 ? Math.max(1.5, Math.min(2.2, (window.innerWidth / 16 - 6) / (heads + 1))) : 2.3);
 
@@ -32,11 +32,7 @@ const written = (() => {
   const fill = (td, value) => drawNumber(td, value, largestNow, number);
 
   function repaint(changes) {
-    if (data.written === null) return;
-    if (typeof data.written === "string") {
-      if (!changes) host.append(element("p", { class: "note", text: data.written }));
-      return;
-    }
+    if (!available("written", host, changes)) return;
     if (!changes) make();
     const t = tokenOf("prompt");
     const [layers, heads] = arrays["written.heads"].shape;
@@ -78,7 +74,7 @@ const patched = (() => {
     const { other, score, ends, is_estimate } = data.patched;
     const [layers, heads] = arrays["patched.heads"].shape;
     const prompt = data.texts.prompt;
-    const means = is_estimate ? "estimated for all of them by one gradient (attribution patching), since as many runs would take long" : "each in a run of its own";
+    const means = is_estimate ? "with all effects estimated by one gradient (attribution patching), since that many runs would take too long" : "each in a separate run";
     table = tokenTable({
       title: "The residual stream after each layer, at each token",
       text: "prompt",
@@ -101,21 +97,16 @@ const patched = (() => {
       draw: (td, l, h) => drawNumber(td, at("patched.heads", l, h), 1, short),
     });
     host.append(
-      element("p", { class: "lead", text: `A value of the first prompt takes the place of the same value in the run of the second, ${means}. 0 changes nothing; 1 brings ${score} from ${signed(ends[1])} in the second all the way to ${signed(ends[0])} in the first.` }),
-      strip("The prompt", prompt, other),
-      strip("The other one", other, prompt),
+      element("p", { class: "lead", text: `A value from the first prompt's run replaces the same value in the second prompt's run, ${means}. 0 means no effect; 1 brings ${score} from ${signed(ends[1])}, as in the second run, all the way to ${signed(ends[0])}, as in the first.` }),
+      strip("The first prompt", prompt, other),
+      strip("The second prompt", other, prompt),
       element("div", { class: "legend" }),
       element("div", { class: "beside" }, table.host, element("div", { class: "wide" }, grid.table)),
     );
   }
 
   function repaint(changes) {
-    if (data.patched === null) return;
-    document.getElementById("patched").hidden = false;
-    if (typeof data.patched === "string") {
-      if (!changes) host.append(element("p", { class: "note", text: data.patched }));
-      return;
-    }
+    if (!available("patched", host, changes)) return;
     if (!changes) make();
     if (!changes || changes.theme) {
       legend(host.querySelector(".legend"), { scale: "signed", most: 1, label: "Effects from −1 to 1" });

@@ -1,4 +1,4 @@
-"""What makes the answers to two prompts differ: values of the one put into the run of the other."""
+"""Find what makes the answers to two prompts differ, by putting values of one run into the other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +15,16 @@ from training.interpretability.page.words import readable, readable_tokens, toke
 from training.runs.directory import Run
 
 MOST_OPERATIONS = 1e13
-"""Floating-point operations up to which each layer, head and token is patched in a run of its own."""
+"""The most floating-point operations for patching each layer, head and token in a separate run."""
 
 
 def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
-    """Patch values of x, layer by layer, token by token and head by head, into the run of the other."""
+    """Patch values of x into the run of the other prompt: the residual stream by layer and token, and each head."""
     if run.task == "e" and run.config.variant.head:
         mask = run.tokenizer.mask_token
         both = (x == mask) & (other == mask)
         if not both.any():
-            return (
-                f"Patching asks what an encoder predicts for a {MASK}; it needs one at the same token of both prompts."
-            )
+            return f"Patching measures what an encoder predicts for a {MASK}; both prompts need one at the same token."
         column = int(np.argmax(both))
     elif run.task == "d":
         column = len(x) - 1
@@ -41,14 +39,18 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
 
     ends = float(score(x, run.theta)), float(score(other, run.theta))
     if abs(ends[0] - ends[1]) < 1e-6:
-        return "The model answers both prompts alike, with the same probability: there is nothing to bring back."
+        return "The model gives both prompts the same answer with the same probability, so there is nothing to restore."
     config = run.config
     n = config.shared_layers * sum(leaf.size for leaf in jax.tree.leaves(run.theta.layers))
     is_estimate = 2.0 * n * len(x) * (config.L * len(x) + config.L * config.H) > MOST_OPERATIONS
-    compute = _estimated if is_estimate else _exact
-    of_tokens, of_heads = (
-        (np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in compute(score, x, other, run.theta)
-    )
+    source, target = (jnp.asarray(x), run.theta), (jnp.asarray(other), run.theta)
+    if is_estimate:
+        of_tokens = ends[1] + patching.attribution_patching(score, "X@8", source, target).sum(1)
+        of_heads = ends[1] + patching.attribution_patching(score, "Y@2", source, target).sum((2, 3))
+    else:
+        of_tokens = patching.activation_patching(score, "X@8", source, target)
+        of_heads = patching.activation_patching(score, "Y@2", source, target, by="head")
+    of_tokens, of_heads = ((np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in (of_tokens, of_heads))
     words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
     said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
     return Patched(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
@@ -63,16 +65,3 @@ def _logits_at(run: Run, column: int) -> Callable[[Any, Any], jax.Array]:
         return variant.unembedding.logits(X, theta)[:, 0].astype(jnp.float32)
 
     return logits
-
-
-def _exact(score: Any, x: np.ndarray, other: np.ndarray, theta: Any) -> tuple[jax.Array, jax.Array]:
-    source, target = (jnp.asarray(x), theta), (jnp.asarray(other), theta)
-    of_tokens = patching.activation_patching(score, "X@8", source, target)
-    return of_tokens, patching.activation_patching(score, "Y@2", source, target, by="head")
-
-
-def _estimated(score: Any, x: np.ndarray, other: np.ndarray, theta: Any) -> tuple[jax.Array, jax.Array]:
-    source, target = (jnp.asarray(x), theta), (jnp.asarray(other), theta)
-    of_tokens = patching.attribution_patching(score, "X@8", source, target).sum(1)
-    of_heads = patching.attribution_patching(score, "Y@2", source, target).sum((2, 3))
-    return of_tokens + score(*target), of_heads + score(*target)

@@ -10,17 +10,19 @@ from training.interpretability.page.look import Circuits, Look, Patched, Predict
 
 WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")
 SIGNED = ("#6f3306", "#b9610f", "#ee9d4f", "#fbd7b1", "#ffffff", "#c4daec", "#74abd6", "#2a70b0", "#0a3468")
-"""The colors of the page in the light, see color.js."""
+"""The page's colors in light mode, see color.js."""
+TICKS = (0, 0.05, 0.25, 0.5, 1)
+"""Of weights and probabilities, which are colored by their square root."""
 MOST_TOKENS = 40
-"""That are named along an axis."""
+"""The most tokens named along an axis."""
 DOTS = 64
-"""Across a head."""
+"""The most dots across a head."""
 
 
 def pictures(found: Look) -> dict[str, bytes]:
-    """A PNG of each section that there is, by name: ``"attention"``, ``"prediction"`` …
+    """A PNG of each available section, by name: ``"attention"``, ``"prediction"`` …
 
-    Several attentions are numbered. Attribution is that of the last token.
+    Attentions after the first are numbered. Attribution is for the last token.
     """
     drawn = {"attention" + f"-{i}" * (i > 0): _attention(found, i) for i in range(len(found.attention))}
     if isinstance(found.prediction, Prediction):
@@ -35,7 +37,7 @@ def pictures(found: Look) -> dict[str, bytes]:
 
 
 def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure  # without pyplot, which has a state
+    from matplotlib.figure import Figure  # without pyplot and its global state
 
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
@@ -49,13 +51,13 @@ def _map(colors: tuple[str, ...]) -> Any:
 def _png(figure: Any) -> bytes:
     data = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box; the page has the text
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box; the page shows the text
         figure.savefig(data, format="png")
     return data.getvalue()
 
 
 def _plain(text: str) -> str:
-    """A text without what matplotlib takes for mathematics."""
+    """Escape what matplotlib would read as math."""
     return text.replace("$", r"\$")
 
 
@@ -73,13 +75,13 @@ def _attention(found: Look, i: int) -> Any:
         if l == 0:
             ax.set_title(h, fontsize=9)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.01)
-    bar.set_ticks(np.sqrt([0, 0.05, 0.25, 0.5, 1]), labels=["0", "0.05", "0.25", "0.5", "1"])
+    bar.set_ticks(np.sqrt(TICKS), labels=list(map(str, TICKS)))
     figure.suptitle(f"{attended.title}: heads by layer (down); a row attends to columns", fontsize=10)
     return figure
 
 
 def _dots(A: np.ndarray) -> np.ndarray:
-    """At most `DOTS` across, each the largest of the weights that it covers."""
+    """Downsample to at most `DOTS` across, each dot the largest weight that it covers."""
     for axis, n in enumerate(A.shape):
         if n > DOTS:
             A = np.maximum.reduceat(A, np.arange(DOTS) * n // DOTS, axis=axis)
@@ -101,8 +103,7 @@ def _prediction(found: Look, section: Prediction) -> Any:
             ax.text(t, row, word, ha="center", va="center", fontsize=6, color=color, family="monospace")
     ax.set_yticks(range(rows), section.rows, fontsize=7)
     _name_tokens(ax, tokens)
-    bar = figure.colorbar(image, ax=ax, pad=0.01)
-    bar.set_ticks(np.sqrt([0, 0.05, 0.25, 0.5, 1]), labels=["0", "0.05", "0.25", "0.5", "1"])
+    figure.colorbar(image, ax=ax, pad=0.01).set_ticks(np.sqrt(TICKS), labels=list(map(str, TICKS)))
     ax.set_title("Probability of the likeliest token, by layer", fontsize=10)
     return figure
 
@@ -167,10 +168,8 @@ def _circuits(section: Circuits) -> Any:
     figure = _figure((0.24 * H + 0.9) * len(section.scores), 0.22 * L + 1.2)
     axes = figure.subplots(1, len(section.scores), squeeze=False)[0]
     for ax, (name, values) in zip(axes, section.scores.items(), strict=True):
-        if name == "copying":
-            image = ax.imshow(values, cmap=_map(SIGNED), vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
-        else:
-            image = ax.imshow(values, cmap=_map(WEIGHTS), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        colors, least = (SIGNED, -1) if name == "copying" else (WEIGHTS, 0)
+        image = ax.imshow(values, cmap=_map(colors), vmin=least, vmax=1, aspect="auto", interpolation="nearest")
         ax.set_title(name, fontsize=9)
         ax.tick_params(labelsize=7)
         figure.colorbar(image, ax=ax, location="bottom", aspect=12)

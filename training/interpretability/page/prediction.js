@@ -1,4 +1,4 @@
-// What each layer predicts: the likeliest tokens at the chosen token, and the likeliest one at each.
+// What each layer predicts: the likeliest tokens at the selected token, and the likeliest one at each token.
 const prediction = (() => {
   const host = document.getElementById("prediction-body");
   let wide = null;
@@ -9,14 +9,14 @@ const prediction = (() => {
     const lead = document.getElementById("prediction-lead");
     lead.textContent =
       rows.length > 1
-        ? `The last norm and the unembedding, applied behind each layer (the logit lens). ${note}`
+        ? `The last norm and the unembedding, applied after each layer (the logit lens). ${note}`
         : note;
     const answers = element("div", { id: "answers" });
     host.append(answers, element("div", { class: "legend" }));
     if (rows.length === 1) return;
     wide = tokenTable({
       title: "The likeliest next token, by layer and token",
-      note: "Colored by its probability; hover over or tap one for the others.",
+      note: "Colored by probability; hover over or tap a token to see the others.",
       text: of,
       tokens: data.texts[of],
       rows,
@@ -34,11 +34,7 @@ const prediction = (() => {
   }
 
   function repaint(changes) {
-    if (data.prediction === null) return;
-    if (typeof data.prediction === "string") {
-      if (!changes) host.append(element("p", { class: "note", text: data.prediction }));
-      return;
-    }
+    if (!available("prediction", host, changes)) return;
     if (!changes) make();
     const { of, rows } = data.prediction;
     const t = tokenOf(of);
@@ -58,7 +54,7 @@ const prediction = (() => {
     const last = rows.length - 1;
     const follows = at("prediction.follows", t);
     if (!Number.isNaN(follows)) {
-      caption.append(element("small", {}, "The text goes on with ", element("span", { class: "mono", text: data.texts[of][t + 1] }), `, which the model gives ${percent(follows)}.`));
+      caption.append(element("small", {}, "The text continues with ", element("span", { class: "mono", text: data.texts[of][t + 1] }), `, which the model gives ${percent(follows)}.`));
     }
     const heads = element("tr", {}, element("th", { scope: "col", text: "" }));
     ["likeliest", "second", "third", "fourth", "fifth"].slice(0, k).forEach((text) => heads.append(element("th", { scope: "col", class: text, text })));

@@ -1,4 +1,4 @@
-"""What was recorded, as it shows itself in a notebook: the page with its attention alone."""
+"""Show recorded values in a notebook: the page with only its attention."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,27 +11,26 @@ from training.interpretability.page.words import readable
 
 
 def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, name: str = "What was recorded") -> Look:
-    """Every attention among recorded values, to be looked at: hover over, focus or tap a token.
+    """Show all attention weights among recorded values; hover over, focus or tap a token of the page to inspect it.
 
     Args:
-        seen: what `algorithms.inside.record` recorded of one sequence; ``A``, or ``A/16`` and its like, of all layers
-            and heads.
-        tokens: their texts, or their numbers; without, their positions. Of an encoder-decoder, those of one of its
-            texts.
+        seen: values that `algorithms.inside.record` recorded for one sequence: ``A``, ``A/16`` and the like, with all
+            layers and heads.
+        tokens: the tokens as strings or IDs; None: show positions. For an encoder-decoder, those of one of its texts.
         name: the title.
 
     Raises:
-        PageError: if there is no attention, or not of one sequence, or of other tokens.
+        PageError: there is no attention, it is not that of one sequence, or the number of tokens differs.
     """
     found = {of: np.asarray(A, np.float32) for of, A in seen.items() if of.partition("/")[0].partition("@")[0] == "A"}
     if not found:
-        raise PageError(f"seen: expected some A, got {', '.join(seen) or 'nothing'}; record A, or A/16 and its like")
+        raise PageError(f"seen: expected some A, got {', '.join(seen) or 'nothing'}; record A, or A/16 and the like")
     texts: dict[str, list[str]] = {}
     blocks = []
     for of, A in found.items():
         if A.ndim != 4:
             raise PageError(
-                f"seen: expected {of} of all layers and heads and one sequence, [layers, H, l_z, l_x], got "
+                f"seen: expected {of} with all layers and heads, for one sequence, [layers, H, l_z, l_x], got "
                 f"{list(A.shape)}"
             )
         l_z, l_x = A.shape[2:]
@@ -39,7 +38,7 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
         blocks.append(Attended(of, _text(l_x), _text(l_z), attending(jnp.asarray(A))))
     if tokens is not None and _text(len(tokens)) not in texts:
         lengths = " or ".join(text.removeprefix("sequence of ") for text in texts)
-        raise PageError(f"tokens: expected {lengths}, as many as attend, got {len(tokens)}")
+        raise PageError(f"tokens: expected {lengths}, as in the attention, got {len(tokens)}")
     facts = [f"{of}: {A.shape[0]} layers of {A.shape[1]} heads" for of, A in found.items()]
     return Look(name, facts, texts, {}, blocks, None, None, None, None)
 

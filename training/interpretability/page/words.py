@@ -1,4 +1,4 @@
-"""Tokens as a reader sees them."""
+"""Tokens as readable text."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,11 @@ SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 _AS_THEY_ARE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = {chr(b): b for b in _AS_THEY_ARE}
 BYTES |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in _AS_THEY_ARE)}
-"""The bytes by the characters that byte-level tokenizers name them with."""
+"""The byte that each character stands for in byte-level tokenizers."""
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token: a special one's name, and of a byte that is not a character by itself, its digits.
+    """Return the text of one token: the name of a special token, or the digits of a byte that is no whole character.
 
     Example:
         >>> tokenizer = ByteTokenizer()
@@ -35,7 +35,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _of_bytes(name: str) -> str:
-    """The text of a token that begins or ends within a character, by the name that byte-level tokenizers give it."""
+    """Return the text of a token that begins or ends within a character; "" if its name is not byte-level."""
     if not set(name) <= BYTES.keys():
         return ""
     text = bytes(BYTES[c] for c in name).decode("utf-8", "surrogateescape")
@@ -51,7 +51,7 @@ def _named(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def readable(text: str) -> str:
-    r"""A token with everything in it to be seen: spaces, line feeds, and what has no form.
+    r"""Make everything in a token visible: spaces, line feeds, and unprintable characters.
 
     Example:
         >>> readable(" a\n"), readable("\x1b")
@@ -61,5 +61,5 @@ def readable(text: str) -> str:
 
 
 def readable_tokens(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[str]:
-    """The tokens of a text as a reader sees them."""
+    """Return the readable tokens of a text."""
     return [readable(token_text(tokenizer, int(token))) for token in tokens]
