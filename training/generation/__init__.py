@@ -129,10 +129,11 @@ class Generator:
 
     def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
         """Continue prompts; see the function `generate`."""
-        begun, l_gen = self.begin(prompts, **requests), requests["l_gen"]
-        begun.extend(l_gen)
-        missing, fill = l_gen - begun.tokens.shape[1], max(0, int(begun.sampling.eos[0, 0]))
-        return jnp.asarray(np.pad(begun.tokens, ((0, 0), (0, missing)), constant_values=fill))
+        continuation, l_gen = self.begin(prompts, **requests), requests["l_gen"]
+        continuation.extend(l_gen)
+        missing = l_gen - continuation.tokens.shape[1]
+        fill = max(0, int(continuation.sampling.eos[0, 0]))
+        return jnp.asarray(np.pad(continuation.tokens, ((0, 0), (0, missing)), constant_values=fill))
 
     def stream(self, prompts: Tokens, **requests: Unpack[Requests]) -> Iterator[np.ndarray]:
         """Yield the columns of what `generate` returns as they are generated, until all sequences have ended."""

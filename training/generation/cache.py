@@ -185,8 +185,8 @@ class Projections:
     gamma_k: Any  # the scale of the norm of keys
     norm_out: Any  # the norm of the output
     W_r: Any  # Transformer-XL's projection of distances
-    u: Any  # its bias of the queries that meet keys
-    v: Any  # its bias of the queries that meet distances
+    u: Any  # its bias of queries for the product with keys
+    v: Any  # its bias of queries for the product with distances
     P: Any  # the keys of the distances from 1 − R to 0, if scores depend on them; see `with_distances`
     heads: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
 

@@ -33,7 +33,7 @@ def step(
 
 
 def _with_distances(weights: Weights, variant: Variant, R: int) -> Weights:
-    """Return the weights, with the keys of distances in those attentions whose scores use distances; R rows."""
+    """Return the weights with `Projections.P` for caches of R rows, in attentions whose scores use distances."""
     is_d = isinstance(weights, DTransformerParams)
     name, attention = ("layers", "attention") if is_d else ("decoder", "self_attention")
     table = weights.distances if is_d else weights.decoder_distances

@@ -75,7 +75,7 @@ def checked(
             t = int(unknown.argmax())
             raise ValueError(
                 f"{name}: token {x[r, t]} at position {t} of request {r} is unknown; "
-                f"the vocabulary has N_V = {N_V} tokens, from 0"
+                f"expected one in [0, N_V) = [0, {N_V})"
             )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
 
@@ -133,7 +133,7 @@ def check_sampling(sampling: Any, N_V: int) -> None:
     if sampling["no_repeat_ngram_size"] != 0:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])
         if eos is None or eos == ():
-            raise ValueError("no_repeat_ngram_size: needs eos, which ends a sequence that nothing can follow, got None")
+            raise ValueError("no_repeat_ngram_size: needs eos to end a sequence that nothing can follow, got None")
 
 
 def _check_biases(sampling: Any, N_V: int) -> None:

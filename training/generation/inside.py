@@ -95,7 +95,8 @@ class Reading:
         if not names:
             return self._inside.decode(weights, context, state, keys, stop=stop, **options)[0]
         while int(state.slot) < int(stop) and not bool(np.asarray(state.ended).all()):
-            slots = [_slots(state, r) for r in range(len(self.rows))]
+            before = np.asarray(state.first) - np.asarray(state.lengths) + 1
+            slots = [np.arange(first, int(state.slot) + 1) for first in before]  # of each sequence's tokens, in order
             state, seen = self._inside.decode(weights, context, state, keys, stop=stop, once=True, **options)
             values = [np.asarray(seen[name]) for name in self._inside.step_names]
             for r, row in enumerate(self.rows):
@@ -116,11 +117,6 @@ def _of_prompt(value: np.ndarray, name: str, r: int, length: int) -> np.ndarray:
     """The part of sequence r, without its last token."""
     of_row = value[..., r, : length - 1]
     return of_row[..., : length - 1, :] if _symbol(name) in SCORES else of_row
-
-
-def _slots(state: State, r: int) -> np.ndarray:
-    """The slots of sequence r's tokens, in order, up to the one that is read next."""
-    return np.arange(int(state.first[r]) - int(state.lengths[r]) + 1, int(state.slot) + 1)
 
 
 def _of_step(value: np.ndarray, name: str, r: int, slots: np.ndarray, *, like: np.ndarray) -> np.ndarray:

@@ -45,9 +45,8 @@ def _is_here(a: Any) -> bool:
 
 def _layer(params: Any) -> Any:
     """Return a layer with `Projections` in place of its attentions' parameters."""
-    attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
-    laid_out = {name: Projections.of(getattr(params, name), context=c) for name, c in attentions.items()}
-    return params._replace(**laid_out)
+    names = [name for name in params._fields if "attention" in name]
+    return params._replace(**{n: Projections.of(getattr(params, n), context=n == "cross_attention") for n in names})
 
 
 _rounded = jax.jit(Int8Matrix.of)

@@ -101,9 +101,9 @@ class Gato:
             )
         batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
+        options = {"variant": self.config.variant.without_dropout(), "allowed": allowed, "tau": tau}
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
-            options = {"variant": self.config.variant.without_dropout(), "allowed": allowed, "tau": tau}
             tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, **options))
             found[:, i] = tokens
             if i + 1 < n:

@@ -116,11 +116,12 @@ class Prefixes:
 
     def _begin(self, text: np.ndarray) -> tuple[int, KeyValues] | None:
         """Return the longest known prefix of a text without its last token: its length, and keys and values."""
-        best = max(self._texts, key=lambda other: _shared(text[:-1], other.tokens), default=None)
-        n = 0 if best is None else _shared(text[:-1], best.tokens)
-        if best is None or n < LEAST:
+        shared = [_shared(text[:-1], other.tokens) for other in self._texts]
+        n = max(shared, default=0)
+        if n < LEAST:
             return None
-        self._texts.append(self._texts.pop(next(i for i, other in enumerate(self._texts) if other is best)))
+        best = self._texts.pop(shared.index(n))
+        self._texts.append(best)
         self.found += n
         return n, best.caches
 
@@ -191,7 +192,8 @@ def read_more(
         W, before = W
         K = line.keys(linear(W.heads.W_k, X, W.heads.b_k, "paper"), W, t, "paper")
         V = linear(W.heads.W_v, X, W.heads.b_v, "paper")
-        cache = KeyValues(*map(_stored, before, (K, V), (n, n)))
+        stored = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=n, axis=1)
+        cache = KeyValues(stored(before.K, K.swapaxes(1, 2)), stored(before.V, V.swapaxes(1, 2)))
         Q = linear(W.heads.W_q, X, W.heads.b_q, "paper")
         S = None
         if isinstance(line.positions, ByDistance):
@@ -213,10 +215,6 @@ def read_more(
     lines = decoder_lines(variant.but(shared_layers=1), "paper", attend=attend, kept=kept)
     hidden_state(x, t, theta._replace(layers=layers), None, None, lines)
     return kept[0]
-
-
-def _stored(of_layer: Array, columns: Array, n: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(of_layer, columns.swapaxes(1, 2), n, axis=1)
 
 
 @functools.partial(jax.jit, static_argnames=("C",))

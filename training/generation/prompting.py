@@ -100,7 +100,7 @@ class Voted:
         gives only one answer per text.
         """
         if answerer.n < 2:
-            raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, say")
+            raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, for example")
         self._answerer, self._after = answerer, after
 
     def __getattr__(self, name: str) -> Any:

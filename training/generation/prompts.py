@@ -26,8 +26,5 @@ def side_by_side(
     x, lengths = inputs.padded_rows([prompt.tokens for prompt in prompts])
     if all(prompt.begins is None for prompt in prompts):
         return x, lengths, None
-    begins = np.ones((len(prompts), N_V), bool)
-    for row, prompt in zip(begins, prompts, strict=True):
-        if prompt.begins is not None:
-            row[:] = prompt.begins
-    return x, lengths, begins
+    every = np.ones(N_V, bool)
+    return x, lengths, np.stack([every if prompt.begins is None else prompt.begins for prompt in prompts])

@@ -94,7 +94,7 @@ class SamplingArrays(NamedTuple):
     def uses_history(self) -> bool:
         """Whether the earlier tokens of any sequence change the scores of its next one."""
         names = ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty")
-        return any(bool((np.asarray(getattr(self, name)) != DRAWN_FAITHFULLY[name]).any()) for name in names)
+        return any(bool((np.asarray(getattr(self, name)) != DRAWN_FAITHFULLY.get(name)).any()) for name in names)
 
     def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
         """Return the chosen rows of these settings followed by the other ones."""

@@ -61,7 +61,7 @@ def log_probabilities(
     inputs.check_model(theta, config, *kinds)
     x, lengths = inputs.checked("x", x, lengths, config)
     if is_decoder and (z is not None or z_lengths is not None):
-        raise ValueError("z: a decoder has no context, so expected None")
+        raise ValueError("z: expected None, since a decoder has no context, got contexts")
     context = None
     if not is_decoder:
         if z is None or z_lengths is None:
@@ -187,8 +187,8 @@ def fill_masks(
     for r, places in enumerate(masks):
         if not len(places):
             raise ValueError(f"x: sequence {r} has no mask_token ({mask}) to be filled")
-    variant = config.variant.without_dropout()
-    P = np.asarray(e_transformer(bucketed(x, config.l_max), theta, variant=variant, length=lengths))
+    padded, length = jnp.asarray(bucketed(x, config.l_max)), jnp.asarray(lengths)
+    P = np.asarray(e_transformer(padded, theta, variant=config.variant.without_dropout(), length=length))
     filled = []
     for r, places in enumerate(masks):
         likeliest = [np.argsort(-P[:, r, t], kind="stable")[:n] for t in places]

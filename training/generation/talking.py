@@ -72,17 +72,17 @@ class Talker(Continuer):
         """Yield the pieces of the next answer, whose random draws depend on `number`. If the iterator is closed early,
         the pieces so far are the answer in the conversation.
         """
-        begun, l_gen, _ = self._continued([Prompt(self._tokens)], number)
+        continuation, l_gen, _ = self._continued([Prompt(self._tokens)], number)
         pieces = []
         try:
-            tokens = (int(column[0]) for column in begun.columns(l_gen))
+            tokens = (int(column[0]) for column in continuation.columns(l_gen))
             for piece in pieces_of(tokens, self.tokenizer, self.options.stop or ()):
                 pieces.append(piece)
                 yield piece
         finally:
-            begun.keep(0)
-            ends = {*self.tokenizer.end_tokens} & {*begun.tokens[0].tolist()}
-            self.is_cut = not ends and begun.tokens.shape[1] == self._room(self._tokens)
+            continuation.keep(0)
+            ends = {*self.tokenizer.end_tokens} & {*continuation.tokens[0].tolist()}
+            self.is_cut = not ends and continuation.tokens.shape[1] == self._room(self._tokens)
             self._say("".join(pieces))
 
     def replies(self, *, number: int = 1) -> list[Answer]:
@@ -105,8 +105,8 @@ class Talker(Continuer):
                 return messages, tokens
             if len(turns) == 1:
                 raise AnswerError(
-                    f"the message has {len(tokens)} tokens with those of the chat template, but the model reads at "
-                    f"most l_max = {l_max}: shorten it"
+                    f"the message has {len(tokens)} tokens, including those of the chat template, but the model reads "
+                    f"at most l_max = {l_max}: shorten it"
                 )
             messages = messages[: turns[0]] + messages[turns[1] :]
 

@@ -118,7 +118,7 @@ class Answerer(abc.ABC):
             row = self.tokenizer.framed(tokens, ends=True)
             if len(row) > self.config.l_max:
                 raise AnswerError(
-                    f"text {number} has {len(row)} tokens with those at its ends, but the model reads at most "
+                    f"text {number} has {len(row)} tokens, including special ones, but the model reads at most "
                     f"l_max = {self.config.l_max}: shorten it"
                 )
             rows.append(row)
@@ -154,7 +154,8 @@ class Continuer(Answerer):
         super().__init__(run, options)
         self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
         if options.steer:  # trace the changes on two tokens, so that invalid ones fail before anything is generated
-            hidden_state = functools.partial(intervene(d_hidden_state, options.steer), variant=run.config.variant)
+            variant = self.generator.config.variant
+            hidden_state = functools.partial(intervene(d_hidden_state, options.steer), variant=variant)
             try:
                 jax.eval_shape(hidden_state, jax.ShapeDtypeStruct((1, 2), np.int32), run.theta)
             except ValueError as error:
@@ -176,8 +177,8 @@ class Continuer(Answerer):
         """Which tokens begin with a space; special ones decode to nothing."""
         return np.array([self.tokenizer.decode([v]).startswith(" ") for v in range(self.config.N_V)])
 
-    def _begun(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
-        """Return what `_continued` does for n continuations of each text."""
+    def _begin(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
+        """Begin n continuations of each text; see `_continued`."""
         prompts = [self.prompt(text, number=i) for i, text in enumerate(texts, number) for _ in range(self.n)]
         return self._continued(prompts, number)
 
@@ -186,10 +187,10 @@ class Continuer(Answerer):
         return L_GEN if self.options.l_gen is None else self.options.l_gen
 
     def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, list[int]]:
-        """Return the continuations, the most tokens of each, and how many characters of its prompt each repeats."""
+        """Return a `Continuation` of prompts, its most tokens, and how many characters of each prompt it repeats."""
         x, lengths, begins = side_by_side(prompts, self.config.N_V)
         l_gen = self._l_gen(prompts)
-        begun = self.generator.begin(
+        continuation = self.generator.begin(
             x,
             lengths=lengths,
             l_gen=l_gen,
@@ -199,15 +200,15 @@ class Continuer(Answerer):
             begins=begins,
             **sampling_of(self.options, self.tokenizer.end_tokens),
         )
-        return begun, l_gen, [prompt.given for prompt in prompts]
+        return continuation, l_gen, [prompt.given for prompt in prompts]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`, with the log-probabilities of the tokens."""
-        return self._answers(*self._begun(texts, first))
+        return self._answers(*self._begin(texts, first))
 
-    def _answers(self, begun: Continuation, l_gen: int, given: list[int]) -> list[list[Answer]]:
-        begun.extend(l_gen)
-        of_rows = zip(begun.tokens, begun.log_p, given, strict=True)
+    def _answers(self, continuation: Continuation, l_gen: int, given: list[int]) -> list[list[Answer]]:
+        continuation.extend(l_gen)
+        of_rows = zip(continuation.tokens, continuation.log_p, given, strict=True)
         answers = [self._answer(tokens.tolist(), log_p, n) for tokens, log_p, n in of_rows]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
@@ -229,8 +230,8 @@ class Continuer(Answerer):
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
-        begun, l_gen, (given,) = self._begun([text], number)
-        tokens = (int(column[0]) for column in begun.columns(l_gen))
+        continuation, l_gen, (given,) = self._begin([text], number)
+        tokens = (int(column[0]) for column in continuation.columns(l_gen))
         return pieces_of(tokens, self.tokenizer, self.options.stop or (), given=given)
 
 
@@ -321,12 +322,9 @@ class _MaskFiller(Answerer):
         return answers
 
     def _text(self, token: int) -> str:
-        special = {
-            self.tokenizer.mask_token: MASK,
-            self.tokenizer.bos_token: "[BOS]",
-            self.tokenizer.eos_token: "[EOS]",
-        }
-        return special.get(token) or self.tokenizer.decode([token])
+        known = self.tokenizer
+        special = {known.mask_token: MASK, known.bos_token: "[BOS]", known.eos_token: "[EOS]"}
+        return special.get(token) or known.decode([token])
 
 
 class _Embedder(Answerer):

@@ -82,7 +82,7 @@ class _Server:
         wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
         assert isinstance(model, Decoder)
         assert engine is not None
-        if isinstance(wanted, Completion) and wanted.tells_prompts:
+        if isinstance(wanted, Completion) and wanted.scores_prompts:
             scores = await self._in_time(self._alone(lambda: wanted.scored(model)), request)
             if scores is None:
                 return _of(None)
@@ -100,7 +100,7 @@ class _Server:
         """Return an answer, or None if the client disconnects first. Raises RequestError if it takes too long."""
         try:
             async with asyncio.timeout(self._served.limits.seconds):
-                return await _unless_gone(answer, request)
+                return await _unless_disconnected(answer, request)
         except TimeoutError:
             raise RequestError(self._served.limits.too_long, status=504) from None
 
@@ -108,7 +108,7 @@ class _Server:
         """Run a computation in the thread beside the engine's, one at a time. Raises FullError if too many wait."""
         self._pending = [pending for pending in self._pending if not pending.done()]
         if len(self._pending) >= self._served.limits.choices:
-            raise FullError(f"{len(self._pending)} requests wait: try again later")
+            raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
         self._pending.append(self._aside.submit(work))
         return await asyncio.wrap_future(self._pending[-1])
 
@@ -139,7 +139,7 @@ def _of(answer: Any) -> Response:
     return Response(status_code=499) if answer is None else JSON(answer)
 
 
-async def _unless_gone(answer: Awaitable[T], request: Request) -> T | None:
+async def _unless_disconnected(answer: Awaitable[T], request: Request) -> T | None:
     """Return the awaited answer, or None if the client disconnects first."""
 
     async def gone() -> None:
@@ -171,7 +171,7 @@ async def _failed(_: Request, wrong: Exception) -> Response:
 async def _not_found(request: Request, wrong: Exception) -> Response:
     assert isinstance(wrong, HTTPException)
     known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
-    message = f"{request.method} {request.url.path}: {wrong.detail}; there are {known}"
+    message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
     return refusal(RequestError(message, status=wrong.status_code))
 
 

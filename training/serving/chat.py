@@ -10,7 +10,7 @@ from training.generation.prompts import Prompt
 from training.serving.engine import LIKELIEST, Step
 from training.serving.errors import RequestError
 from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
-from training.serving.generating import FIELDS, Asked, wishes
+from training.serving.generating import FIELDS, Asked, common_fields
 from training.serving.served import Decoder, Served
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -44,19 +44,21 @@ class Chat:
 
     def part(self, index: int, step: Step, before: int) -> dict[str, Any]:
         """Return one token of an answer; `before` is not used."""
-        return self._delta(index, {"content": step.text} if step.text else {}, self._told([step]), step.finish)
+        return self._delta(index, {"content": step.text} if step.text else {}, self._reported([step]), step.finish)
 
     def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
         """Return an answer."""
         message = {"role": "assistant", "content": "".join(step.text for step in steps), "refusal": None}
         finish = steps[-1].finish
-        return {"index": index, "message": message, "logprobs": self._told(steps), "finish_reason": finish}
+        return {"index": index, "message": message, "logprobs": self._reported(steps), "finish_reason": finish}
 
     @staticmethod
-    def _delta(index: int, delta: dict[str, Any], told: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}
+    def _delta(
+        index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
+    ) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def _told(self, steps: Sequence[Step]) -> dict[str, Any] | None:
+    def _reported(self, steps: Sequence[Step]) -> dict[str, Any] | None:
         if self.logprobs is None:
             return None
         of_steps = []
@@ -75,7 +77,7 @@ def chat_of(body: Any, served: Served) -> Chat:
     """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model has no template."""
     check_fields(body, (*FIELDS, "messages", "max_completion_tokens", "top_logprobs"), NEUTRAL)
     check_model(body.get("model"), served.name)
-    common = wishes(body, served)
+    common = common_fields(body, served)
     tokens = conversation(body.get("messages"), served)
     logprobs = integer(body, "top_logprobs", 0, least=0, most=LIKELIEST)
     if not boolean(body, "logprobs"):
@@ -112,7 +114,7 @@ def conversation(messages: Any, served: Served) -> list[int]:
     template.
     """
     if not isinstance(served.model, Decoder):
-        raise RequestError("the model is an encoder, which answers nothing: use /v1/embeddings")
+        raise RequestError("the model is an encoder, which cannot answer: use /v1/embeddings")
     if served.model.converse is None:
         raise RequestError(
             "the model has no template for chat, as it was not trained on conversations: use /v1/completions"
@@ -133,7 +135,7 @@ def _message(i: int, message: Any) -> dict[str, Any]:
     if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise RequestError(f"messages[{i}].content: expected a text, or a list of parts that are", parameter="messages")
+        raise RequestError(f"messages[{i}].content: expected a text, or a list of text parts", parameter="messages")
     named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
     return {"role": message["role"], "content": content, **named}
 

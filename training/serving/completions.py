@@ -10,7 +10,7 @@ from training.generation.prompts import Prompt
 from training.serving.engine import Step
 from training.serving.errors import RequestError
 from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
-from training.serving.generating import FIELDS, Asked, listed, not_text, token_list, wishes
+from training.serving.generating import FIELDS, Asked, common_fields, listed, not_text, token_list
 from training.serving.served import Decoder, Served
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"best_of": (None, 1), "suffix": (None, "")}
@@ -33,7 +33,7 @@ class Completion:
     scores: list[dict[str, list[Any]]] = dataclasses.field(default_factory=list)
 
     @property
-    def tells_prompts(self) -> bool:
+    def scores_prompts(self) -> bool:
         """Whether the answers report the log-probabilities of the prompts."""
         return self.echo and self.logprobs is not None
 
@@ -44,14 +44,13 @@ class Completion:
     def _of_prompt(self, model: Decoder, tokens: list[int]) -> dict[str, list[Any]]:
         log_p, likeliest, of_likeliest = (array.tolist() for array in model.score(tokens))
         pairs = [list(zip(*of_token, strict=True)) for of_token in zip(likeliest, of_likeliest, strict=True)]
-        framing = tokens[:1] if tokens[0] in self.tokenizer.special_tokens else []  # bos, which is not the client's
         of_tokens = zip(tokens[1:], log_p, pairs, strict=True)
-        told = self._told([Step("", token, p, best, None) for token, p, best in of_tokens])
-        if not framing:
+        reported = self._reported([Step("", token, p, best, None) for token, p, best in of_tokens])
+        if tokens[0] not in self.tokenizer.special_tokens:  # bos is not part of the client's prompt
             first = {"tokens": [self.tokenizer.decode(tokens[:1])], "token_logprobs": [None], "top_logprobs": [None]}
-            told = {name: first[name] + told[name] for name in told}
-        lengths = [len(text) for text in told["tokens"]]
-        return {**told, "text_offset": [0, *itertools.accumulate(lengths)][:-1]}
+            reported = {name: first[name] + reported[name] for name in reported}
+        lengths = [len(text) for text in reported["tokens"]]
+        return {**reported, "text_offset": [0, *itertools.accumulate(lengths)][:-1]}
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the first parts of a stream: the prompts, if they are echoed."""
@@ -66,16 +65,16 @@ class Completion:
 
     def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
         """Return a completion."""
-        text, told = "".join(step.text for step in steps), self._of_steps(index, steps, 0)
+        text, reported = "".join(step.text for step in steps), self._of_steps(index, steps, 0)
         if self.echo:
             text, of_echo = self.texts[index // self.asked.n] + text, self._of_echo(index)
-            if told is not None and of_echo is not None:
-                told = {name: of_echo[name] + told[name] for name in told}
-        return self._choice(index, text, told, steps[-1].finish if steps else "length")
+            if reported is not None and of_echo is not None:
+                reported = {name: of_echo[name] + reported[name] for name in reported}
+        return self._choice(index, text, reported, steps[-1].finish if steps else "length")
 
     @staticmethod
-    def _choice(index: int, text: str, told: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": told, "finish_reason": finish}
+    def _choice(index: int, text: str, reported: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": reported, "finish_reason": finish}
 
     def _of_echo(self, index: int) -> dict[str, list[Any]] | None:
         return None if self.logprobs is None else self.scores[index // self.asked.n]
@@ -86,9 +85,9 @@ class Completion:
             return None
         start = before + (len(self.texts[index // self.asked.n]) if self.echo else 0)
         offsets = list(itertools.accumulate((len(step.text) for step in steps), initial=start))[:-1]
-        return {**self._told(steps), "text_offset": offsets}
+        return {**self._reported(steps), "text_offset": offsets}
 
-    def _told(self, steps: Sequence[Step]) -> dict[str, list[Any]]:
+    def _reported(self, steps: Sequence[Step]) -> dict[str, list[Any]]:
         decode, n = self.tokenizer.decode, self.logprobs or 0
         return {
             "tokens": [decode([step.token]) for step in steps],
@@ -102,12 +101,13 @@ def completion_of(body: Any, served: Served) -> Completion:
     check_fields(body, (*FIELDS, "prompt", "echo"), NEUTRAL)
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Decoder):
-        raise RequestError("the model is an encoder, which completes nothing: use /v1/embeddings")
-    common, echo = wishes(body, served), boolean(body, "echo")
+        raise RequestError("the model is an encoder, which cannot complete text: use /v1/embeddings")
+    common, echo = common_fields(body, served), boolean(body, "echo")
     prompts = _prompts(body.get("prompt"), served, served.model)
     if len(prompts) * common["n"] > served.limits.choices:
-        message = f"{len(prompts)} prompts with n = {common['n']} are more than the {served.limits.choices} completions"
-        raise RequestError(f"{message} of a request", parameter="n")
+        asked = f"{len(prompts)} prompts with n = {common['n']}"
+        message = f"n: expected at most {served.limits.choices} completions per request, got {asked}"
+        raise RequestError(message, parameter="n")
     logprobs = None
     if body.get("logprobs") is not None:
         logprobs = integer(body, "logprobs", 0, least=0, most=MOST_LOGPROBS)

@@ -20,7 +20,7 @@ def texts_of(body: Any, served: Served) -> list[list[int]]:
     check_fields(body, FIELDS, {})
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Encoder):
-        raise RequestError("the model is a decoder, which has no embeddings of texts: use /v1/completions")
+        raise RequestError("the model is a decoder, which does not embed texts: use /v1/completions")
     d_e = served.config.d_e
     integer(body, "dimensions", d_e, least=d_e, most=d_e)
     if body.get("encoding_format") not in (None, "float", "base64"):
@@ -43,7 +43,7 @@ def _tokens(i: int, text: Any, served: Served) -> list[int]:
     framed = tokenizer.framed(tokens, ends=True)
     if len(framed) > l_max:
         message = (
-            f"input: text {i} has {len(framed)} tokens with those at its ends, but the model reads at most "
+            f"input: text {i} has {len(framed)} tokens, including special ones, but the model reads at most "
             f"l_max = {l_max}: shorten it"
         )
         raise RequestError(message, parameter="input", code="context_length_exceeded")

@@ -71,10 +71,10 @@ class _Running:
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self.job, self.text, self.n = job, Pieces(tokenizer, job.stop, given=job.prompt.given), 0
 
-    def step(self, begun: Continuation, r: int) -> Step:
+    def step(self, continuation: Continuation, r: int) -> Step:
         """Add the last token of row r, and return it as a step."""
-        token, log_p = int(begun.tokens[r, -1]), float(begun.log_p[r, -1])
-        likeliest = list(zip(begun.likeliest[0][r, -1].tolist(), begun.likeliest[1][r, -1].tolist(), strict=True))
+        token, log_p = int(continuation.tokens[r, -1]), float(continuation.log_p[r, -1])
+        likeliest = list(zip(*(array[r, -1].tolist() for array in continuation.likeliest), strict=True))
         self.n += 1
         if token in self.job.ends:
             return Step(self.text.rest(), token, log_p, likeliest, "stop")
@@ -126,9 +126,8 @@ class Engine:
         """Queue all of these jobs, or raise FullError and queue none."""
         with self._changed:
             if self._closing or len(self._waiting) + len(jobs) > self._queue:
-                raise FullError(
-                    f"{len(self._waiting)} continuations wait, and at most {self._queue} may: try again later"
-                )
+                asked = f"{len(self._waiting)} and {len(jobs)} more"
+                raise FullError(f"expected at most {self._queue} waiting continuations, got {asked}; try again later")
             self._waiting += jobs
             self._changed.notify()
 
@@ -161,17 +160,15 @@ class Engine:
     def _next(self) -> list[Job]:
         """Wait for jobs, and return those to generate side by side; an empty list when the engine closes."""
         with self._changed:
-            found = False
-            while not found:
+            while True:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, timeout=GATHERING)
                 if self._closing:
                     return []
-                self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
-                found = bool(self._waiting)
-            return self._first(self._rows)
+                if jobs := self._first(self._rows):
+                    return jobs
 
-    def _joining(self, begun: Continuation, running: dict[int, _Running]) -> list[Job]:
+    def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
         """Return waiting jobs that fit, once the programs that they need to join are compiled."""
         if self._aside is not None:
             thread, jobs = self._aside
@@ -180,15 +177,14 @@ class Engine:
             self._aside = None
             return [job for job in jobs if not job.abandoned.is_set()]
         with self._changed:
-            self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
             jobs = self._first(self._rows - len(running))
         if not jobs:
             return []
-        x, options = self._to_join(begun, running, jobs)
-        shapes = begun.shapes_to_join(x, **options)
+        x, options = self._to_join(continuation, running, jobs)
+        shapes = continuation.shapes_to_join(x, **options)
         if self._is_known(shapes):
             return jobs
-        self._aside = (threading.Thread(target=_rehearse, args=(begun.copy(), x, options), daemon=True), jobs)
+        self._aside = (threading.Thread(target=_rehearse, args=(continuation.copy(), x, options), daemon=True), jobs)
         self._aside[0].start()
         return []
 
@@ -199,46 +195,45 @@ class Engine:
         return known
 
     def _first(self, n: int) -> list[Job]:
-        jobs, self._waiting = self._waiting[:n], self._waiting[n:]
+        """Take the first n waiting jobs that are not abandoned."""
+        waiting = [job for job in self._waiting if not job.abandoned.is_set()]
+        jobs, self._waiting = waiting[:n], waiting[n:]
         return jobs
 
     def _generate(self, running: dict[int, _Running]) -> None:
         """Generate until all rows have ended, or the engine closes; remove jobs that end, and add those that join."""
-        begun = self._begin([one.job for one in running.values()])
+        x, options = self._of_prompts([one.job for one in running.values()])
+        key, likeliest = options.pop("keys"), min(LIKELIEST, self._generator.config.N_V)
+        continuation = self._generator.begin(x, key=key, sliding=True, likeliest=likeliest, **options)
         while running and not self._closing:
             self.running = len(running)
-            begun.extend(begun.tokens.shape[1] + 1)
+            continuation.extend(continuation.tokens.shape[1] + 1)
             for r, one in list(running.items()):
-                step = one.step(begun, r)
+                step = one.step(continuation, r)
                 if step.finish or one.job.abandoned.is_set():
-                    begun.keep(r)
+                    continuation.keep(r)
                     del running[r]
                 one.job.emit(step)
-            joining = self._joining(begun, running) if running else []
+            joining = self._joining(continuation, running) if running else []
             if joining:
-                self._join(begun, running, joining)
+                self._join(continuation, running, joining)
 
-    def _begin(self, batch: list[Job]) -> Continuation:
-        x, options = self._of_prompts(batch)
-        likeliest = min(LIKELIEST, self._generator.config.N_V)
-        return self._generator.begin(x, key=options.pop("keys"), sliding=True, likeliest=likeliest, **options)
-
-    def _join(self, begun: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
+    def _join(self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
         """Let jobs join the running ones, which get new rows."""
-        x, options = self._to_join(begun, running, joining)
+        x, options = self._to_join(continuation, running, joining)
         ones = [*running.values(), *(_Running(job, self._tokenizer) for job in joining)]
         running.clear()
         running.update(enumerate(ones))
-        begun.join(x, **options)
+        continuation.join(x, **options)
 
     def _to_join(
-        self, begun: Continuation, running: dict[int, _Running], joining: list[Job]
+        self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the arguments of `Continuation.join` for jobs: the prompts, and the others by name."""
         x, options = self._of_prompts(joining)
         options["sampling"] = self._generator.sampling_arrays(options.pop("samplings"))
         options["l_gen"] = max([options["l_gen"], *(one.job.l_gen for one in running.values())])
-        first = len(begun.starts)
+        first = len(continuation.starts)
         return x, {**options, "rows": to_power_of_two([*running, *range(first, first + len(joining))])}
 
     def _of_prompts(self, jobs: list[Job]) -> tuple[np.ndarray, dict[str, Any]]:
@@ -250,8 +245,8 @@ class Engine:
         return x, {**options, "l_gen": max(job.l_gen for job in jobs)}
 
 
-def _rehearse(begun: Continuation, x: np.ndarray, options: dict[str, Any]) -> None:
+def _rehearse(continuation: Continuation, x: np.ndarray, options: dict[str, Any]) -> None:
     """Let prompts join a copy of the running batch, so that all programs that this needs are compiled."""
     with contextlib.suppress(Exception):  # an error is raised again when they really join
-        begun.join(x, **options)
-        begun.extend(begun.tokens.shape[1] + 1)
+        continuation.join(x, **options)
+        continuation.extend(continuation.tokens.shape[1] + 1)

@@ -15,7 +15,7 @@ def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[A
         raise RequestError("expected a JSON object")
     for name, value in body.items():
         if name not in read and name not in neutral:
-            raise RequestError(f"unknown parameter {name!r}; there are {', '.join(read)}", parameter=name)
+            raise RequestError(f"unknown parameter {name!r}; expected one of {', '.join(read)}", parameter=name)
         if name in neutral and value not in neutral[name]:
             raise RequestError(f"{name} is not supported: leave it out", parameter=name)
 

@@ -49,7 +49,7 @@ class Asked:
     include_usage: bool  # whether a stream ends with the token counts
 
 
-def wishes(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
+def common_fields(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
     """Return the fields of `Asked` except prompts and l_gen. Raises RequestError if one is invalid."""
     return {
         "stream": boolean(body, "stream"),
@@ -125,5 +125,5 @@ def token_list(value: Any, N_V: int) -> list[int] | None:
 
 def not_text(name: str, N_V: int) -> RequestError:
     """Return the error for a field that is neither text nor tokens."""
-    message = f"{name}: expected a text, tokens from 0 to {N_V - 1}, or a list of these, and nothing empty"
+    message = f"{name}: expected a text, tokens from 0 to {N_V - 1}, or a list of these, none of them empty"
     return RequestError(message, parameter=name)

@@ -36,7 +36,7 @@ class Limits:
     @property
     def too_long(self) -> str:
         """The message for an answer that takes longer than `seconds`."""
-        return f"the answer took longer than {self.seconds:g} seconds: ask for fewer tokens, or later"
+        return f"the answer took longer than {self.seconds:g} seconds: ask for fewer tokens, or try again later"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
