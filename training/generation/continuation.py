@@ -25,7 +25,6 @@ from training.generation.windows import window_start
 ROOM = 256
 """Tokens that a new cache has room for, so that a typical answer needs one compiled loop."""
 
-
 REMEMBERED = 1024
 """Initial room for tokens in a `History`, so that few programs are compiled."""
 

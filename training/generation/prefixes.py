@@ -147,7 +147,7 @@ class Prefixes:
         return caches
 
     def _add(self, tokens: np.ndarray, caches: KeyValues) -> None:
-        """Keep a text, in place of its own prefixes."""
+        """Keep a text, and drop the texts that are prefixes of it."""
         n = len(tokens)
         if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
             return

@@ -1,7 +1,9 @@
 """Scoring given sequences with a trained model: their probabilities, classes, embeddings, and masked tokens.
 
 Batches of sequences x are padded on the right, with ``lengths`` tokens that are not padding, as in
-`training.generation`, and checked in the same way. Sequences of one bucket share a compiled program.
+`training.generation`. Sequences of one bucket share a compiled program. The functions raise TypeError for tokens that
+are not integers, and for parameters of another architecture; and ValueError for a sequence that is empty, longer than
+l_max, or has an unknown token.
 """
 
 import functools
@@ -52,9 +54,8 @@ def log_probabilities(
     z_lengths: Lengths | None = None,
 ) -> Float[np.ndarray, "B m"]:
     """``log P[x[t+1], t]``, in nats, of each token after the first of each sequence, and 0 after its last token, under
-    a decoder, or under an encoder-decoder given contexts z. Raises TypeError for tokens that are not integers, or
-    parameters of another architecture, and ValueError for a sequence that is empty, longer than l_max, or has an
-    unknown token; for an encoder-decoder without contexts, and for a decoder with contexts.
+    a decoder, or under an encoder-decoder given contexts z. Raises ValueError, too, for an encoder-decoder without
+    contexts, and for a decoder with contexts.
     """
     is_decoder = isinstance(config, DTransformerConfig)
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
@@ -77,9 +78,7 @@ def log_probabilities(
 def are_likeliest(
     theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig
 ) -> Bool[np.ndarray, "B m"]:
-    """Whether each token after the first of each sequence is the one that greedy decoding takes. Raises TypeError or
-    ValueError as `log_probabilities`.
-    """
+    """Whether each token after the first of each sequence is the one that greedy decoding takes."""
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
     found = _likeliest(theta, bucketed(x, config.l_max), lengths, variant=config.variant.without_dropout())
@@ -90,8 +89,7 @@ def scored(
     theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig, n: int
 ) -> tuple[Float[np.ndarray, "B m"], Int[np.ndarray, "B m n"], Float[np.ndarray, "B m n"]]:
     """The log-probability of each token after the first of each sequence; the n likeliest tokens at its position, in
-    descending order; and their log-probabilities. All are meaningless after a sequence's last token. Raises TypeError
-    or ValueError as `log_probabilities`.
+    descending order; and their log-probabilities. All are meaningless after a sequence's last token.
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
@@ -112,7 +110,7 @@ def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -
     """
     n = int(np.sum(np.asarray(lengths) - 1))
     if n < 1:
-        raise ValueError("lengths: expected a sequence of at least two tokens, the second of which is predicted")
+        raise ValueError("lengths: expected a sequence of at least two tokens, since the first is not predicted")
     mean = -float(np.sum(log_p)) / n
     return math.exp(mean) if mean < 700 else math.inf
 
@@ -130,8 +128,8 @@ def bits_per_byte(
     """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once. A window of l_max tokens
     slides over the text by ``stride`` tokens (default: half of l_max; smaller strides give more context and take
     longer), and its new tokens are predicted from all before them in the window. The text has no bos; the first window
-    begins with ``bos`` (default: the paper's). Raises ValueError for a text without tokens or bytes, an unknown token,
-    or a stride outside [1, l_max − 1].
+    begins with ``bos`` (default: the paper's). Raises ValueError, too, for a text without tokens or bytes, or a stride
+    outside [1, l_max − 1].
     """
     l_max = config.l_max
     stride = max(1, l_max // 2) if stride is None else stride
@@ -154,10 +152,7 @@ def bits_per_byte(
 def classify(
     params: ClassifierParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[Array, "B N_C"]:
-    """The probabilities of the classes of each text, from bos_token to eos_token. Raises TypeError for tokens that are
-    not integers, or parameters of another kind, and ValueError for a text that is empty, longer than l_max, or has an
-    unknown token.
-    """
+    """The probabilities of the classes of each text, from bos_token to eos_token."""
     if not isinstance(params, ClassifierParams):
         raise TypeError(f"params: expected ClassifierParams, got {type(params).__name__}")
     inputs.check_model(params.encoder, config, ETransformerParams, ETransformerConfig)
@@ -175,9 +170,8 @@ def fill_masks(
     mask: int | None = None,
 ) -> list[list[list[tuple[int, float]]]]:
     """The n likeliest tokens, with their probabilities, at each masked position of each sequence, from left to right,
-    by Algorithm 9. ``mask`` is the token that masks (default: the paper's mask_token). Raises TypeError for tokens that
-    are not integers, or parameters of another kind, and ValueError for a sequence that is empty, longer than l_max, or
-    has an unknown token or no mask; or for an n outside [1, N_V].
+    by Algorithm 9. ``mask`` is the token that masks (default: the paper's mask_token). Raises ValueError, too, for a
+    sequence without a mask, and for an n outside [1, N_V].
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     inputs.check_count("n", n, config.N_V, ", the size of the vocabulary")
@@ -200,8 +194,7 @@ def sentence_embeddings(
     theta: ETransformerParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[np.ndarray, "B d_e"]:
     """The mean encoding of each text's tokens, scaled to unit length: if the encoder was trained for this, dot products
-    are sentence similarities. Raises TypeError for tokens that are not integers, or parameters of another kind, and
-    ValueError for a text that is empty, longer than l_max, or has an unknown token.
+    are sentence similarities.
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)

@@ -56,8 +56,12 @@ class Options:
     weights: Literal["int8"] | None = None  # "int8" rounds the weights that every token reads
 
 
+OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
+
+
 def answerer_for(run: Run, options: Options) -> "Answerer":
     """Return the answerer for a run. Raises AnswerError if an option is given that does not apply to such a run."""
+    run = of_text(run) if run.task == "gato" else run
     if run.task == "e" and not run.config.variant.head:
         return _Embedder(run, options)
     return ANSWERERS[run.task](run, options)
@@ -87,7 +91,7 @@ class Answerer(abc.ABC):
         self.config: Any = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.options = options
-        for name in (field.name for field in dataclasses.fields(options)):
+        for name in OPTIONS:
             if getattr(options, name) is not None and name not in self.applicable:
                 flags = ", ".join(map(_flag, self.applicable)) or "none"
                 raise AnswerError(f"{_flag(name)} does not apply: the run is {self.model}, whose options are {flags}")
@@ -136,19 +140,7 @@ class Continuer(Answerer):
     converses = True
     model = "a decoder"
     verb = "continue"
-    applicable = (
-        "n",
-        "l_gen",
-        "tau",
-        "top_k",
-        "top_p",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "seed",
-        "stop",
-        "steer",
-        "weights",
-    )
+    applicable = tuple(name for name in OPTIONS if name not in ("l_max", "beam_size", "length_penalty"))
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
@@ -355,21 +347,13 @@ class _Classifier(Answerer):
         return [[{"text": text, "probabilities": probabilities}] for text, probabilities in found]
 
 
-class _OfText(Continuer):
-    """Gato for text alone: its decoder without values and images."""
-
-    def __init__(self, run: Run, options: Options) -> None:
-        super().__init__(of_text(run), options)
-
-
 ANSWERERS: dict[str, type[Answerer]] = {
     "d": Continuer,
     "e": _MaskFiller,
     "ed": _Translator,
     "classify": _Classifier,
-    "gato": _OfText,
 }
-"""The answerer for each task; `answerer_for` also knows sentence encoders."""
+"""The answerer for each task; `answerer_for` also answers with sentence encoders, and with Gato's text decoder."""
 
 
 def _flag(option: str) -> str:

@@ -17,17 +17,13 @@ def tokenized(body: Any, served: Served) -> dict[str, Any]:
         check_model(body["model"], served.name)
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise RequestError("prompt: expected either prompt or messages", parameter="prompt")
-    framing = boolean(body, "add_special_tokens", default=True)
-    is_prompt = body.get("messages") is None
-    tokens = _of_prompt(body["prompt"], served, framing) if is_prompt else conversation(body["messages"], served)
-    return {"count": len(tokens), "max_model_len": served.config.l_max, "tokens": tokens}
-
-
-def _of_prompt(prompt: Any, served: Served, framing: bool) -> list[int]:
-    if not isinstance(prompt, str):
+    framing, prompt = boolean(body, "add_special_tokens", default=True), body.get("prompt")
+    if prompt is None:
+        tokens = conversation(body["messages"], served)
+    elif not isinstance(prompt, str):
         raise RequestError(f"prompt: expected a text, got {prompt!r}"[:200], parameter="prompt")
-    with errors_of("prompt"):
-        tokens = served.tokenizer.encode(prompt)
-    if not framing:
-        return tokens
-    return served.tokenizer.framed(tokens, ends=not isinstance(served.model, Decoder))
+    else:
+        with errors_of("prompt"):
+            tokens = served.tokenizer.encode(prompt)
+        tokens = served.tokenizer.framed(tokens, ends=not isinstance(served.model, Decoder)) if framing else tokens
+    return {"count": len(tokens), "max_model_len": served.config.l_max, "tokens": tokens}
