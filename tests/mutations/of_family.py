@@ -171,7 +171,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "LLAMA",
     ),
     "keys not rotated in the cache": Mutation(
-        CACHED, "attention_cached", "cache", 'line.keys(K, W, t, "paper")', "K", 14, None, CACHE
+        CACHED, "attention_cached", "cache", 'line.keys(K, W, new.t, "paper")', "K", 14, None, CACHE
     ),
     "gate and MLP exchanged": Mutation(
         "algorithms/model/mlp.py",

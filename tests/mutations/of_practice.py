@@ -190,7 +190,7 @@ SECTION_8_MUTATIONS = {
         SHOTS,
     ),
     "answer behind the first marker": Mutation(
-        PROMPTING, "final_answer", "behind", "text.rpartition", "text.partition", 14, None, ANSWER
+        PROMPTING, "final_answer", "rest", "text.rpartition", "text.partition", 14, None, ANSWER
     ),
     "first answer for the majority's": Mutation(
         PROMPTING, "majority", "winner", "counts.most_common(1)[0]", "next(iter(counts.items()))", 14, None, VOTES

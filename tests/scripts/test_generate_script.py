@@ -331,7 +331,7 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
             "ed",
             ["--prompt", "a" * 40],
             None,
-            "has 42 tokens with those at its ends, but the model reads at most l_max = 40",
+            "has 42 tokens, including special ones, but the model reads at most l_max = 40",
         ),
         ("d", ["--prompt", ""], None, "text 1 is empty"),
         ("d", [], "", "text 1 is empty"),

@@ -185,7 +185,10 @@ def test_models_are_named(client):
         ({"prompt": [300]}, "prompt: expected a text, tokens from 0 to 14"),
         ({"prompt": []}, "prompt: expected a text"),
         ({"n": 9}, "n: expected an integer from 1 to 8, got 9"),
-        ({"n": 3, "prompt": ["a", "b", "c"]}, "are more than the 8 completions of a request"),
+        (
+            {"n": 3, "prompt": ["a", "b", "c"]},
+            "expected at most 8 completions per request, got 3 prompts with n = 3",
+        ),
         ({"max_tokens": 61}, "max_tokens: expected an integer from 1 to 60, got 61"),
         ({"temperature": -1}, "temperature: expected a temperature >= 0"),
         ({"temperature": 10**400}, "temperature: expected a number below 10\\^308"),
@@ -206,7 +209,7 @@ def test_models_are_named(client):
         ({"presence_penalty": -3}, "presence_penalty: expected from -2 to 2, got -3"),
         (
             {"extra_body": {"temprature": 1}},
-            "unknown parameter 'temprature'; there are model, max_tokens, .*, prompt, echo",
+            "unknown parameter 'temprature'; expected one of model, max_tokens, .*, prompt, echo",
         ),
         ({"prompt": 5000 * "a"}, "the request has more than 4000 bytes"),
         ({"model": "large"}, "there is no model 'large'"),
@@ -233,8 +236,8 @@ def test_chat_needs_a_template(client):
         ("POST", "/v1/completions", "{", 400, "the request is not valid JSON"),
         ("POST", "/v1/completions", "[" * 3000, 400, "the request is not valid JSON"),
         ("POST", "/v1/completions", "3", 400, "expected a JSON object"),
-        ("GET", "/v1/completions", None, 405, "Method Not Allowed; there are /v1/models, /v1/completions"),
-        ("GET", "/", None, 404, "Not Found; there are /v1/models"),
+        ("GET", "/v1/completions", None, 405, "Method Not Allowed; the paths are /v1/models, /v1/completions"),
+        ("GET", "/", None, 404, "Not Found; the paths are /v1/models"),
     ],
 )
 def test_what_is_no_request_is_refused(port, method, path, body, status, message):
@@ -245,7 +248,9 @@ def test_what_is_no_request_is_refused(port, method, path, body, status, message
 def test_a_full_queue_and_a_long_wait_are_said(model):
     what = serving_cases.of_run(model, seconds=0.01)
     with serving_cases.serving(what, queue=2) as port, client_of(port) as client:
-        with pytest.raises(openai.RateLimitError, match="at most 2 may: try again later"):
+        with pytest.raises(
+            openai.RateLimitError, match="at most 2 waiting continuations, got 0 and 3 more; try again later"
+        ):
             complete(client, n=3)
         with pytest.raises(openai.InternalServerError, match="took longer than"):
             complete(client, max_tokens=60)

@@ -1,14 +1,14 @@
-"""Algorithms 14 and 15 for use: the same tokens, for a batch of requests, at the price of one column a token.
+"""Algorithms 14 and 15 for use: the same tokens for a batch of requests, computing one column per token.
 
-`generate` continues prompts with a decoder, `translate` translates with an encoder-decoder. `Generator` and
-`Translator` are the same with a model that is kept ready for many calls, and can hand out tokens as they come.
+`generate` continues prompts with a decoder; `translate` translates with an encoder-decoder. `Generator` and
+`Translator` keep a model ready for many calls, and can stream tokens.
 
-What is compiled serves all prompts, contexts and outputs whose lengths lie in one bucket, for one batch size.
+A compiled program serves all prompts, contexts and outputs whose lengths fall into the same bucket, for one batch size.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Required, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,9 @@ from algorithms.inside import At
 from algorithms.machinery.axes import check_key
 from algorithms.ops.draws import by_own_key
 from training.generation import beam_search, decoding, inputs, layout, reading, states
-from training.generation.cache import bucket, capacity
+from training.generation.cache import bucketed, capacity
 from training.generation.continuation import Continuation, Model
+from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside
 from training.generation.prefixes import Prefixes
 from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
@@ -40,21 +41,30 @@ __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "t
 LENGTH_PENALTY = 0.6
 
 
+class Requests(Sampling, total=False):
+    """The arguments of `generate` that `Generator` takes for each call."""
+
+    lengths: Required[Lengths]
+    l_gen: Required[int]
+    key: Required[Key[Array, "*B"]]
+    sliding: bool
+
+
 def generate(
     theta: DTransformerParams,
-    prompts: Int[Array, "B l"] | np.ndarray,
+    prompts: Tokens,
     *,
-    lengths: Int[Array, "B"] | np.ndarray,
+    lengths: Lengths,
     config: DTransformerConfig,
     l_gen: int,
     key: Key[Array, "*B"],
     sliding: bool = False,
     **sampling: Unpack[Sampling],
 ) -> Int[Array, "B l_gen"]:
-    """Continue prompts: for each of them the tokens of Algorithm 14, ``d_inference(prompt, theta, …)``.
+    """Continue each prompt with the tokens of Algorithm 14, ``d_inference(prompt, theta, …)``.
 
-    Request r draws with the key ``fold_in(key, r)``, and its token i with ``fold_in(that, i)``; so its tokens do not
-    depend on the other requests, nor on the padding.
+    Request r has the key ``fold_in(key, r)`` and draws its token i with ``fold_in(that, i)``, so its tokens do not
+    depend on the other requests or the padding.
 
     Args:
         theta: trained parameters.
@@ -62,19 +72,19 @@ def generate(
         lengths: tokens of each prompt that are not padding.
         config: sizes and variant of the model.
         l_gen: how many tokens to generate.
-        key: randomness, consumed; or a key for each request, instead of ``fold_in(key, r)``.
-        sliding: go on past l_max, and take longer prompts, with the windows of `windows.window_start`: each token is
-            then predicted from l_max/2 to l_max of those before it.
+        key: randomness, consumed; or one key per request, used instead of ``fold_in(key, r)``.
+        sliding: continue past l_max, and accept longer prompts, with the windows of `windows.window_start`: past l_max,
+            each token is predicted from the l_max/2 to l_max tokens before it.
         **sampling: how to draw, see `Sampling`.
 
     Returns:
         the continuations.
 
     Raises:
-        TypeError: for tokens or lengths that are no integers, parameters or a configuration of another architecture, or
-            an untyped key.
+        TypeError: for tokens or lengths that are not integers, parameters or a configuration of another architecture,
+            or an untyped key.
         ValueError: for a prompt that is empty, has an unknown token, or would outgrow l_max; for sizes that
-            disagree; or for an impossible l_gen or `Sampling`.
+            disagree; or for an invalid l_gen or `Sampling`.
 
     Example:
         >>> from algorithms import init_d_transformer
@@ -89,7 +99,7 @@ def generate(
 
 
 class Generator:
-    """A decoder that is kept ready; see `generate`."""
+    """A decoder that is ready for many calls; see `generate`."""
 
     def __init__(
         self,
@@ -103,11 +113,11 @@ class Generator:
     ) -> None:
         """Lay out the parameters.
 
-        `prefixes` keeps what was read, so that a prompt that begins as an earlier text is read from there on, except
-        where somebody looks inside. `changes` are what every token is read with, as `algorithms.inside.intervene` takes
-        them, and `names` what to record of every token, for `Continuation.seen`, as `algorithms.inside.record` takes
-        them. `int8` rounds the matrices that every generated token reads, with a scale for each row; prompts are read
-        with the parameters as they are.
+        `prefixes` caches keys and values, so that a prompt that begins like an earlier text is read only from where
+        they differ; `changes` and `names` turn it off. `changes` are applied to every token, as
+        `algorithms.inside.intervene` takes them; `names` are recorded for every token, as `algorithms.inside.record`
+        takes them, and returned by `Continuation.seen`. `int8` rounds the matrices that every generated token reads,
+        with a scale per row; prompts are read with the original parameters.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
@@ -117,42 +127,23 @@ class Generator:
         self.prefixes = prefixes
         self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
-    def generate(
-        self,
-        prompts: Int[Array, "B l"] | np.ndarray,
-        *,
-        lengths: Int[Array, "B"] | np.ndarray,
-        l_gen: int,
-        key: Key[Array, "*B"],
-        sliding: bool = False,
-        **sampling: Unpack[Sampling],
-    ) -> Int[Array, "B l_gen"]:
-        """As the function of this name."""
-        begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
-        begun.extend(l_gen)
-        missing = l_gen - begun.tokens.shape[1]
-        fill = max(0, int(self.sampling_arrays([sampling]).eos[0, 0]))
-        return jnp.asarray(np.pad(begun.tokens, ((0, 0), (0, missing)), constant_values=fill))
+    def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
+        """Continue prompts; see the function `generate`."""
+        continuation, l_gen = self.begin(prompts, **requests), requests["l_gen"]
+        continuation.extend(l_gen)
+        missing = l_gen - continuation.tokens.shape[1]
+        fill = max(0, int(continuation.sampling.eos[0, 0]))
+        return jnp.asarray(np.pad(continuation.tokens, ((0, 0), (0, missing)), constant_values=fill))
 
-    def stream(
-        self,
-        prompts: Int[Array, "B l"] | np.ndarray,
-        *,
-        lengths: Int[Array, "B"] | np.ndarray,
-        l_gen: int,
-        key: Key[Array, "*B"],
-        sliding: bool = False,
-        **sampling: Unpack[Sampling],
-    ) -> Iterator[np.ndarray]:
-        """Yield what `generate` returns, column by column, as they come, until all sequences have ended."""
-        begun = self.begin(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
-        yield from begun.columns(l_gen)
+    def stream(self, prompts: Tokens, **requests: Unpack[Requests]) -> Iterator[np.ndarray]:
+        """Yield the columns of what `generate` returns as they are generated, until all sequences have ended."""
+        yield from self.begin(prompts, **requests).columns(requests["l_gen"])
 
     def begin(
         self,
-        prompts: Int[Array, "B l"] | np.ndarray,
+        prompts: Tokens,
         *,
-        lengths: Int[Array, "B"] | np.ndarray,
+        lengths: Lengths,
         l_gen: int,
         key: Key[Array, "*B"],
         first: int = 0,
@@ -162,10 +153,10 @@ class Generator:
         samplings: Sequence[Sampling] | None = None,
         **sampling: Unpack[Sampling],
     ) -> Continuation:
-        """Read prompts, and return what generates their continuations step by step; the arguments are those of the
-        function `generate`, and these: `first`, the number of the first request, where they are some of many; `begins`,
-        the tokens that each continuation may begin with; `likeliest`, how many of the likeliest tokens to note in the
-        place of each; and `samplings`, how to draw for each request (None: as `sampling` says for all).
+        """Read prompts, and return the `Continuation` that generates step by step. Besides the arguments of the
+        function `generate`: `first` is the number of the first request, if these are part of a larger input; `begins`
+        says which tokens each continuation may begin with; `likeliest` is how many of the likeliest tokens to record at
+        each position; `samplings` says how to draw for each request (None: `sampling` applies to all).
         """
         inputs.check_count("l_gen", l_gen)
         check_key("key", key)
@@ -180,7 +171,7 @@ class Generator:
         return Continuation(self._model, x, lengths, keys, drawn, allowed, l_gen=l_gen, likeliest=likeliest)
 
     def sampling_arrays(self, samplings: Sequence[Sampling]) -> SamplingArrays:
-        """Return how the tokens of requests are drawn, checked, as `Continuation.join` takes it."""
+        """Check the `Sampling` of each request, and return them as arrays, as `Continuation.join` takes them."""
         for sampling in samplings:
             inputs.check_sampling({**DRAWN_FAITHFULLY, **sampling}, self.config.N_V)
         return SamplingArrays.of(samplings, self.config.N_V)
@@ -190,7 +181,7 @@ class Generator:
         return Model(self.theta, self._apart, self.weights, self.config, self.prefixes, self._inside)
 
     def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
-        """Read prompts, as `inputs.checked` returns them, with the forward pass of whole sequences."""
+        """Read prompts, as `inputs.checked` returns them, in one forward pass."""
         return self._model.read(x, lengths)
 
 
@@ -198,7 +189,7 @@ def translate(
     theta: EDTransformerParams,
     z: Int[Array, "B l_z"] | np.ndarray,
     *,
-    lengths: Int[Array, "B"] | np.ndarray,
+    lengths: Lengths,
     config: EDTransformerConfig,
     l_max: int,
     beam_size: int = 1,
@@ -208,7 +199,7 @@ def translate(
     bos: int | None = None,
     eos: int | None = None,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-    """Translate contexts: for each of them what Algorithm 15 gives, ``ed_inference(z, theta, …)``, or a beam search.
+    """Translate each context with Algorithm 15, ``ed_inference(z, theta, …)``, or with a beam search.
 
     A beam search keeps the ``beam_size`` translations Y with the largest
     ``log P(Y | z) / ((5 + |Y|)/6)^length_penalty`` until all of them have ended, where |Y| counts the tokens after
@@ -219,20 +210,20 @@ def translate(
         z: token IDs of the contexts, padded on the right.
         lengths: tokens of each context that are not padding.
         config: sizes and variant of the model.
-        l_max: length at which to stop without eos_token, bos_token counted.
-        beam_size: how many translations to keep; 1 for one, greedy or drawn.
-        length_penalty: exponent of the length, for beams; 0 compares log-probabilities as they are.
-        tau: temperature: 0 takes the likeliest token; other ones need a key, and beam_size 1.
+        l_max: most tokens of a translation, bos_token included.
+        beam_size: how many translations to keep; 1 for a single one, greedy or drawn.
+        length_penalty: exponent of the length in a beam search; 0 compares plain log-probabilities.
+        tau: temperature; 0 takes the likeliest token, any other needs a key and beam_size 1.
         key: randomness, consumed: request r draws its token i with ``fold_in(fold_in(key, r), i)``.
         bos: the token that a translation begins with; None: the paper's bos_token, N_V − 2.
         eos: the token that ends it; None: the paper's eos_token, N_V − 1.
 
     Returns:
-        the translations from bos_token to eos_token, padded with eos_token; how many of their tokens are no padding;
+        the translations from bos_token to eos_token, padded with eos_token; how many of their tokens are not padding;
         and the log-probability of each, in nats.
 
     Raises:
-        TypeError, ValueError: as `generate`; and for an impossible l_max, beam_size or length_penalty.
+        TypeError, ValueError: as `generate`; and for an invalid l_max, beam_size or length_penalty.
 
     Example:
         >>> from algorithms import init_ed_transformer
@@ -249,7 +240,7 @@ def translate(
 
 
 class Translator:
-    """An encoder-decoder that is kept ready; see `translate`, and for ``int8`` `Generator`."""
+    """An encoder-decoder that is ready for many calls; see `translate`, and `Generator` for ``int8``."""
 
     def __init__(
         self,
@@ -273,7 +264,7 @@ class Translator:
         self,
         z: Int[Array, "B l_z"] | np.ndarray,
         *,
-        lengths: Int[Array, "B"] | np.ndarray,
+        lengths: Lengths,
         l_max: int,
         beam_size: int = 1,
         length_penalty: float = LENGTH_PENALTY,
@@ -281,8 +272,9 @@ class Translator:
         key: Key[Array, ""] | None = None,
         first: int = 0,
     ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-        """As the function of this name; `first` is the number of the first request."""
-        context, keys, options = self._begun(z, lengths, l_max, beam_size, length_penalty, tau, key, first)
+        """Translate contexts; see the function `translate`. `first` is the number of the first request."""
+        inputs.check_translation(l_max, tau, key, self.config, beam_size=beam_size, length_penalty=length_penalty)
+        context, keys, options = self._encoded(z, lengths, tau, key, first)
         if beam_size > 1:
             return beam_search.beam_search(
                 self.weights,
@@ -299,7 +291,7 @@ class Translator:
         tokens = np.full((len(keys), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
         tokens[:, :written] = np.asarray(state.tokens)[:, :written]
-        ended = tokens[:, 1:] == self.eos  # some models begin with it, too
+        ended = tokens[:, 1:] == self.eos  # some models begin with eos, too
         counts = np.where(ended.any(1), ended.argmax(1) + 2, l_max)
         return jnp.asarray(tokens), jnp.asarray(counts, jnp.int32), state.log_p.sum(axis=1)
 
@@ -307,14 +299,15 @@ class Translator:
         self,
         z: Int[Array, "B l_z"] | np.ndarray,
         *,
-        lengths: Int[Array, "B"] | np.ndarray,
+        lengths: Lengths,
         l_max: int,
         tau: float = 0.0,
         key: Key[Array, ""] | None = None,
         first: int = 0,
     ) -> Iterator[np.ndarray]:
-        """Yield the tokens of `translate` that follow bos_token, column by column, as they come."""
-        context, keys, options = self._begun(z, lengths, l_max, 1, 0.0, tau, key, first)
+        """Yield the columns of what `translate` returns as they are generated, without bos_token."""
+        inputs.check_translation(l_max, tau, key, self.config)
+        context, keys, options = self._encoded(z, lengths, tau, key, first)
         state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
         for stop in range(1, l_max):
             state = decoding.decode_until(self.weights, context, state, keys, stop, options)
@@ -322,14 +315,10 @@ class Translator:
                 return
             yield np.asarray(state.tokens[:, stop])
 
-    def _begun(
-        self, z, lengths, l_max, beam_size, length_penalty, tau, key, first
-    ) -> tuple[Context, Array, dict[str, Any]]:
-        inputs.check_translation(l_max, beam_size, length_penalty, tau, key, self.config)
+    def _encoded(self, z, lengths, tau, key, first) -> tuple[Context, Array, dict[str, Any]]:
+        """Return the encoded contexts, the key of each, and the options of `decoding.decode`."""
         z, lengths = inputs.checked("z", z, lengths, self.config, N_V=self.config.N_V_z)
-        P = min(bucket(z.shape[1]), self.config.l_max)
-        z = np.pad(z, ((0, 0), (0, P - z.shape[1])))
-        context = reading.encode(self.theta, z, lengths, variant=self.config.variant)
+        context = reading.encode(self.theta, bucketed(z, self.config.l_max), lengths, variant=self.config.variant)
         key = jax.random.key(0) if key is None else key
         sampling: Sampling = {"tau": tau, "eos": self.eos}
         drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)

@@ -25,11 +25,10 @@ def beam_search(
     bos: int,
     eos: int,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-    """Search the likeliest translations; the arguments and the result are those of `training.generation.translate`.
+    """Search for the likeliest translations; arguments and result are those of `training.generation.translate`.
 
-    Every step extends each translation that has not ended by every token, and keeps the best ``beam_size`` of these and
-    of those that have ended. So one beam is the greedy translation, and as many as there are translations find the
-    best of all.
+    Each step extends every unfinished translation by every token, and keeps the best ``beam_size`` of these and the
+    finished ones. So a beam of one is the greedy translation, and a beam of all translations finds the best one.
     """
     B, K = context.permitted.shape[0], beam_size
     wide = _repeated(context, K)
@@ -73,10 +72,10 @@ def _search(
 ) -> tuple[State, Float[Array, "BK"], Int[Array, "BK"]]:
     """Search up to slot `stop`, or until every beam has ended.
 
-    `scores` are the log-probabilities of the beams, `counts` the tokens of each, with bos_token.
+    `scores` are the log-probabilities of the beams, `counts` their numbers of tokens, bos_token included.
     """
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
-    # A translation that has ended is extended in one way only, which costs nothing: by eos.
+    # A translation that has ended can only be extended by eos, at no cost.
     only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(scores.dtype)
 
     def unfinished(searched):
@@ -103,7 +102,7 @@ def _search(
 
 
 def _penalty(counts: Int[Array, "*beams"], alpha: Float[Array, ""]) -> Float[Array, "*beams"]:
-    """``((5 + |Y|)/6)^α``, where |Y| leaves bos_token out."""
+    """``((5 + |Y|)/6)^α``, where |Y| does not count bos_token."""
     return ((5 + counts.astype(alpha.dtype) - 1) / 6) ** alpha
 
 

@@ -1,10 +1,10 @@
-"""Keys and values of the tokens that were read already, so that a new token costs one column and not a forward pass.
+"""The cache of keys and values, with which a new token costs one column instead of a forward pass.
 
-A cache is ``[H*B, R, d]``: for each head of each sequence, a row for each token, contiguous. Writing a row then is in
-place inside a compiled loop (XLA copies the whole cache where the batch has an axis of its own), and the product with a
-query reads the cache once, at the memory's speed. The token in slot s has row s mod R: where every layer has a window,
-R is at most the widest, however long the text. Otherwise R is the number C of slots, which grows in buckets: whatever
-is compiled for a bucket serves all lengths in it.
+A cache is ``[H*B, R, d]``: for each head of each sequence, one row per token, contiguous. In this layout a compiled
+loop writes a row in place (XLA copies the whole cache if the batch has an axis of its own), and the product with a
+query reads the cache once, at memory speed. The token in slot s is in row s mod R. If every layer has a window, R is at
+most the widest one, however long the text is. Otherwise R is the number C of slots, which grows in buckets: a program
+compiled for a bucket serves all lengths in it.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from algorithms.ops.linear import linear, product
 from algorithms.ops.softmax import capped, softmax
 
 EQUAL_ROWS = 8
-"""On a TPU, eight rows cost no more than one and are much faster: a query is repeated that often."""
+"""How often a query is repeated on a TPU, where a product with eight rows is much faster than with one."""
 
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
@@ -46,16 +46,21 @@ def bucket(n: int) -> int:
     return size
 
 
-def capacity(n: int) -> int:
-    """Return how many slots a cache of at least n begins with; it doubles when they are full.
+def bucketed(x: np.ndarray, l_max: int) -> np.ndarray:
+    """Return tokens ``[B, l]`` padded on the right to the bucket of l, or to l_max if that is less."""
+    return np.pad(x, ((0, 0), (0, min(bucket(x.shape[1]), l_max) - x.shape[1])))
 
-    Every capacity is compiled for itself, so there are few: powers of two, without the small ones.
+
+def capacity(n: int) -> int:
+    """Return the initial number of slots of a cache for at least n tokens; it doubles when they are full.
+
+    Each capacity is compiled separately, so only powers of two from 64 are used.
     """
     return 1 << (max(n, SMALLEST_CAPACITY) - 1).bit_length()
 
 
 def held(slot: Any, R: int) -> Int[Array, "R"]:
-    """Return the slots whose tokens the rows of a cache hold when those before `slot` are there.
+    """Return the slot that each row of a cache holds once all slots before `slot` are written.
 
     Example:
       >>> held(6, 4).tolist()
@@ -65,30 +70,26 @@ def held(slot: Any, R: int) -> Int[Array, "R"]:
 
 
 class KeyValues(NamedTuple):
-    """The keys and the values that one attention reads: its heads' and its sequences' side by side, head by head."""
+    """The keys and values that one attention reads, of all heads and sequences, head by head."""
 
     K: Float[Array, "HB R d_attn"]
     V: Float[Array, "HB R d_mid"]
 
     def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "KeyValues":
-        """Return the cache with the key and the value of one more token of each sequence in a slot."""
+        """Return the cache with the key and value of one more token of each sequence, in this slot."""
 
         def store(cache, column):
-            rows = _rows(column)[:, None, :]
+            rows = column.transpose(0, 2, 1).reshape(-1, column.shape[1])[:, None, :]
             return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot % cache.shape[1], axis=1)
 
         return KeyValues(store(self.K, K), store(self.V, V))
 
     def grown(self, R: int) -> "KeyValues":
         """Return the cache with R rows, the new ones 0."""
-
-        def grow(cache):
-            return jnp.pad(cache, ((0, 0), (0, R - cache.shape[1]), (0, 0)))
-
-        return KeyValues(grow(self.K), grow(self.V))
+        return KeyValues(*(jnp.pad(cache, ((0, 0), (0, R - cache.shape[1]), (0, 0))) for cache in self))
 
     def arranged(self, rows: Int[Array, "B R"]) -> "KeyValues":
-        """Return the cache of B sequences with these of its rows, of each sequence its own; any row for one below 0."""
+        """Return the cache with the given rows of each of B sequences; a negative index gives an arbitrary row."""
 
         def arrange(cache):
             of_heads = cache.reshape(-1, len(rows), *cache.shape[1:])
@@ -98,7 +99,7 @@ class KeyValues(NamedTuple):
         return KeyValues(arrange(self.K), arrange(self.V))
 
     def beside(self, other: "KeyValues", B: int) -> "KeyValues":
-        """Return the cache of B sequences, followed by that of others."""
+        """Return this cache, of B sequences, followed by the sequences of another."""
 
         def beside(cache, of_others):
             parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]
@@ -107,18 +108,13 @@ class KeyValues(NamedTuple):
         return KeyValues(beside(self.K, other.K), beside(self.V, other.V))
 
     def of_sequences(self, chosen: Int[Array, "n"], B: int) -> "KeyValues":
-        """Return the cache of the chosen ones of B sequences, in that order."""
+        """Return the cache of the chosen sequences among B, in that order."""
 
         def choose(cache):
             of_heads = cache.reshape(-1, B, *cache.shape[1:])
             return of_heads[:, chosen].reshape(-1, *cache.shape[1:])
 
         return KeyValues(choose(self.K), choose(self.V))
-
-
-def _rows(columns: Float[Array, "H d B"]) -> Float[Array, "HB d"]:
-    H, d, B = columns.shape
-    return columns.transpose(0, 2, 1).reshape(H * B, d)
 
 
 def keys_and_values(
@@ -129,8 +125,8 @@ def keys_and_values(
     implementation: str,
     positions: Float[Array, "d_e _ l"] | None = None,
 ) -> KeyValues:
-    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), with as many slots as tokens; t
-    are these tokens' positions, and ``positions`` what the keys read beside Z, or None.
+    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), one row per token. t are the
+    positions of the tokens; ``positions``, if given, is an additional input of the keys.
     """
 
     def arranged(columns):
@@ -153,8 +149,8 @@ def attend_cached(
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
-    If the cache has fewer heads, each of them serves several consecutive ones. A query that is permitted no slot
-    outputs 0. ``of_distances`` is what the distance of each slot's token adds to the scores, or None.
+    If the cache has fewer heads, each of them serves several consecutive ones. A query with nothing to attend to
+    outputs 0. ``of_distances``, if given, is added to the scores: a bias for the distance to each row's token.
     """
     _, d_attn, B = Q.shape
     H_kv = cache.K.shape[0] // B
@@ -179,62 +175,41 @@ def attend_cached(
 )
 @dataclasses.dataclass(frozen=True)
 class Projections:
-    """The weights of one attention, laid out for one column: what its heads read of it is one product.
+    """The weights of one attention, laid out so that one product projects a column for all heads."""
 
-    Attributes:
-        W: W_q of all heads, and below it, where the tokens attend to each other, W_k and W_v.
-        b: the biases of each of these, or None.
-        W_o: the output projection.
-        b_o: its bias, or None.
-        gamma_q: as in `MHAttentionParams`, like the next two.
-        gamma_k: of the norm of keys.
-        norm_out: of the output.
-        W_r: of Transformer-XL's scores, as u and v.
-        u: what is added to the queries for the keys.
-        v: what is added to them for the distances.
-        P: what meets each distance from 1 − R to 0, where there are scores by distance; see `with_distances`.
-        heads: the number of heads and of rows of each of the matrices in W.
-    """
-
-    W: Any  # [rows, d_e]
-    b: tuple[Any, ...]
-    W_o: Any  # [d_out, H*d_mid]
-    b_o: Any
-    gamma_q: Any
-    gamma_k: Any
-    norm_out: Any
-    W_r: Any
-    u: Any
-    v: Any
-    P: Any
-    heads: tuple[tuple[int, int], ...]
+    W: Any  # [rows, d_e]: W_q of all heads, and for self-attention W_k and W_v below it
+    b: tuple[Any, ...]  # the biases of each of these, or None
+    W_o: Any  # [d_out, H*d_mid], the output projection
+    b_o: Any  # its bias, or None
+    gamma_q: Any  # the scale of the norm of queries, as in `MHAttentionParams`
+    gamma_k: Any  # the scale of the norm of keys
+    norm_out: Any  # the norm of the output
+    W_r: Any  # Transformer-XL's projection of distances
+    u: Any  # its bias of queries for the product with keys
+    v: Any  # its bias of queries for the product with distances
+    P: Any  # the keys of the distances from 1 − R to 0, if scores depend on them; see `with_distances`
+    heads: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
-        """Return the weights for tokens that attend to each other, or to a context whose keys and values are known."""
+        """Lay out weights for self-attention or, if ``context``, for a context whose keys and values are known."""
         h = params.heads
         W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
-        return Projections(
-            _beside(*W),
-            b,
-            *params[1:],
-            P=None,
-            heads=tuple((a.shape[0], a.shape[1]) for a in W),
-        )
+        return Projections(_stacked(*W), b, *params[1:], P=None, heads=tuple((a.shape[0], a.shape[1]) for a in W))
 
     def with_distances(self, line: Attention, table: Any, R: int) -> "Projections":
-        """Return the weights with P for R rows, once for all tokens; the same where no scores depend on distances."""
+        """Return the weights with P for R rows, computed once for all tokens; unchanged if no scores use distances."""
         if not isinstance(line.positions, ByDistance):
             return self
         like = jax.ShapeDtypeStruct(self.heads[0], self.W.dtype)
         return dataclasses.replace(self, P=line.positions.keys(np.arange(1 - R, 1), self, Table(table), like))
 
     def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
-        """Return the weights with both matrices as `kept` returns them."""
+        """Return the weights with ``kept`` applied to W and W_o."""
         return dataclasses.replace(self, W=kept(self.W), W_o=kept(self.W_o))
 
     def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
-        """Return the queries, and where the tokens attend to each other, the keys and the values."""
+        """Return the queries and, for self-attention, the keys and values."""
         return [Y if b is None else Y + b[..., None] for Y, b in zip(self.products(X), self.b, strict=True)]
 
     def products(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
@@ -244,30 +219,26 @@ class Projections:
 
 
 @jax.jit
-def _beside(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
+def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
     return jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W])
+
+
+class NewTokens(NamedTuple):
+    """Where the new token of each of B sequences is, and which rows of a cache it attends to."""
+
+    permitted: Bool[Array, "B R"]  # rows that it may attend to
+    t: Int[Array, "B"]  # its position
+    slot: Int[Array, ""] | None = None  # where its own key and value go; None: nowhere, the cache is of a context
+    distances: Int[Array, "B R"] | None = None  # from it to the token of each row; None for a context
+    positions: Float[Array, "d_e B"] | None = None  # an additional input of its query and key, or None
 
 
 @numbered
 def mh_attention_cached(
-    line: Attention,
-    X: Float[Array, "d_e B"],
-    W: Projections,
-    cache: KeyValues,
-    permitted: Bool[Array, "B R"],
-    t: Int[Array, "B"],
-    slot: Int[Array, ""] | None,
-    distances: Int[Array, "B R"] | None = None,
-    positions: Float[Array, "d_e B"] | None = None,
+    line: Attention, X: Float[Array, "d_e B"], W: Projections, cache: KeyValues, new: NewTokens
 ) -> tuple[Float[Array, "d_out B"], KeyValues]:
-    """Algorithm 5 for one more token of each sequence, the columns of X, by an attention line; return its output,
-    and the cache.
-
-    Their own keys and values go to ``slot`` (None for a context that they do not belong to). ``distances`` are from
-    them to the tokens of the slots (None for a context), t their positions, and ``positions`` what queries and keys
-    read beside X, or None.
-    """
-    Y, cache = attention_cached(line, X, W, cache, permitted, t, slot, distances, positions)  # lines 1-2
+    """Algorithm 5 for one more token of each sequence, the columns of X; return the output and the new cache."""
+    Y, cache = attention_cached(line, X, W, cache, new)  # lines 1-2
     Y = Y.reshape(-1, Y.shape[2])  # line 3
     V_tilde = linear(W.W_o, Y, W.b_o, "paper")  # return
     return line.output(V_tilde, W, "paper"), cache
@@ -275,28 +246,20 @@ def mh_attention_cached(
 
 @numbered
 def attention_cached(
-    line: Attention,
-    X: Float[Array, "d_e B"],
-    W: Projections,
-    cache: KeyValues,
-    permitted: Bool[Array, "B R"],
-    t: Int[Array, "B"],
-    slot: Int[Array, ""] | None,
-    distances: Int[Array, "B R"] | None,
-    positions: Float[Array, "d_e B"] | None,
+    line: Attention, X: Float[Array, "d_e B"], W: Projections, cache: KeyValues, new: NewTokens
 ) -> tuple[Float[Array, "H d_mid B"], KeyValues]:
-    """Algorithm 4 for one more token of each sequence, of every head; the arguments are those of Algorithm 5."""
+    """Algorithm 4 for one more token of each sequence, for every head."""
     Q, *own = W.read(X)  # line 1
-    if slot is not None:
+    if new.slot is not None:
         K = own[0]  # line 2
         V = own[1]  # line 3
-        if positions is not None:
-            of_Q, of_K, _ = W.products(positions)
+        if new.positions is not None:
+            of_Q, of_K, _ = W.products(new.positions)
             Q, K = Q + of_Q, K + of_K
-        cache = cache.stored(line.keys(K, W, t, "paper"), V, slot)
-    S = None if W.P is None else scores_of_distances(line.distant(Q, W, "paper"), W.P, distances)
-    Q = line.queries(Q, W, t, "paper")
-    arguments = Q, cache, permitted, line.cap, S
+        cache = cache.stored(line.keys(K, W, new.t, "paper"), V, new.slot)
+    S = None if W.P is None else scores_of_distances(line.distant(Q, W, "paper"), W.P, new.distances)
+    Q = line.queries(Q, W, new.t, "paper")
+    arguments = Q, cache, new.permitted, line.cap, S
     if shows("printed"):
         V_tilde = _as_printed(*arguments)  # lines 4-5, return
     else:
@@ -313,7 +276,7 @@ def _as_printed(
     cap: float | None,
     of_distances: Float[Array, "H B R"] | None,
 ) -> Float[Array, "H d_mid B"]:
-    """Lines 4 to the end of Algorithm 4 for one query of each head, as printed; the context tokens are the rows."""
+    """Lines 4 to the end of Algorithm 4 for one query of each head, as printed; rows of S are context tokens."""
     H, d_attn, B = Q.shape
     K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in cache)
     S = jnp.einsum("hbcd,hdb->hcb", K, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
@@ -329,7 +292,7 @@ def _as_printed(
 def scores_of_distances(
     U: Float[Array, "H d_r B"], P: Float[Array, "H d_r R"], distances: Any
 ) -> Float[Array, "H B R"]:
-    """What the distances from the new tokens to those of the rows add to the scores: of tokens ahead, anything."""
+    """Return what the distances from new tokens to the rows' tokens add to the scores; arbitrary for tokens ahead."""
     S = jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))
     R = P.shape[-1]
     return jnp.take_along_axis(S, jnp.clip(distances + R - 1, 0, R - 1)[None], axis=2)

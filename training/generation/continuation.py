@@ -1,4 +1,4 @@
-"""Prompts on their way: what was generated of each, and the state from which all of them go on."""
+"""Continuations of a batch of prompts: the tokens generated so far, and the state to generate more."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int, Key
 from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import Recorded
 from training.generation import decoding, inputs, reading, states
-from training.generation.cache import bucket, capacity
+from training.generation.cache import bucket, bucketed, capacity
 from training.generation.inside import Inside, Reading
 from training.generation.layout import Weights
 from training.generation.prefixes import Prefixes
@@ -23,38 +23,34 @@ from training.generation.states import Likeliest, State
 from training.generation.windows import window_start
 
 ROOM = 256
-"""Tokens that a cache has room for from the beginning, so that a usual answer needs one compiled loop."""
-
+"""Tokens that a new cache has room for, so that a typical answer needs one compiled loop."""
 
 REMEMBERED = 1024
-"""Tokens that there is room for where all of them decide what may come, so that little is compiled."""
+"""Initial room for tokens in a `History`, so that few programs are compiled."""
 
 
 class Model(NamedTuple):
-    """A decoder: its parameters, the same `layout.apart` for prompts, and laid out for single columns, its sizes, and
-    what it keeps of texts.
-    """
+    """A decoder, ready to generate."""
 
-    theta: DTransformerParams
-    apart: DTransformerParams
-    weights: Weights
-    config: DTransformerConfig
-    prefixes: Prefixes | None = None
-    inside: Inside | None = None
+    theta: DTransformerParams  # its parameters
+    apart: DTransformerParams  # the same as `layout.apart` returns them, for prompts
+    weights: Weights  # the same as `layout.unstacked` returns them, for single columns
+    config: DTransformerConfig  # its sizes, and its variant without dropout
+    prefixes: Prefixes | None = None  # keys and values of earlier texts
+    inside: Inside | None = None  # what to change and record
 
     @property
     def most(self) -> int | None:
-        """How many tokens' keys and values are kept: the widest window's; None: all, if anything reads all of them."""
+        """How many tokens the cache keeps: the width of the widest window; None for all, if anything reads them all."""
         in_full = self.prefixes is not None or self.inside is not None
         return None if in_full else states.widest_window(self.config.variant)
 
     def read(
         self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
     ) -> State:
-        """Read prompts, padded on the right, with `prefill`; the caches get room for at least `room` tokens."""
-        P = min(bucket(x.shape[1]), self.config.l_max)
-        x = np.pad(x, ((0, 0), (0, P - x.shape[1])))
-        C = capacity(P + 1 + room)
+        """Read prompts, padded on the right, with `prefill`, into caches with room for at least `room` more tokens."""
+        x = bucketed(x, self.config.l_max)
+        C = capacity(x.shape[1] + 1 + room)
         if self.prefixes is not None and self.inside is None:
             return self.prefixes.read(self.theta, self.apart, x, lengths, config=self.config, C=C)
         theta = self.apart if self.inside is None else self.theta
@@ -62,17 +58,18 @@ class Model(NamedTuple):
 
 
 class Continuation:
-    """The continuations of prompts, as far as they have come.
+    """The continuations of a batch of prompts, so far.
 
-    Where a text outgrows l_max, it goes on in the windows of `windows.window_start`. A window is read anew as a whole,
-    and every token in it is then generated from the cache, so that a text of any length costs at most some three
-    columns a token. All requests are read anew when one of them has to be.
+    A text that outgrows l_max continues in the windows of `windows.window_start`. Each new window is read in one
+    forward pass, and its further tokens are generated from the cache, so a text of any length costs at most about three
+    columns per token. When one request needs a new window, all of them are read again.
 
     Attributes:
         tokens: the generated tokens, ``[B, n]``.
-        log_p: their log-probabilities under the model, whatever they were drawn from; 0 behind the end.
-        likeliest: the likeliest tokens in their place, and the log-probabilities of those, ``[B, n, N]`` each.
-        starts: where the first token of each request stands in these: 0 but where it has joined the others later.
+        log_p: their log-probabilities under the model, regardless of how they were drawn; 0 after the end.
+        likeliest: the N likeliest tokens at each position and their log-probabilities, ``[B, n, N]`` each.
+        starts: the index of each request's first token in these; 0 unless it joined later.
+        sampling: how the tokens of each request are drawn.
         ended: whether all of them have ended.
     """
 
@@ -88,12 +85,11 @@ class Continuation:
         l_gen: int,
         likeliest: int = 0,
     ) -> None:
-        """Read prompts, padded on the right, to generate at most l_gen tokens of each, with a key for each. `begins`
-        are the tokens that each continuation may begin with (None: all), and `likeliest` is N, how many of the
-        likeliest tokens to note.
+        """Read prompts, padded on the right, to generate at most l_gen tokens for each, with a key for each. `begins`
+        marks the tokens that each continuation may begin with (None: all); `likeliest` is N.
         """
         B = len(prompts)
-        self._model, self._keys, self._sampling, self._begins, self._N = model, keys, sampling, begins, likeliest
+        self._model, self._keys, self.sampling, self._begins, self._N = model, keys, sampling, begins, likeliest
         self._prompts = [x[:l] for x, l in zip(prompts, lengths, strict=True)]
         self.tokens = np.zeros((B, 0), np.int32)
         self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)
@@ -106,7 +102,7 @@ class Continuation:
         self._remember(l_gen)
 
     def extend(self, n: int) -> None:
-        """Generate until there are n tokens in all, or until all sequences have ended."""
+        """Generate until there are n tokens in total, or until all sequences have ended."""
         while self.tokens.shape[1] < n and not self.ended:
             done = self.tokens.shape[1]
             if not self._room:
@@ -114,15 +110,16 @@ class Continuation:
             first = int(self._state.slot)
             last = first + min(n - done, self._room)
             begins = self._begins if done in self.starts else None
-            options = {"sampling": self._sampling, "variant": self._model.config.variant, "begins": begins}
+            options = {"sampling": self.sampling, "variant": self._model.config.variant, "begins": begins}
             decode = decoding.decode if self._reading is None else self._reading.decode
-            arguments = self._model.weights, None, self._state, self._keys, last, options, decode
-            self._state = decoding.decode_until(*arguments, most=self._model.most)
+            self._state = decoding.decode_until(
+                self._model.weights, None, self._state, self._keys, last, options, decode, self._model.most
+            )
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
     def columns(self, n: int) -> Iterator[np.ndarray]:
-        """Yield the tokens of all sequences, column by column, as they come: n of them, or until all have ended."""
+        """Yield the first n columns of tokens as they are generated, or those until all sequences have ended."""
         for i in range(n):
             self.extend(i + 1)
             if self.tokens.shape[1] == i:
@@ -130,7 +127,7 @@ class Continuation:
             yield self.tokens[:, i]
 
     def keep(self, r: int) -> None:
-        """Let texts that begin as request r does, with what was generated of it, be read from there on."""
+        """Cache the keys and values of request r and its continuation for later texts that begin the same."""
         if self._model.prefixes is not None and self._model.inside is None:
             self._model.prefixes.keep(self._state, r)
 
@@ -145,10 +142,10 @@ class Continuation:
         sampling: SamplingArrays,
         begins: Bool[np.ndarray, "b N_V"] | None = None,
     ) -> None:
-        """Continue some of the requests, and new ones beside them: `rows` says which, of the B that there are and the
-        new ones after them. Nothing is kept of the others. Where there is room for the new prompts, padded on the
-        right, only those are read. From now on at most l_gen tokens are generated; keys, `sampling` and `begins`, the
-        tokens that a continuation may begin with, are those of the new requests.
+        """Continue some of the requests, together with new ones: `rows` are indices into the B present requests
+        followed by the new ones, and the rest are dropped. If the new prompts, padded on the right, fit into the cache,
+        only they are read; otherwise all are read again. From now on at most l_gen tokens are generated. `keys`,
+        `sampling` and `begins`, the tokens that a continuation may begin with, are those of the new requests.
         """
         x, lengths = inputs.checked("prompts", prompts, lengths, self._model.config, sliding=True)
         chosen, (b, n) = np.asarray(rows), (len(x), self.tokens.shape[1])
@@ -156,7 +153,7 @@ class Continuation:
         if begins is not None:
             begins = np.concatenate([np.ones((len(self.starts), begins.shape[1]), bool), begins])[chosen].T
         self._begins = None if begins is None else jnp.asarray(begins)
-        self._sampling = self._sampling.beside(sampling, chosen)
+        self.sampling = self.sampling.beside(sampling, chosen)
         self._prompts = [[*self._prompts, *new][r] for r in rows]
         self._keys = jnp.concatenate([self._keys, keys])[chosen]
         starts = np.concatenate([self.starts, np.full(b, n)])[chosen]
@@ -172,9 +169,9 @@ class Continuation:
         self._remember(l_gen)
 
     def copy(self) -> "Continuation":
-        """Return the same continuations once more, which go on without these."""
+        """Return an independent copy."""
         other = copy.copy(self)
-        other._state = jax.tree.map(jnp.copy, self._state)  # decoding uses the memory of the state again
+        other._state = jax.tree.map(jnp.copy, self._state)  # decoding donates the state
         prefixes = self._model.prefixes
         other._model = self._model._replace(prefixes=None if prefixes is None else prefixes.copy())
         other._reading = None if self._reading is None else self._reading.copy()
@@ -190,16 +187,16 @@ class Continuation:
         begins: Bool[np.ndarray, "b N_V"] | None = None,
         **_: Any,
     ) -> tuple[Any, ...]:
-        """Return what decides whether `join`, with these arguments, needs programs that were not compiled yet."""
+        """Return a key for the programs that `join` with these arguments needs: equal keys need the same programs."""
         slots, l = self._state.tokens.shape[1], int(np.max(lengths))
         fits = self._room > 0 and l <= int(self._state.slot) + 1
         longest = 0 if fits else bucket(max(l, *(len(text) for text in self._texts())))
-        both = self._sampling.beside(sampling, np.asarray(rows))
+        both = self.sampling.beside(sampling, np.asarray(rows))
         drawn = (both.eos.shape[1], both.logit_bias is None, both.uses_history)
         return (prompts.shape[0], bucket(l), len(self.starts), len(rows), slots, longest, begins is None, *drawn)
 
     def _place(self, new: list[np.ndarray], rows: np.ndarray) -> None:
-        """Let new prompts go on from the slot of the others, or all of them from a new one."""
+        """Place new prompts beside the others in the cache if they fit; otherwise read all texts again."""
         before, l_max = self._state, self._model.config.l_max
         slot, longest = int(before.slot), max(len(x) - window_start(len(x), l_max) for x in new)
         room = min(self._room, l_max - longest + 1, 2 * l_max - slot)
@@ -213,32 +210,30 @@ class Continuation:
             self._begin_windows()
 
     def _texts(self) -> list[np.ndarray]:
-        """Return the tokens of each request so far."""
+        """Return the tokens of each request so far, its prompt included."""
         of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
         return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
 
     def seen(self) -> list[Recorded]:
-        """What was recorded of each request, as `record` gives it of one pass over the tokens before its last one.
+        """Return what was recorded for each request: what `record` gives for one pass over all its tokens but the last.
 
-        Where a text has outgrown l_max, these are the tokens of its window.
+        If a text has outgrown l_max, only the tokens of its window count.
         """
         return [] if self._reading is None else self._reading.seen()
 
     def _read_all(self) -> State:
-        """Read all texts so far."""
         state = self._read(self._texts())
         if self._reading is not None:
             self._reading.choose(range(len(self._prompts)))
         return state
 
     def _read(self, texts: list[np.ndarray]) -> State:
-        """Read the window of each text, one that several have only once."""
+        """Read the window of each text; a window that several texts share is read once."""
         l_max = self._model.config.l_max
         of_texts = [text[window_start(len(text), l_max) :] for text in texts]
         numbers: dict[bytes, int] = {}
         rows = [numbers.setdefault(np.asarray(window, np.int32).tobytes(), len(numbers)) for window in of_texts]
-        windows = [of_texts[rows.index(i)] for i in range(len(numbers))]
-        windows += windows[:1] * ((1 << (len(windows) - 1).bit_length()) - len(windows))  # so that little is compiled
+        windows = inputs.to_power_of_two([of_texts[rows.index(i)] for i in range(len(numbers))])
         windows = windows if len(windows) < len(texts) else of_texts
         x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
         self._room = l_max - int(lengths.max()) + 1
@@ -257,14 +252,13 @@ class Continuation:
         return state
 
     def _begin_windows(self) -> None:
-        """Go on with the next windows."""
-        before, drawn = self._state, self.tokens.shape[1] - self.starts
-        drawn = jnp.asarray(drawn, jnp.int32)
+        """Read the next windows."""
+        before, drawn = self._state, jnp.asarray(self.tokens.shape[1] - self.starts, jnp.int32)
         self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
     def _remember(self, l_gen: int) -> None:
-        """Let all tokens decide what may come, where they do, with room for so many more."""
-        if not self._sampling.uses_history:
+        """If any request's sampling uses its history, put all tokens into the state, with room for l_gen more."""
+        if not self.sampling.uses_history:
             return
         texts = self._texts()
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -274,14 +268,13 @@ class Continuation:
         self._state = self._state._replace(history=History(*map(jnp.asarray, (padded, lengths, given))))
 
     def _take(self, first: int, end: int) -> None:
-        """Take note of what is in the new slots."""
-        new = slice(first, end)
+        """Append the contents of the new slots."""
         self._room -= end - first
-        self.tokens = np.concatenate([self.tokens, np.asarray(self._state.tokens[:, new])], axis=1)
-        self.log_p = np.concatenate([self.log_p, np.asarray(self._state.log_p[:, new])], axis=1)
-        if self._state.likeliest is None:
-            tokens = log_p = np.zeros((len(self.tokens), end - first, 0))
-        else:
-            tokens, log_p = (np.asarray(of_slots[:, new]) for of_slots in self._state.likeliest)
-        before = self.likeliest
-        self.likeliest = (np.concatenate([before[0], tokens], axis=1), np.concatenate([before[1], log_p], axis=1))
+        state, none = self._state, np.zeros((len(self.tokens), end, 0))
+
+        def appended(before, of_slots):
+            return np.concatenate([before, np.asarray(of_slots[:, first:end])], axis=1)
+
+        tokens, log_p = state.likeliest or (none, none)
+        self.tokens, self.log_p = appended(self.tokens, state.tokens), appended(self.log_p, state.log_p)
+        self.likeliest = (appended(self.likeliest[0], tokens), appended(self.likeliest[1], log_p))

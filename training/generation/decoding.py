@@ -14,7 +14,7 @@ from algorithms.alg08_ed_transformer import OWN, decoder_hidden_state
 from algorithms.alg10_d_transformer import decoder_lines, hidden_state
 from algorithms.layers import lines_of
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import KeyValues, held, mh_attention_cached
+from training.generation.cache import KeyValues, NewTokens, held, mh_attention_cached
 from training.generation.layout import Weights
 from training.generation.repetition import penalized
 from training.generation.sampling import SamplingArrays, draw
@@ -24,8 +24,8 @@ from training.generation.states import Context, Likeliest, State, grow, rows_of
 def step(
     weights: Weights, context: Context | None, state: State, *, variant: Variant
 ) -> tuple[Float[Array, "N_V B"], tuple[KeyValues, ...]]:
-    """Read the token in the last slot of every sequence; return the distribution of each next token, and the caches
-    with it.
+    """Read the token in the last slot of every sequence; return the distributions of the next tokens and the new
+    caches.
     """
     weights = _with_distances(weights, variant, rows_of(state))
     scores, caches = _scores(weights, context, state, variant)
@@ -33,7 +33,7 @@ def step(
 
 
 def _with_distances(weights: Weights, variant: Variant, R: int) -> Weights:
-    """Return the weights whose attentions know what each distance in R rows adds to their scores."""
+    """Return the weights with `Projections.P` for caches of R rows, in attentions whose scores use distances."""
     is_d = isinstance(weights, DTransformerParams)
     name, attention = ("layers", "attention") if is_d else ("decoder", "self_attention")
     table = weights.distances if is_d else weights.decoder_distances
@@ -47,7 +47,7 @@ def _with_distances(weights: Weights, variant: Variant, R: int) -> Weights:
 
 
 def _scores(weights: Weights, context: Context | None, state: State, variant: Variant):
-    """Return the logits of the next token of every sequence, and the caches."""
+    """Return the logits of the next token of every sequence, and the new caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
     distances = jnp.broadcast_to(held(state.slot + 1, rows_of(state)) - state.slot, (len(t), rows_of(state)))
@@ -56,11 +56,10 @@ def _scores(weights: Weights, context: Context | None, state: State, variant: Va
 
     def attend(line, X, Z, W, mask, **options):
         if Z is context and context is not None:
-            return mh_attention_cached(line, X, W, next(of_context), context.permitted, t, None)[0], None
+            return mh_attention_cached(line, X, W, next(of_context), NewTokens(context.permitted, t))[0], None
         within = permitted if line.window is None else permitted & (-line.window < distances)
-        Y, cache = mh_attention_cached(
-            line, X, W, state.caches[len(caches)], within, t, state.slot, distances, options["table"].positions
-        )
+        new = NewTokens(within, t, state.slot, distances, options["table"].positions)
+        Y, cache = mh_attention_cached(line, X, W, state.caches[len(caches)], new)
         caches.append(cache)
         return Y, None
 
@@ -90,15 +89,15 @@ def decode(
 
     Args:
         weights: the parameters.
-        context: what an encoder-decoder translates; None for a decoder.
-        state: the sequences; its memory is used again.
+        context: the encoded contexts that an encoder-decoder translates; None for a decoder.
+        state: the sequences, donated.
         keys: one for each sequence, whose token i is drawn with ``fold_in(key, i)``.
         stop: the last slot that gets a token.
-        sampling: how tokens are drawn. Where nothing may follow a sequence, its eos ends it; what follows an end is
-            eos again, of log-probability 0.
+        sampling: how tokens are drawn. If every token is ruled out for a sequence, it ends with eos; after its end, it
+            is filled with eos of log-probability 0.
         variant: the lines of the model.
         begins: the tokens that each sequence may begin with, or None for all.
-        once: generate one token, whatever `stop` is.
+        once: generate one token, regardless of `stop`.
     """
     weights = _with_distances(weights, variant, rows_of(state))
 
@@ -109,7 +108,10 @@ def decode(
         scores, caches = _scores(weights, context, state, variant)
         P = softmax(scores)
         i = state.drawn + state.slot - state.first
-        scores = _adjusted(scores, state, sampling)
+        if state.history is not None:
+            scores = penalized(scores, state.history, sampling)
+        if sampling.logit_bias is not None:
+            scores = scores + sampling.logit_bias.astype(scores.dtype)
         if begins is not None:
             scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
         exhausted = jnp.all(jnp.isneginf(scores), axis=0)
@@ -120,20 +122,13 @@ def decode(
     return generate(state) if once else jax.lax.while_loop(unfinished, generate, state)
 
 
-def _adjusted(scores: Float[Array, "N_V B"], state: State, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
-    """Return the scores after the penalties, and the biases."""
-    if state.history is not None:
-        scores = penalized(scores, state.history, sampling)
-    return scores if sampling.logit_bias is None else scores + sampling.logit_bias.astype(scores.dtype)
-
-
 def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
-    """The logarithm, of 0 that of the smallest number: it is written as JSON, which has no −∞."""
+    """The logarithm of max(p, smallest positive number), since JSON, in which it is reported, has no −∞."""
     return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
 
 
 def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: Int[Array, "B E"]) -> State:
-    """Return the state with one more token for each sequence."""
+    """Return the state with one more token per sequence."""
     slot, ended = state.slot + 1, state.ended
 
     def write(of_slots, column):
@@ -164,7 +159,7 @@ def decode_until(
     decode: Callable[..., State] = decode,
     most: int | None = None,
 ) -> State:
-    """Generate up to slot `stop` by `decode` with `options`: one compiled loop for each bucket of the cache."""
+    """Generate up to slot `stop`, calling `decode` with `options` once for each capacity of the cache."""
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)

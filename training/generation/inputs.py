@@ -1,54 +1,54 @@
-"""What comes to a generator from outside, checked by value: nothing is repaired, cut or skipped."""
+"""Checks of the values that callers give to generation: nothing is repaired, cut or skipped."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Int
 
 from algorithms.machinery.axes import check_key
 from algorithms.model.shapes import check_present
 from algorithms.model.sizes import TransformerConfig
 
+T = TypeVar("T")
+Tokens = Int[Array, "B l"] | np.ndarray
+Lengths = Int[Array, "B"] | np.ndarray
+
 LEAST_PENALTY = 0.01
-"""Smaller repetition penalties, and larger ones than its inverse, overflow what they divide or multiply."""
+"""The least repetition penalty; its inverse is the largest. Beyond them, scores overflow."""
 
 LARGEST_BIAS = 100
 
 LARGEST_PENALTY = 2
-"""Of a token that was generated, as OpenAI has it."""
+"""The largest frequency and presence penalties, as in OpenAI's API."""
 
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
-    """Check that parameters and configuration are of one architecture and of one size. Raises TypeError if one is of
-    another architecture, and ValueError if their sizes disagree.
+    """Check the architecture of parameters and configuration, and that their sizes agree. Raises TypeError for another
+    architecture, and ValueError if the sizes disagree.
     """
     if not isinstance(theta, params_type):
         raise TypeError(f"theta: expected {params_type.__name__}, got {type(theta).__name__}")
     if not isinstance(config, config_type):
         raise TypeError(f"config: expected {config_type.__name__}, got {type(config).__name__}")
-    if theta.W_e.shape != (config.d_e, config.N_V):
-        raise ValueError(
-            f"theta.W_e: expected [d_e, N_V] = [{config.d_e}, {config.N_V}] from the configuration, got "
-            f"{list(theta.W_e.shape)}"
-        )
     check_present(theta, config.variant)
-    columns = config.sizes()["l_max"]
-    if theta.W_p is not None and theta.W_p.shape != (config.d_e, columns):
-        raise ValueError(
-            f"theta.W_p: expected [d_e, l_max] = [{config.d_e}, {columns}] from the configuration, got "
-            f"{list(theta.W_p.shape)}"
-        )
+    for name, axis, columns in (("W_e", "N_V", config.N_V), ("W_p", "l_max", config.sizes()["l_max"])):
+        matrix = getattr(theta, name)
+        if matrix is not None and matrix.shape != (config.d_e, columns):
+            raise ValueError(
+                f"theta.{name}: expected [d_e, {axis}] = [{config.d_e}, {columns}] from the configuration, got "
+                f"{list(matrix.shape)}"
+            )
 
 
 def checked(
     name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None, sliding: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check sequences, padded on the right, and their lengths; return both as 32-bit integers, without columns that are
-    padding throughout. N_V is that of the model unless given; if ``sliding``, sequences may be longer than l_max.
-    Raises TypeError if they hold no integers, and ValueError if a shape is wrong, or a sequence is empty, too long, or
-    has an unknown token.
+    all padding. N_V defaults to the model's; if ``sliding``, sequences may be longer than l_max. Raises TypeError if
+    they are not integers, and ValueError if a shape is wrong, or a sequence is empty, too long or has unknown tokens.
     """
     x, lengths = np.asarray(x), np.asarray(lengths)
     N_V = config.N_V if N_V is None else N_V
@@ -75,7 +75,7 @@ def checked(
             t = int(unknown.argmax())
             raise ValueError(
                 f"{name}: token {x[r, t]} at position {t} of request {r} is unknown; "
-                f"the vocabulary has N_V = {N_V} tokens, from 0"
+                f"expected one in [0, N_V) = [0, {N_V})"
             )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
 
@@ -89,16 +89,13 @@ def padded_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[Int[np.ndar
     return x, lengths
 
 
-def check_rows(z: np.ndarray, x: np.ndarray) -> None:
-    """Check that there are as many contexts as sequences, or raise ValueError if there are not."""
-    if len(z) != len(x):
-        raise ValueError(f"z: expected a context for each of the {len(x)} sequences of x, got {len(z)}")
+def to_power_of_two(rows: list[T]) -> list[T]:
+    """Return rows, with the first one repeated at the end up to a power of two, so that few batch sizes compile."""
+    return rows + rows[:1] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
 
 def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
-    """Check that every prompt can be continued by l_gen tokens (the last one is never read). Raises
-    ValueError if one cannot.
-    """
+    """Raise ValueError unless every prompt has room for l_gen more tokens, the last of which is never read."""
     r = int(lengths.argmax())
     if lengths[r] + l_gen - 1 > l_max:
         raise ValueError(
@@ -108,7 +105,7 @@ def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
 
 
 def check_count(name: str, value: Any, at_most: int | None = None, why: str = "") -> None:
-    """Check an integer in [1, at_most]. Raises TypeError if it is not an integer, and ValueError if it is outside."""
+    """Raise TypeError unless the value is an integer, and ValueError unless it is in [1, at_most]."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if value < 1 or (at_most is not None and value > at_most):
@@ -117,8 +114,8 @@ def check_count(name: str, value: Any, at_most: int | None = None, why: str = ""
 
 
 def check_sampling(sampling: Any, N_V: int) -> None:
-    """Check how tokens are to be drawn, a `sampling.Sampling` with all its entries. Raises TypeError if top_k,
-    no_repeat_ngram_size or eos is not an integer, and ValueError if a value is impossible.
+    """Check a `sampling.Sampling` with all its entries. Raises TypeError if top_k, no_repeat_ngram_size or a token
+    is not an integer, and ValueError if a value is out of range.
     """
     top_k, top_p, penalty = sampling["top_k"], sampling["top_p"], sampling["repetition_penalty"]
     check_temperature(sampling["tau"])
@@ -136,11 +133,11 @@ def check_sampling(sampling: Any, N_V: int) -> None:
     if sampling["no_repeat_ngram_size"] != 0:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])
         if eos is None or eos == ():
-            raise ValueError("no_repeat_ngram_size: needs eos, which ends a sequence that nothing can follow, got None")
+            raise ValueError("no_repeat_ngram_size: needs eos to end a sequence that nothing can follow, got None")
 
 
 def _check_biases(sampling: Any, N_V: int) -> None:
-    """Check what is added to scores, and what is taken from those of tokens that were generated."""
+    """Raise ValueError if a frequency penalty, presence penalty or logit bias is out of range."""
     for name in ("frequency_penalty", "presence_penalty"):
         if not abs(sampling[name]) <= LARGEST_PENALTY:
             raise ValueError(f"{name}: expected from {-LARGEST_PENALTY} to {LARGEST_PENALTY}, got {sampling[name]}")
@@ -153,22 +150,26 @@ def _check_biases(sampling: Any, N_V: int) -> None:
 
 
 def check_token(name: str, token: int | None, N_V: int) -> None:
-    """Check a token that may be left out, or raise ValueError if it is outside the vocabulary."""
-    if token is not None and not 0 <= token < N_V:
+    """Unless the token is None, raise TypeError if it is not an integer, and ValueError if it is not in [0, N_V)."""
+    if token is None:
+        return
+    if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+        raise TypeError(f"{name}: expected an integer token, got {token!r}")
+    if not 0 <= token < N_V:
         raise ValueError(f"{name}: expected a token in [0, N_V) = [0, {N_V}), got {token}")
 
 
 def check_temperature(tau: Any) -> None:
-    """Check a temperature, or raise ValueError if it is negative or NaN."""
+    """Raise ValueError if a temperature is negative or NaN."""
     if not tau >= 0:
         raise ValueError(f"tau: expected a temperature >= 0 (0 is greedy, inf is uniform), got {tau}")
 
 
 def check_translation(
-    l_max: Any, beam_size: Any, length_penalty: Any, tau: Any, key: Any, config: TransformerConfig
+    l_max: Any, tau: Any, key: Any, config: TransformerConfig, *, beam_size: Any = 1, length_penalty: Any = 0.0
 ) -> None:
-    """Check how contexts are to be translated. Raises TypeError if a size is not an integer, or the key is untyped, and
-    ValueError if a value is impossible, or two of them do not go together.
+    """Check the options of a translation. Raises TypeError if a size is not an integer, or the key is untyped, and
+    ValueError if a value is out of range, or two values conflict.
     """
     check_count("l_max", l_max, config.l_max, ", the l_max of the model")
     check_count("beam_size", beam_size, config.N_V, ", the size of the vocabulary")

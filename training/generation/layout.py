@@ -1,4 +1,4 @@
-"""Parameters laid out for generation: layer by layer, and for reading one column at a time."""
+"""Parameters laid out for generation: layer by layer, and for processing one column at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,14 @@ from algorithms.ops.int8 import Int8Matrix
 from training.generation.cache import Projections
 
 Weights = DTransformerParams | EDTransformerParams
-"""Parameters as `unstacked` lays them out for reading one column at a time."""
+"""Parameters as `unstacked` lays them out."""
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8 with the decoder's layers one by one; with ``int8``, the
-    matrices that are read for every token are rounded.
+    """Return the parameters of Algorithm 10 or 8 with the decoder's layers as a tuple, laid out for processing one
+    column at a time; with ``int8``, the matrices that every token reads are rounded.
 
-    A slice of stacked layers would be copied for every token.
+    The layers are not stacked, since a slice of stacked layers would be copied for every token.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
@@ -30,7 +30,7 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Varia
 
 
 def _part(stacked: Any, l: int) -> Any:
-    """An array of layer l: on a CPU the same memory, elsewhere a copy."""
+    """Layer l of a stacked array: on a CPU a view of the same memory, elsewhere a copy."""
     if not _is_here(stacked):
         return stacked[l]
     place = stacked.sharding if stacked.committed else None
@@ -38,24 +38,23 @@ def _part(stacked: Any, l: int) -> Any:
 
 
 def _is_here(a: Any) -> bool:
-    """Whether an array is in the memory of this process's CPU alone."""
+    """Whether an array is on a single CPU device."""
     is_array = isinstance(a, jax.Array) and not isinstance(a, Tracer)
-    return is_array and len(a.devices()) == 1 and {device.platform for device in a.devices()} == {"cpu"}
+    return is_array and [device.platform for device in a.devices()] == ["cpu"]
 
 
 def _layer(params: Any) -> Any:
-    """A layer with `Projections` for the parameters of its attentions."""
-    attentions = {name: name == "cross_attention" for name in params._fields if "attention" in name}
-    laid_out = {name: Projections.of(getattr(params, name), context=c) for name, c in attentions.items()}
-    return params._replace(**laid_out)
+    """Return a layer with `Projections` in place of its attentions' parameters."""
+    names = [name for name in params._fields if "attention" in name]
+    return params._replace(**{n: Projections.of(getattr(params, n), context=n == "cross_attention") for n in names})
 
 
 _rounded = jax.jit(Int8Matrix.of)
-"""Compiled by itself, once for each shape: in one program, the matrices of all layers would be compiled one by one."""
+"""Compiled once per shape; one program for all layers would compile every matrix separately."""
 
 
 def _in_int8(layer: Any) -> Any:
-    """A layer whose matrices are rounded."""
+    """Return a layer with rounded matrices."""
     changed = {name: getattr(layer, name).with_matrices(_rounded) for name in layer._fields if "attention" in name}
     if layer.mlp is not None:
         matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
@@ -64,19 +63,19 @@ def _in_int8(layer: Any) -> Any:
 
 
 def are_apart(layers: Any) -> bool:
-    """Whether layers are one by one, as `apart` returns them."""
+    """Whether layers are a tuple, as `apart` returns them."""
     return isinstance(layers, tuple) and not hasattr(layers, "_fields")
 
 
 def apart(theta: DTransformerParams, *, variant: Variant) -> DTransformerParams:
-    """Return the parameters with all layers one by one, in the same memory; as they are, where that is impossible."""
+    """Return the parameters with the layers as a tuple, in the same memory; unchanged if that is impossible."""
     if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
         return theta
     return theta._replace(layers=_one_by_one(theta.layers, variant, lambda layer: layer))
 
 
 def _one_by_one(stacked: Any, variant: Variant, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """The parameters of every layer, laid out; layers that share theirs get the same arrays, not copies."""
+    """Return the laid-out parameters of every layer; layers that share parameters share the arrays."""
     L = jax.tree.leaves(stacked)[0].shape[0]
     layers = [laid_out(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
     return tuple(layer for layer in layers for _ in range(variant.shared_layers))

@@ -1,12 +1,12 @@
-"""What Gato makes of other modalities than text: it names images, draws what a text says, and acts on observations.
+"""Gato beyond text: it names images, draws what a text describes, and acts on observations.
 
     gato = Gato(load_run(directory))
     gato.names(pixels)                                 # ["seven", …]
     gato.drawings(["seven", "two"], n=64, levels=17)   # [2, 64] integers
     gato.actions(observations, actions)                # the next action of each episode
 
-Algorithm 14, entered with embeddings: a column that is predicted may only be of the modality that answers there, so the
-other tokens' probabilities are left out, as with any nucleus.
+This is Algorithm 14 with embeddings as input. Each predicted token must be of the modality of the answer, so the
+probabilities of all other tokens are left out, as for a nucleus.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ LONGEST_NAME = 16  # tokens
 
 
 def of_text(run: Run) -> Run:
-    """Return a run of the task d: the decoder of text that a run of gato is without values and images."""
+    """Return a run of the task d: the text decoder in a run of gato, without values and images."""
     theta, config, N_V = run.theta.transformer, run.config, run.tokenizer.N_V
     W_u, b_u = (None if array is None else array[:N_V] for array in (theta.W_u, theta.b_u))
     sizes: dict[str, Any] = {f.name: getattr(config, f.name) for f in dataclasses.fields(DTransformerConfig)}
@@ -51,7 +51,7 @@ class Gato:
         self.vocabulary = Vocabulary(run.tokenizer, run.config)
 
     def names(self, images: Sequence[np.ndarray]) -> list[str]:
-        """Return the likeliest text after each image, [height, width, channels] from −1 to 1, token by token."""
+        """Return the greedily decoded text after each image, [height, width, channels] from −1 to 1."""
         tokenizer = self.vocabulary.tokenizer
         asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
         tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=tokenizer.eos_token)
@@ -62,13 +62,13 @@ class Gato:
     def drawings(
         self, texts: Sequence[str], *, n: int, levels: int, tau: float = 1.0, key: Key[Array, ""] | None = None
     ) -> Int[np.ndarray, "texts n"]:
-        """Return what the model draws for each text: n integers below `levels`, the likeliest for τ = 0."""
+        """Return what the model draws for each text: n integers below `levels`, greedily for τ = 0."""
         first = self.vocabulary.first
         asked = [self.vocabulary.to_draw(text) for text in texts]
         return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
 
     def actions(self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the likeliest next action of each episode, within ±1, after observations [steps, d], as many as
+        """Return the greedily decoded next action of each episode, within ±1, after observations [steps, d], as many as
         the model has columns for, and actions [steps − 1, d].
         """
         episodes = [Control(*pair) for pair in zip(observations, actions, strict=True)]
@@ -89,22 +89,21 @@ class Gato:
         ends: int | None = None,
         wide: bool = False,
     ) -> Int[np.ndarray, "B n"]:
-        """Return the n tokens after each sequence, among those from the first allowed one up to the last; those after
-        `ends` are meaningless. If `wide`, all l_max columns are computed, so that sequences of all lengths are one
-        program.
+        """Return the next n tokens of each sequence, all from `range(*allowed)`; those after `ends` are meaningless. If
+        `wide`, all l_max columns are computed, so that one program serves sequences of all lengths.
         """
         lengths = np.array([len(columns.x) for columns in asked])
         needed = int(lengths.max()) + n - 1
         if needed > self.config.l_max:
             raise DataError(
-                f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: give "
-                "less of it"
+                f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: "
+                "shorten it"
             )
         batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
+        options = {"variant": self.config.variant.without_dropout(), "allowed": allowed, "tau": tau}
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
-            options = {"variant": self.config.variant.without_dropout(), "allowed": allowed, "tau": tau}
             tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, **options))
             found[:, i] = tokens
             if i + 1 < n:
@@ -143,7 +142,7 @@ def _next(
     allowed: tuple[int, int],
     tau: float,
 ) -> Int[Array, "B"]:
-    """Return the token after a column of each row."""
+    """Return the token that follows the given column of each row."""
     X = hidden_state(params, batch, variant=variant)
     last = jnp.take_along_axis(X, column[None, :, None], axis=-1)
     first, end = allowed

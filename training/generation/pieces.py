@@ -1,4 +1,4 @@
-"""The text of tokens that come one by one, as far as no later token can change it, and up to the first stop."""
+"""Text streamed token by token: the part that no later token can change, up to the first stop string."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,13 +11,13 @@ class Pieces:
     """The text of one sequence.
 
     Attributes:
-        tokens: what came so far.
-        stopped: whether a stop has come; nothing after it counts.
+        tokens: the tokens so far.
+        stopped: whether the text contains a stop; everything from it on is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
-        """Begin with no tokens; the text ends before a stop, and its first ``given`` characters, the prompt's, are
-        left out.
+        """Begin with no tokens. The text ends before the first stop, and its first ``given`` characters, which repeat
+        the prompt, are left out.
         """
         self._tokenizer, self._stops, self._given = tokenizer, stops, given
         self._shown = ""
@@ -25,17 +25,17 @@ class Pieces:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """Take the next token, and return what is certain now and was not before."""
+        """Add a token, and return the text that has become certain."""
         self.tokens.append(token)
         text, self.stopped = before(self._text(), self._stops)
         return self._new(text if self.stopped else certain(text, self._stops))
 
     def rest(self) -> str:
-        """Return what is left, when no more tokens come."""
+        """Return the remaining text, after the last token."""
         return self._new(before(self._text(), self._stops)[0])
 
     def all(self, tokens: Sequence[int]) -> str:
-        """Take all tokens there are, up to the first stop, and return their text."""
+        """Add all tokens of the sequence, up to the first stop, and return their text."""
         if not self._stops:
             self.tokens += tokens
             return self.rest()
@@ -58,8 +58,8 @@ class Pieces:
 def pieces_of(
     tokens: Iterable[int], tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0
 ) -> Iterator[str]:
-    """Yield the text of a sequence's tokens as they come, without its first ``given`` characters, up to an end
-    token or a stop.
+    """Yield the text of a sequence token by token, without its first ``given`` characters, up to an end token or a
+    stop.
     """
     pieces = Pieces(tokenizer, stops, given=given)
     ends = tokenizer.end_tokens
@@ -73,13 +73,13 @@ def pieces_of(
 
 
 def before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Return the text before the first of the stops, and whether there is one."""
+    """Return the text before the first stop, and whether there is one."""
     places = [place for place in map(text.find, stops) if place >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def certain(text: str, stops: Sequence[str]) -> str:
-    """Return the text without what may still become a stop, or another character when more bytes come."""
+    """Return the text without an ending that may become a stop, or another character when more bytes follow."""
     text = text.rstrip(REPLACEMENT)
     end = len(text)
     for stop in stops:

@@ -1,9 +1,9 @@
-"""What was read already: a text that begins as an earlier one did is read from where they part.
+"""The prefix cache: a text that begins like an earlier one is read only from where they differ.
 
-The keys and values of a token depend on those before it only, so of two texts with the same beginning they are the
-same. `Prefixes` keeps them for the texts that were read last, slot by token; a conversation, whose every turn begins
-with those before it, or requests with one system message are then read once. It keeps those of all tokens, even where
-every layer has a window, since texts may part anywhere.
+The keys and values of a token depend only on the tokens before it, so texts with a common prefix share those of the
+prefix. `Prefixes` keeps them for the texts read most recently; a conversation, in which every turn begins with all
+earlier ones, or many requests with the same system message are then read once. It keeps all tokens even if every layer
+has a window, since texts may differ anywhere.
 """
 
 import functools
@@ -21,17 +21,18 @@ from algorithms.model.distances import ByDistance
 from algorithms.ops.linear import linear
 from training.generation import reading, states
 from training.generation.cache import KeyValues, attend_cached, bucket, capacity, scores_of_distances
+from training.generation.inputs import to_power_of_two
 from training.generation.states import State
 
 LEAST = 16
-"""Tokens: what is shorter is not worth looking for."""
+"""Tokens of the shortest prefix that is kept or reused."""
 
 FEW, MANY = 64, 256
-"""Columns that are read at once, so that little is compiled."""
+"""Numbers of columns read at once: only two, so that few programs are compiled."""
 
 
 class _Text(NamedTuple):
-    """A text that was read, and the keys and values of its tokens, ``[L, H, C, d]`` each."""
+    """A text, and the keys and values of its tokens, ``[L, H, C, d]`` each."""
 
     tokens: Int[np.ndarray, "n"]
     caches: KeyValues
@@ -42,11 +43,11 @@ class _Text(NamedTuple):
 
 
 class Prefixes:
-    """The texts that were read last, as far as they fit.
+    """The texts used most recently, as many as fit.
 
     Attributes:
-        most: bytes of keys and values that are kept.
-        found: how many tokens were not read again.
+        most: bytes of keys and values to keep.
+        found: how many tokens were reused.
     """
 
     def __init__(self, most: int) -> None:
@@ -55,19 +56,19 @@ class Prefixes:
 
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
-        """Return what has room for this many texts that fill the context."""
+        """Return an empty cache with room for n texts that fill the context."""
         of_token = config.L * config.H_kv * (config.d_attn + config.d_mid) * theta.W_e.dtype.itemsize
         return Prefixes(n * bucket(config.l_max) * of_token)
 
     def copy(self) -> "Prefixes":
-        """Return the same texts, for a reader of its own."""
+        """Return an independent copy, with `found` at 0."""
         other = Prefixes(self.most)
         other._texts = list(self._texts)
         return other
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are kept."""
+        """How many bytes of keys and values are kept."""
         return sum(text.nbytes for text in self._texts)
 
     def read(
@@ -80,9 +81,9 @@ class Prefixes:
         config: DTransformerConfig,
         C: int,
     ) -> State:
-        """Read prompts, padded on the right, as `reading.prefill` does, those that begin as an earlier text from where
-        they part; ``apart`` is θ as `layout.apart` returns it. The variant has no dropout; the cache gets at least C
-        slots, more than x has columns.
+        """Read prompts, padded on the right, like `reading.prefill`, but reuse the prefixes they share with earlier
+        texts; ``apart`` is θ as `layout.apart` returns it. The variant has no dropout; the state gets at least C slots,
+        which is more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
@@ -95,17 +96,17 @@ class Prefixes:
         rows: list[KeyValues] = []
         first: dict[int, KeyValues] = {}
         if new:
-            new += new[:1] * ((1 << (len(new) - 1).bit_length()) - len(new))  # so that little is compiled
+            new = to_power_of_two(new)
             state = reading.prefill(apart, x[new], lengths[new], variant=config.variant, C=C)
             first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
             rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
-        return _beside(tuple(_grown(row, C=C) for row in rows), x, lengths)
+        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths)
 
     def keep(self, state: State, r: int) -> None:
-        """Keep what was read of a sequence, with what was generated of it."""
+        """Keep the keys and values of sequence r: its prompt and the tokens generated so far."""
         slot, first, length = int(state.slot), int(state.first[r]), int(state.lengths[r])
         n = length - 1 + slot - first
         of_slots = np.asarray(state.tokens[r])
@@ -114,12 +115,13 @@ class Prefixes:
             self._add(tokens, _of_row(state, r, C=bucket(n)))
 
     def _begin(self, text: np.ndarray) -> tuple[int, KeyValues] | None:
-        """Return with how many tokens a text begins that were read, but for its last, and their keys and values."""
-        best = max(self._texts, key=lambda other: _shared(text[:-1], other.tokens), default=None)
-        n = 0 if best is None else _shared(text[:-1], best.tokens)
-        if best is None or n < LEAST:
+        """Return the longest known prefix of a text without its last token: its length, and keys and values."""
+        shared = [_shared(text[:-1], other.tokens) for other in self._texts]
+        n = max(shared, default=0)
+        if n < LEAST:
             return None
-        self._texts.append(self._texts.pop(next(i for i, other in enumerate(self._texts) if other is best)))
+        best = self._texts.pop(shared.index(n))
+        self._texts.append(best)
         self.found += n
         return n, best.caches
 
@@ -133,10 +135,10 @@ class Prefixes:
         config: DTransformerConfig,
         C: int,
     ) -> KeyValues:
-        """Return the keys and values of a text of which n tokens were read."""
+        """Return the keys and values of a text, given those of its first n tokens."""
         at_once = FEW if len(text) - n <= MANY else MANY
         end = n + -(-(len(text) - n) // at_once) * at_once
-        caches = _grown(caches, C=capacity(max(C, end)))
+        caches = _resized(caches, C=capacity(max(C, end)))
         for start in range(n, end, at_once):
             columns = text[start : start + at_once]
             x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
@@ -145,11 +147,11 @@ class Prefixes:
         return caches
 
     def _add(self, tokens: np.ndarray, caches: KeyValues) -> None:
-        """Keep a text; those that it begins with need no place of their own."""
+        """Keep a text, and drop the texts that are prefixes of it."""
         n = len(tokens)
         if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
             return
-        text = _Text(np.array(tokens), _grown(caches, C=bucket(n)))
+        text = _Text(np.array(tokens), _resized(caches, C=bucket(n)))
         if text.nbytes > self.most:
             return
         self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]
@@ -159,7 +161,7 @@ class Prefixes:
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> int:
-    """Return how many tokens two texts begin with in common.
+    """Return the length of the common prefix of two texts.
 
     Example:
         >>> _shared(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
@@ -180,9 +182,9 @@ def read_more(
     *,
     variant: Variant,
 ) -> KeyValues:
-    """Read M more tokens x of one text, at the positions t, with Algorithm 10: they attend to what was read, and to
-    each other. `caches` has keys and values of the first n tokens, ``[L, H, C, d]`` each, with room for M more. What
-    follows the end of x is padding, which is never attended to.
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches. The tokens attend
+    to the first n ones, whose keys and values are in `caches`, ``[L, H, C, d]`` each with C ≥ n + M, and to each other.
+    Later slots hold padding, which is never attended to.
     """
     s = jnp.arange(caches.K.shape[2])[None]
 
@@ -190,7 +192,8 @@ def read_more(
         W, before = W
         K = line.keys(linear(W.heads.W_k, X, W.heads.b_k, "paper"), W, t, "paper")
         V = linear(W.heads.W_v, X, W.heads.b_v, "paper")
-        cache = KeyValues(*map(_stored, before, (K, V), (n, n)))
+        stored = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=n, axis=1)
+        cache = KeyValues(stored(before.K, K.swapaxes(1, 2)), stored(before.V, V.swapaxes(1, 2)))
         Q = linear(W.heads.W_q, X, W.heads.b_q, "paper")
         S = None
         if isinstance(line.positions, ByDistance):
@@ -214,23 +217,15 @@ def read_more(
     return kept[0]
 
 
-def _stored(of_layer: Array, columns: Array, n: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(of_layer, columns.swapaxes(1, 2), n, axis=1)
-
-
 @functools.partial(jax.jit, static_argnames=("C",))
-def _grown(caches: KeyValues, *, C: int) -> KeyValues:
-    """Return keys and values with C slots, of which the last ones may be left out."""
-
-    def resized(a):
-        return jnp.pad(a[:, :, :C], ((0, 0), (0, 0), (0, max(0, C - a.shape[2])), (0, 0)))
-
-    return KeyValues(resized(caches.K), resized(caches.V))
+def _resized(caches: KeyValues, *, C: int) -> KeyValues:
+    """Return keys and values with C slots: padded, or cut at the end."""
+    return KeyValues(*(jnp.pad(a[:, :, :C], ((0, 0), (0, 0), (0, max(0, C - a.shape[2])), (0, 0))) for a in caches))
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
 def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
-    """Return the keys and values of one sequence, ``[L, H, C, d]``, each token in the slot of its position."""
+    """Return the keys and values of sequence r, ``[L, H, C, d]``, each token in the slot of its position."""
     slots = jnp.minimum(state.first[r] - state.lengths[r] + 1 + jnp.arange(C), state.tokens.shape[1] - 1)
     of_row = [cache.of_sequences(jnp.asarray(r)[None], len(state.tokens)) for cache in state.caches]
     K, V = (jnp.stack([a[:, slots] for a in of_layers]) for of_layers in zip(*of_row, strict=True))
@@ -239,7 +234,7 @@ def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
 
 @jax.jit
 def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"]) -> State:
-    """Return the state of prompts whose keys and values are known, as `reading.prefill` returns it."""
+    """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
     (L, _, C, _), P = rows[0].K.shape, x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)
 

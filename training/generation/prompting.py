@@ -1,4 +1,4 @@
-r"""What a prompt and several answers can do for a trained decoder: examples in front, a scratchpad, a majority vote.
+r"""Prompting methods for a trained decoder: few-shot examples, a scratchpad, a majority vote.
 
     shots = read_shots("shots.tsv")                     # lines of source TAB target
     few_shot(shots, "cat")                              # "dog\tdogs\n…cat\t"
@@ -27,8 +27,8 @@ class Shot(NamedTuple):
 
 
 def read_shots(path: str | Path) -> list[Shot]:
-    """Read a file of examples, a line of source TAB target each. Raises DataError if it cannot be read, a line is no
-    example, or there is none.
+    """Read a file of examples, one per line, as source TAB target. Raises DataError if it cannot be read, or has no
+    examples or an invalid line.
     """
     try:
         lines = read_text(Path(path)).splitlines()
@@ -49,7 +49,7 @@ def read_shots(path: str | Path) -> list[Shot]:
 
 
 def few_shot(shots: Sequence[Shot], text: str) -> str:
-    r"""Return a prompt: the examples, a line each, and the text, whose target the model is to write.
+    r"""Return a prompt: the examples, one per line, and then the text, whose target the model is to write.
 
     Raises:
         DataError: the text has a line break or a TAB.
@@ -59,13 +59,13 @@ def few_shot(shots: Sequence[Shot], text: str) -> str:
         'dog\tdogs\nbox\tboxes\ncat\t'
     """
     if NEWLINE in text or TAB in text:
-        raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one for each line")
+        raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one per line")
     return "".join(f"{shot.source}{TAB}{shot.target}{NEWLINE}" for shot in shots) + text + TAB
 
 
 def final_answer(text: str, after: str | None) -> str | None:
-    r"""Return the answer in a text, without white space at its ends: all of it, or what is after the last `after` in
-    its line; None where `after` is not in the text.
+    r"""Return the answer in a text, stripped of white space: the whole text or, if `after` is given, the rest of the
+    line after its last occurrence; None if it does not occur.
 
     Example:
         >>> final_answer("3+8=11, carry 1. answer: 81\n", "answer:"), final_answer("81 ", None), final_answer("3", "=")
@@ -73,14 +73,13 @@ def final_answer(text: str, after: str | None) -> str | None:
     """
     if after is None:
         return text.strip()
-    _, found, behind = text.rpartition(after)
-    return behind.partition(NEWLINE)[0].strip() if found else None
+    _, found, rest = text.rpartition(after)
+    return rest.partition(NEWLINE)[0].strip() if found else None
 
 
 def majority(answers: Sequence[Answer], after: str | None) -> Answer:
-    """Return the answer that most of the texts have (of several as frequent the first), as "text", its "votes", how
-    many voted ("voters"), and the first text that has it ("scratchpad"). Texts without `after` have no vote; see
-    `final_answer`.
+    """Return the most frequent final answer as "text" (the first of these in a tie), with its "votes", the number of
+    "voters", and the first text that has it as "scratchpad". Texts without `after` do not vote; see `final_answer`.
     """
     votes = [(final_answer(answer["text"], after), answer["text"]) for answer in answers]
     counts = collections.Counter(vote for vote, _ in votes if vote is not None)
@@ -92,21 +91,21 @@ def majority(answers: Sequence[Answer], after: str | None) -> Answer:
 
 
 class Voted:
-    """An answerer whose answer to a text is what most of its n answers say."""
+    """An answerer that takes a majority vote over n answers to each text."""
 
     streams = False
 
     def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:
-        """Let the n answers that an answerer gives to each text vote; for `after`, see `final_answer`. Raises DataError
-        if it gives a single one.
+        """Take votes among the answers of another answerer; for `after`, see `final_answer`. Raises DataError if it
+        gives only one answer per text.
         """
         if answerer.n < 2:
-            raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, say")
+            raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, for example")
         self._answerer, self._after = answerer, after
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._answerer, name)
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """As `Answerer.answers`: one to each text, with its votes."""
+        """Return one answer to each text, with its votes; see `Answerer.answers`."""
         return [[majority(found, self._after)] for found in self._answerer.answers(texts, first=first)]

@@ -1,4 +1,4 @@
-"""Prompts and contexts, read as a whole into caches of keys and values."""
+"""Reading whole prompts and contexts into caches of keys and values."""
 
 import functools
 from collections.abc import Callable
@@ -27,11 +27,11 @@ def prefill(
     C: int,
     most: int | None = None,
 ) -> State:
-    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C slots, more than
-    P.
+    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C > P slots that keeps
+    the last `most` tokens (None: all).
 
-    Where the layers are a tuple, as `apart` returns them, each is run by itself and reads its parameters where they
-    are; a loop over stacked ones copies them first. Of the last layer, only keys and values are computed.
+    If the layers are a tuple, as `apart` returns them, each runs as a separate program that reads its parameters in
+    place; a loop over stacked layers would copy them. The last layer only computes keys and values.
     """
     R = min(C, most or C)
     if not are_apart(theta.layers):
@@ -49,7 +49,7 @@ def prefill(
 def _keys_and_values(
     theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant, R: int
 ) -> tuple[KeyValues, ...]:
-    """Return the keys and values of prompts in caches of R rows, of each layer, from stacked parameters."""
+    """Return each layer's cache of R rows of the prompts' keys and values, from stacked parameters."""
     kept: list[Any] = []
     f = decoder_lines(variant, "auto", attend=_keeping(lengths, x.shape[1], R), kept=kept)
     hidden_state(zero_padding(x, lengths), None, theta, UNIDIRECTIONAL, None, f)
@@ -76,7 +76,7 @@ def layer_read(
     R: int,
     is_last: bool,
 ) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
-    """Return the residual stream after one layer, None if it is the last, and what a cache of R rows keeps of it."""
+    """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows."""
     kept: list[KeyValues] = []
     keeping = _keeping(lengths, X.shape[-1], R)
 
@@ -91,7 +91,7 @@ def layer_read(
 
 
 def _keeping(lengths: Int[Array, "B"], P: int, R: int) -> Callable[..., tuple[Array, KeyValues]]:
-    """The attention of whole prompts of P slots, which keeps keys and values in a cache of R rows."""
+    """Return an attention over whole prompts of P slots that also returns a cache of R rows of its keys and values."""
     rows = prompt_tokens(lengths, P, R)
 
     def attend(line, X, Z, W, mask, **options):
@@ -105,15 +105,9 @@ def _keeping(lengths: Int[Array, "B"], P: int, R: int) -> Callable[..., tuple[Ar
 def encode(
     theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"], *, variant: Variant
 ) -> Context:
-    """Encode contexts with lines 1-9 of Algorithm 8, and form the keys and values that its line 16 attends."""
-    Z = ed_encoding(z, theta, variant=variant, z_length=z_lengths)
-
-    line = variant.attentions[0]
-
-    def of_layer(W):
-        return keys_and_values(Z, W, line, None, "auto")
-
-    stacked = jax.lax.map(of_layer, theta.decoder.cross_attention)
+    """Encode contexts with lines 1-9 of Algorithm 8, and compute the keys and values that its line 16 attends to."""
+    Z, line = ed_encoding(z, theta, variant=variant, z_length=z_lengths), variant.attentions[0]
+    stacked = jax.lax.map(lambda W: keys_and_values(Z, W, line, None, "auto"), theta.decoder.cross_attention)
     own = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
     caches = tuple(cache for cache in own for _ in range(variant.shared_layers))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])

@@ -1,4 +1,4 @@
-"""Control over repetition: what came before changes the scores of what may come, as in the library transformers."""
+"""Penalties for repetition: earlier tokens change the scores of the next one, as in the library transformers."""
 
 from typing import NamedTuple
 
@@ -13,18 +13,18 @@ from training.generation.sampling import SamplingArrays
 class History(NamedTuple):
     """All tokens of B sequences so far."""
 
-    tokens: Int[Array, "B T"]  # of each, those of its prompt first
-    lengths: Int[Array, "B"]  # how many each has
-    given: Int[Array, "B"]  # how many of them are the prompt's
+    tokens: Int[Array, "B T"]  # each sequence's prompt, then its generated tokens
+    lengths: Int[Array, "B"]  # tokens of each sequence
+    given: Int[Array, "B"]  # tokens of each prompt
 
     def with_token(self, y: Int[Array, "B"]) -> "History":
-        """Return the history with one more token of each sequence."""
+        """Return the history with one more token per sequence."""
         rows = jnp.arange(len(y))
         return History(self.tokens.at[rows, self.lengths].set(y), self.lengths + 1, self.given)
 
 
 def penalized(scores: Float[Array, "N_V B"], history: History, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
-    """Return the scores of what may come next, after the penalties that `Sampling` describes (Keskar et al. 2019; the
+    """Return the scores of the next token after the penalties that `Sampling` describes (Keskar et al. 2019; the
     library transformers; OpenAI).
     """
     rows = jnp.arange(scores.shape[1])[:, None]
@@ -44,7 +44,7 @@ def penalized(scores: Float[Array, "N_V B"], history: History, sampling: Samplin
 
 
 def _completes_again(history: History, n: Int[Array, "B"]) -> Bool[Array, "B T"]:
-    """Which tokens end n tokens in a row whose first n − 1 are also the last of the sequence."""
+    """Mark the tokens that end an n-gram whose first n − 1 tokens are also the last n − 1 of the sequence."""
     tokens, lengths = history.tokens, history.lengths[:, None]
     t = jnp.arange(tokens.shape[1])[None]
 
@@ -53,7 +53,7 @@ def _completes_again(history: History, n: Int[Array, "B"]) -> Bool[Array, "B T"]
         return jnp.any(again & (k < n[:, None]))
 
     def compare(found):
-        """The token k places before each is the k-th from the end, or k ≥ n."""
+        """Compare the token k places before each with the k-th last of its sequence, for k < n."""
         k, again = found
         last = jnp.take_along_axis(tokens, jnp.maximum(lengths - k, 0), axis=1)
         return k + 1, again & ((k >= n[:, None]) | (jnp.roll(tokens, k, axis=1) == last))

@@ -1,6 +1,6 @@
-"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest ones, or from the nucleus.
+"""Drawing the next token: as in Algorithms 14 and 15, from the k likeliest tokens, or from the nucleus.
 
-Each sequence of a batch has its own settings, which are arrays: one compiled program serves all of them.
+Each sequence of a batch has its own settings. They are arrays, so one compiled program serves all settings.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ class Sampling(TypedDict, total=False):
     """How the next token is drawn."""
 
     tau: float  # temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
-    top_k: int | None  # draw from the k likeliest tokens only (and those as likely as the last of them); None: from all
-    # draw from the nucleus only, the fewest likeliest tokens which together have this probability, at temperature τ and
-    # after `top_k`; None: from all
+    top_k: int | None  # draw only from the k likeliest tokens, and any as likely as the last of them; None: from all
+    # draw only from the nucleus: the fewest likeliest tokens whose total probability, at temperature τ and after
+    # `top_k`, reaches this; None: from all
     top_p: float | None
-    # a token that ends a sequence, or several; what follows is the first of them again. None: no token does
+    # the token or tokens that end a sequence; the rest of its row is filled with the first of them. None: no token
     eos: int | Sequence[int] | None
-    # what the scores of tokens that were there before are divided by where they are positive, and multiplied by where
-    # they are negative, before all else; 1: nothing
+    # the scores of all earlier tokens, if positive, are divided by this, and otherwise multiplied by it, before all
+    # else; 1: no effect
     repetition_penalty: float
-    no_repeat_ngram_size: int  # forbid repeating any n-gram of this size (eos where that rules out all). 0: allow all
-    frequency_penalty: float  # what is taken from the score of a token for each time that it was generated; 0: nothing
-    presence_penalty: float  # what is taken from it once if it was generated at all; 0: nothing
-    # what is added to the scores of some tokens, after the penalty and before the temperature; None: nothing
+    no_repeat_ngram_size: int  # forbid repeating any n-gram of this size (eos if that rules out all); 0: allow all
+    frequency_penalty: float  # subtracted from the score of a token for each time that it was generated; 0: no effect
+    presence_penalty: float  # subtracted once from the score of every generated token; 0: no effect
+    # added to the scores of these tokens, after the penalties and before the temperature; None: nothing
     logit_bias: dict[int, float] | None
 
 
@@ -55,36 +55,36 @@ DRAWN_FAITHFULLY: Sampling = {
 class SamplingArrays(NamedTuple):
     """The `Sampling` of each of B sequences."""
 
-    tau: Float[Array, "B"]  # temperatures
-    top_k: Int[Array, "B"]  # 0 where it is None
-    top_p: Float[Array, "B"]  # 1 where it is None
-    eos: Int[Array, "B E"]  # those of each, then −1; the first ones fill what follows an end
-    repetition_penalty: Float[Array, "B"]  # 1 where there is none
-    no_repeat_ngram_size: Int[Array, "B"]  # 0 where there is none
-    frequency_penalty: Float[Array, "B"]  # 0 where there is none
-    presence_penalty: Float[Array, "B"]  # likewise
-    logit_bias: Float[Array, "N_V B"] | None  # 0 where there is none; None where no sequence has one
+    tau: Float[Array, "B"]
+    top_k: Int[Array, "B"]  # 0 for None
+    top_p: Float[Array, "B"]  # 1 for None
+    eos: Int[Array, "B E"]  # padded with −1
+    repetition_penalty: Float[Array, "B"]
+    no_repeat_ngram_size: Int[Array, "B"]
+    frequency_penalty: Float[Array, "B"]
+    presence_penalty: Float[Array, "B"]
+    logit_bias: Float[Array, "N_V B"] | None  # 0 for tokens without a bias; None if no sequence has one
 
     @staticmethod
     def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":
-        """Return the settings of sequences as arrays; what one leaves out is that of `DRAWN_FAITHFULLY`."""
+        """Return the settings of sequences as arrays; `DRAWN_FAITHFULLY` gives the defaults."""
         rows: list[dict[str, Any]] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
 
-        def floats(name: str, default: float = 0.0) -> Array:
-            values = np.array([default if row[name] is None else row[name] for row in rows], np.float64)
+        def floats(name: str) -> Array:
+            values = np.array([1 if row[name] is None else row[name] for row in rows], np.float64)  # None: top_p alone
             with np.errstate(over="ignore"):  # a temperature beyond the largest number is inf
                 return jnp.asarray(values.astype(jax.dtypes.canonicalize_dtype(np.float64)))
 
-        def integers(name: str, default: int) -> Array:
-            return jnp.asarray(np.array([default if row[name] is None else row[name] for row in rows], np.int32))
+        def integers(name: str) -> Array:
+            return jnp.asarray(np.array([row[name] or 0 for row in rows], np.int32))
 
         return SamplingArrays(
             tau=floats("tau"),
-            top_k=integers("top_k", 0),
-            top_p=floats("top_p", 1.0),
+            top_k=integers("top_k"),
+            top_p=floats("top_p"),
             eos=jnp.asarray(_ends([row["eos"] for row in rows])),
             repetition_penalty=floats("repetition_penalty"),
-            no_repeat_ngram_size=integers("no_repeat_ngram_size", 0),
+            no_repeat_ngram_size=integers("no_repeat_ngram_size"),
             frequency_penalty=floats("frequency_penalty"),
             presence_penalty=floats("presence_penalty"),
             logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
@@ -92,19 +92,16 @@ class SamplingArrays(NamedTuple):
 
     @property
     def uses_history(self) -> bool:
-        """Whether what came before decides what may come in one of the sequences."""
-        by = (self.no_repeat_ngram_size, self.frequency_penalty, self.presence_penalty)
-        return bool(
-            (np.asarray(self.repetition_penalty) != 1).any() or any(np.asarray(of_each).any() for of_each in by)
-        )
+        """Whether the earlier tokens of any sequence change the scores of its next one."""
+        names = ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty")
+        return any(bool((np.asarray(getattr(self, name)) != DRAWN_FAITHFULLY.get(name)).any()) for name in names)
 
     def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
-        """Return the settings of some of these sequences, followed by those of others."""
+        """Return the chosen rows of these settings followed by the other ones."""
 
         def both(name: str) -> Array:
-            parts = [np.asarray(getattr(of, name)) for of in (self, other)]
-            parts = [_wide(part, max(p.shape[1] for p in parts)) for part in parts] if name == "eos" else parts
-            return jnp.asarray(np.concatenate(parts)[rows])
+            of_rows = [*np.asarray(getattr(self, name)), *np.asarray(getattr(other, name))]
+            return jnp.asarray((_ends(of_rows) if name == "eos" else np.array(of_rows))[rows])
 
         biases = [of.logit_bias for of in (self, other)]
         N_V = next((len(bias) for bias in biases if bias is not None), None)
@@ -116,14 +113,11 @@ class SamplingArrays(NamedTuple):
         return SamplingArrays(**{name: both(name) for name in self._fields[:-1]}, logit_bias=joined)
 
 
-def _ends(of_rows: list[int | Sequence[int] | None]) -> Int[np.ndarray, "B E"]:
-    ends = [[] if eos is None else [eos] if isinstance(eos, int | np.integer) else list(eos) for eos in of_rows]
+def _ends(of_rows: Sequence[int | Sequence[int] | None]) -> Int[np.ndarray, "B E"]:
+    """Return rows of end tokens, padded with −1."""
+    ends = [np.atleast_1d(np.array([] if eos is None else eos, np.int32)) for eos in of_rows]
     width = max(1, *map(len, ends))
-    return np.stack([_wide(np.array([row], np.int32), width)[0] for row in ends])
-
-
-def _wide(ends: Int[np.ndarray, "B E"], width: int) -> Int[np.ndarray, "B E2"]:
-    return np.pad(ends, ((0, 0), (0, width - ends.shape[1])), constant_values=-1)
+    return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in ends])
 
 
 def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_V B"] | None:
@@ -139,11 +133,11 @@ def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_
 def draw(
     log_P: Float[Array, "N_V B"], keys: Key[Array, "B"], i: Int[Array, "B"], sampling: SamplingArrays
 ) -> Int[Array, "B"]:
-    """Draw a token for each sequence from the distribution in its column, whose logarithm may be off by a constant,
-    with the key ``fold_in(key, i)`` for token i.
+    """Draw token i of each sequence from the distribution in its column, with the key ``fold_in(key, i)``. Each
+    column of log P may be off by a constant.
 
-    The draw is from ``q ∝ p^{1/τ}`` of the permitted tokens, in float32 at least, as by Algorithm 14's `sample`:
-    the likeliest for τ = 0, of the k likeliest only (0: all), and of the nucleus of q only (1: all).
+    The draw is from ``q ∝ p^{1/τ}`` over the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`;
+    τ = 0 takes the likeliest token.
     """
     tau = jnp.asarray(sampling.tau, accumulation_dtype(log_P.dtype))
 
@@ -156,10 +150,10 @@ def draw(
 
 
 def permitted(log_P: Float[Array, "N_V B"], sampling: SamplingArrays) -> Float[Array, "N_V B"]:
-    """``log P``, up to a constant in each column, of the tokens that may be drawn, −∞ of the others.
+    """``log P``, up to a constant in each column, with −∞ for the tokens that may not be drawn.
 
-    First the ``top_k`` likeliest are left; of these then the nucleus, the fewest likeliest tokens which together have
-    probability ``top_p`` or more under q ∝ p^{1/τ}, at least one. Tokens as likely as the last that is left stay too.
+    First the ``top_k`` likeliest tokens are kept, then among these the nucleus: the fewest likeliest tokens, at least
+    one, whose total probability under q ∝ p^{1/τ} is ``top_p`` or more. Ties with the last one kept are kept, too.
 
     Example:
         >>> log_P = jnp.log(jnp.array([[0.5], [0.125], [0.375]]))
@@ -173,7 +167,7 @@ def permitted(log_P: Float[Array, "N_V B"], sampling: SamplingArrays) -> Float[A
 
 
 def _left(log_P, sampling: SamplingArrays) -> Bool[Array, "N_V B"]:
-    """Which tokens `top_k` and `top_p` leave of each column: at least the likeliest."""
+    """Mark the tokens of each column that `top_k` and `top_p` keep: at least the likeliest."""
     N_V, (tau, top_k, top_p) = log_P.shape[0], sampling[:3]
     k = jnp.where((top_k > 0) & (top_k < N_V), top_k, N_V)
     left = jnp.take_along_axis(jnp.sort(log_P, axis=0, descending=True), k[None] - 1, axis=0) <= log_P

@@ -1,17 +1,16 @@
-"""Sequences that are being generated: their tokens, slot by slot, and the keys and values of those.
+"""The state of generation: the tokens of sequences, slot by slot, and their keys and values.
 
-A `State` holds, slot by slot, the tokens of B sequences. Prompts of different lengths are padded on the right to
-``first + 1`` slots; the last token of each prompt stands once more in slot ``first``, from where all sequences go on
-side by side, whatever the lengths of their prompts::
+A `State` holds the tokens of B sequences in slots. Prompts are padded on the right, and the last token of each prompt
+is repeated in slot ``first``, from which all sequences continue side by side, whatever the lengths of their prompts::
 
     slot         0   1   2   3   4   5   6   7   …
     sequence 0   a   b   c   ·   c   generated            lengths[0] = 3, first[0] = 4
     sequence 1   d   ·   ·   ·   d   generated            lengths[1] = 1, first[1] = 4
     sequence 2   e   f   ·   ·   ·   ·   f   generated    lengths[2] = 2, first[2] = 6
 
-So a step writes one slot for all of them. Sequence 2 has joined the others when they had two tokens each. The keys and
-values of a prompt stand in the slots right before ``first``, those of a and b in 2 and 3: the distance between two
-tokens is that of their slots, and it alone says which slots a sequence may attend to.
+So each step writes the same slot for all sequences. Sequence 2 joined when the others had generated two tokens each.
+The keys and values of a prompt are in the slots right before ``first``: those of a and b in slots 2 and 3. The distance
+between two tokens is therefore that of their slots, and determines which slots a sequence may attend to.
 """
 
 import functools
@@ -31,68 +30,74 @@ from training.generation.repetition import History
 
 
 class Context(NamedTuple):
-    """What the decoder of Algorithm 8 attends to: keys and values of the encoded context, for each of its layers."""
+    """What the decoder of Algorithm 8 attends to: the keys and values of the encoded context, one cache per layer."""
 
     caches: tuple[KeyValues, ...]
     permitted: Bool[Array, "B l_z"]
 
 
 class Likeliest(NamedTuple):
-    """The likeliest tokens in the place of each slot's, and their log-probabilities."""
+    """The likeliest tokens at each slot, and their log-probabilities."""
 
     tokens: Int[Array, "B C N"]
     log_p: Float[Array, "B C N"]
 
 
 class State(NamedTuple):
-    """B sequences, as far as they have come; see the module's docstring."""
+    """B sequences so far; see the module's docstring."""
 
     # for each layer, keys and values of the slots before `slot`, or of the last R of them
     caches: tuple[KeyValues, ...]
-    tokens: Int[Array, "B C"]  # the token in each slot, up to and with `slot`
-    # the log-probability of the generated token in each slot, 0 of the others and behind the end
+    tokens: Int[Array, "B C"]  # the token in each slot, up to and including `slot`
+    # the log-probability of the generated token in each slot; 0 in other slots and after the end
     log_p: Float[Array, "B C"]
     ended: Bool[Array, "B"]  # which sequences have ended
-    slot: Int[Array, ""]  # the last slot that has a token, which is to be read next
-    first: Int[Array, "B"]  # the slot of the last token of each prompt
+    slot: Int[Array, ""]  # the last slot with a token, which is read next
+    first: Int[Array, "B"]  # the slot that repeats the last token of each prompt
     lengths: Int[Array, "B"]  # tokens of each prompt
-    drawn: Int[Array, "B"]  # how many tokens of each were generated before those behind `first`
-    history: History | None = None  # all tokens so far, where they decide what may come; or None
-    likeliest: Likeliest | None = None  # what else each slot could have had, where that is wanted; or None
+    drawn: Int[Array, "B"]  # how many tokens of each were generated before slot `first` + 1
+    history: History | None = None  # all tokens so far, if they change the scores of the next one
+    likeliest: Likeliest | None = None  # the likeliest tokens at each slot, if wanted
 
 
 def widest_window(variant: Variant) -> int | None:
-    """Return how many tokens decoding ever attends to; None for all."""
+    """Return the most tokens that a layer attends to when decoding; None for all."""
     windows: list[Any] = [line.window for line in variant.attentions]
     return None if None in windows else max(windows)
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
 def begun(x: Int[Array, "B P"], lengths: Int[Array, "B"], caches: tuple[KeyValues, ...], *, C: int) -> State:
-    """Return the state of prompts whose keys and values are known."""
-    B, P = x.shape
+    """Return the state of prompts with these keys and values."""
+    P = x.shape[1]
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
+    return _at_slot(P, caches, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
+
+
+def _at_slot(slot: int, caches: tuple[KeyValues, ...], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> State:
+    """Return the state of sequences whose next token to read is in this slot, before anything is generated."""
+    B, C = tokens.shape
     return State(
         caches=caches,
-        tokens=jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))),
+        tokens=tokens,
         log_p=jnp.zeros((B, C), accumulation_dtype(caches[0].K.dtype)),
         ended=jnp.zeros(B, bool),
-        slot=jnp.asarray(P, jnp.int32),
-        first=jnp.full(B, P, jnp.int32),
+        slot=jnp.asarray(slot, jnp.int32),
+        first=jnp.full(B, slot, jnp.int32),
         lengths=lengths,
         drawn=jnp.zeros(B, jnp.int32),
     )
 
 
 def prompt_tokens(lengths: Int[Array, "B"], first: Any, R: int) -> Int[Array, "B R"]:
-    """Return which token of its prompt each row of a cache holds when slot `first` is next; none, if below 0."""
+    """Return which token of its prompt each row of a cache holds when slot `first` is next; negative for none."""
     return held(first, R)[None] - (first - lengths + 1)[:, None]
 
 
 @functools.partial(jax.jit, static_argnames=("B", "C", "bos"))
 def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
-    """Return B sequences that have their first token only, bos."""
+    """Return B sequences with only their first token, bos."""
     dtype = weights.W_e.dtype
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
 
@@ -101,22 +106,14 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
         _, (H, d_attn), (_, d_mid) = W.heads
         return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
 
-    return State(
-        caches=tuple(empty(layer) for layer in layers),
-        tokens=jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos),
-        log_p=jnp.zeros((B, C), accumulation_dtype(dtype)),
-        ended=jnp.zeros(B, bool),
-        slot=jnp.asarray(0, jnp.int32),
-        first=jnp.zeros(B, jnp.int32),
-        lengths=jnp.ones(B, jnp.int32),
-        drawn=jnp.zeros(B, jnp.int32),
-    )
+    tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
+    return _at_slot(0, tuple(empty(layer) for layer in layers), tokens, jnp.ones(B, jnp.int32))
 
 
 @jax.jit
 def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
-    """Return some sequences, by ``rows``, of B in one state and b others just read after them, which continue from
-    the slot of the first; they have at most as many tokens before their last one as that slot has slots before it.
+    """Return the chosen ``rows`` of the B sequences in one state followed by the b just read into another. All continue
+    from the slot of the first state, so the prompts of the other have at most that many tokens before their last.
     """
     (B, C), (b, C_o) = state.tokens.shape, other.tokens.shape
 
@@ -147,7 +144,7 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
 
 @jax.jit
 def chosen(state: State, rows: Int[Array, "n"]) -> State:
-    """Return some sequences of a state that was just read, each as often as its row is there."""
+    """Return the given rows of a state that was just read; rows may repeat."""
     B = len(state.tokens)
     return state._replace(
         caches=tuple(cache.of_sequences(rows, B) for cache in state.caches),
@@ -162,7 +159,7 @@ def rows_of(state: State) -> int:
 
 @functools.partial(jax.jit, static_argnames=("C", "most"))
 def grow(state: State, *, C: int, most: int | None = None) -> State:
-    """Return the state with room for C slots, and for the keys and values of all tokens, or the last `most`."""
+    """Return the state with room for C slots, and for the keys and values of the last `most` tokens (None: all)."""
 
     def grown(of_slots):
         return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))

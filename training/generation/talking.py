@@ -1,7 +1,7 @@
-"""A decoder that was trained to converse, asked in the way it was trained with: by its chat template.
+"""Conversations with a decoder that was trained to converse, by its chat template.
 
 talker = Talker(load_run(directory), Options(tau=0.0), system="You answer in verse.")
-talker.answers(["What is the capital of France?"])     # each text opens a conversation of its own
+talker.answers(["What is the capital of France?"])     # each text opens a separate conversation
 talker.hear("What is the capital of France?")
 for piece in talker.reply(): …                          # the conversation continues
 """
@@ -16,13 +16,13 @@ from training.generation.text import Answer, AnswerError, Continuer, Options
 from training.runs.directory import Run
 
 ROOM = 4
-"""An answer has room for the fourth part of the context at least, or for what it may have: older turns make way."""
+"""Oldest turns are dropped until an answer has a quarter of the context, or all the tokens that it may have."""
 
 
 class Talker(Continuer):
     """A conversation, and answers to texts that open one.
 
-    What was read of the conversation is kept, so that a turn costs what is new in it.
+    The keys and values of the conversation are kept, so each turn reads only its new tokens.
 
     Attributes:
         messages: the conversation so far.
@@ -33,8 +33,8 @@ class Talker(Continuer):
     verb = "answer"
 
     def __init__(self, run: Run, options: Options, *, system: str | None = None) -> None:
-        """Open a conversation; `system` is what the model is told about its task (None: what its template says). Raises
-        DataError if the model has no chat template.
+        """Open a conversation; `system` is the system message (None: the template's default). Raises DataError if the
+        model has no chat template.
         """
         self._converse = converser(run.tokenizer)
         super().__init__(run, options)
@@ -48,45 +48,45 @@ class Talker(Continuer):
         self.is_cut = False
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return a text, the one of this number, as the first message of a conversation. Raises ValueError if it is
-        empty or too long.
+        """Return text number `number` as the first message of a conversation. Raises ValueError if it is empty or too
+        long.
         """
         if not text.strip():
             raise AnswerError(f"text {number} is empty: give some text to answer")
         return Prompt(self._fitting([*self._opening, _said(text)])[1])
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """As `Answerer.answers`; each has the room that the context leaves it."""
+        """As `Answerer.answers`; each answer may fill the context."""
         each = (super(Talker, self).answers([text], first=i) for i, text in enumerate(texts, first))
         return [answers for (answers,) in each]
 
     def hear(self, text: str) -> int:
-        """Take what the user says next, and return how many of the oldest messages were dropped to make room. Raises
-        ValueError if the template refuses it, or the context has no room for it; the conversation is then as before.
+        """Add the user's next message, and return how many of the oldest messages were dropped to make room. Raises
+        ValueError if the template rejects it, or the context has no room for it; the conversation is then unchanged.
         """
         before = len(self.messages) + 1
         self.messages, self._tokens = self._fitting([*self.messages, _said(text)])
         return before - len(self.messages)
 
     def reply(self, *, number: int = 1) -> Generator[str, None, None]:
-        """Yield the pieces of the next answer; what came of it before the iterator was closed is what was said. What is
-        drawn depends on its number.
+        """Yield the pieces of the next answer, whose random draws depend on `number`. If the iterator is closed early,
+        the pieces so far are the answer in the conversation.
         """
-        begun, l_gen, _ = self._continued([Prompt(self._tokens)], number)
+        continuation, l_gen, _ = self._continued([Prompt(self._tokens)], number)
         pieces = []
         try:
-            tokens = (int(column[0]) for column in begun.columns(l_gen))
+            tokens = (int(column[0]) for column in continuation.columns(l_gen))
             for piece in pieces_of(tokens, self.tokenizer, self.options.stop or ()):
                 pieces.append(piece)
                 yield piece
         finally:
-            begun.keep(0)
-            ends = {*self.tokenizer.end_tokens} & {*begun.tokens[0].tolist()}
-            self.is_cut = not ends and begun.tokens.shape[1] == self._room(self._tokens)
+            continuation.keep(0)
+            ends = {*self.tokenizer.end_tokens} & {*continuation.tokens[0].tolist()}
+            self.is_cut = not ends and continuation.tokens.shape[1] == self._room(self._tokens)
             self._say("".join(pieces))
 
     def replies(self, *, number: int = 1) -> list[Answer]:
-        """Return the next answers; the first is what was said."""
+        """Return the next answers; the conversation continues with the first."""
         (answers,) = self._answers(*self._continued([Prompt(self._tokens)] * self.n, number))
         self._say(answers[0]["text"])
         return answers
@@ -95,7 +95,7 @@ class Talker(Continuer):
         self.messages.append({"role": "assistant", "content": text})
 
     def _fitting(self, messages: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return a conversation without the oldest turns that the context has no room for, and its tokens."""
+        """Return a conversation without the oldest turns that do not fit into the context, and its tokens."""
         l_max = self.config.l_max
         least = min(l_max // ROOM, self.options.l_gen or l_max)
         while True:
@@ -105,8 +105,8 @@ class Talker(Continuer):
                 return messages, tokens
             if len(turns) == 1:
                 raise AnswerError(
-                    f"the message has {len(tokens)} tokens with those of the chat template, but the model reads at "
-                    f"most l_max = {l_max}: shorten it"
+                    f"the message has {len(tokens)} tokens, including those of the chat template, but the model reads "
+                    f"at most l_max = {l_max}: shorten it"
                 )
             messages = messages[: turns[0]] + messages[turns[1] :]
 
@@ -114,7 +114,7 @@ class Talker(Continuer):
         return self.config.l_max - len(tokens) + 1  # the last token of an answer is not read
 
     def _l_gen(self, prompts: Sequence[Prompt]) -> int:
-        """Return the most tokens of an answer: what was asked for, as far as the context has room."""
+        """Return the most tokens of an answer: as requested, but no more than the context has room for."""
         room = min(self._room(prompt.tokens) for prompt in prompts)
         return room if self.options.l_gen is None else min(room, self.options.l_gen)
 

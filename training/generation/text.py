@@ -1,8 +1,8 @@
 """Apply a trained run to text: a decoder continues it, an encoder fills in its masks, and so on.
 
 answerer = answerer_for(load_run(directory), Options(n=2))
-answerer.answers(["once upon", "a time"])     # for each text its n answers
-for piece in answerer.stream("once upon"): …   # the one answer to one text, as it comes
+answerer.answers(["once upon", "a time"])     # n answers to each text
+for piece in answerer.stream("once upon"): …   # one answer to one text, streamed
 """
 
 import abc
@@ -29,7 +29,7 @@ LARGEST_SEED = 2**32 - 1
 MASK = "[MASK]"
 
 Answer = dict[str, Any]
-"""An answer as JSON: its "text", and what is known besides."""
+"""An answer as JSON: its "text", and details such as its log-probability."""
 
 
 class AnswerError(ValueError):
@@ -40,27 +40,28 @@ class AnswerError(ValueError):
 class Options:
     """How to answer; None is the run's default."""
 
-    n: int | None = None  # answers to each text; the likeliest tokens of a mask
+    n: int | None = None  # answers to each text, or likeliest tokens for each mask
     l_gen: int | None = None  # most tokens of a continuation
     l_max: int | None = None  # most tokens of a translation
     tau: float | None = None  # temperature
     top_k: int | None = None  # draw from the k likeliest tokens only
     top_p: float | None = None  # draw from the nucleus only
-    repetition_penalty: float | None = None  # makes what came before less likely
+    repetition_penalty: float | None = None  # makes earlier tokens less likely
     no_repeat_ngram_size: int | None = None  # forbid repeating any n-gram of this size
     beam_size: int | None = None  # translations to keep in a beam search
     length_penalty: float | None = None  # of a beam search
-    seed: int | None = None  # of what is drawn
+    seed: int | None = None  # of the random draws
     stop: tuple[str, ...] | None = None  # texts before which an answer ends
-    # changes of what the model computes, as `algorithms.inside.intervene` takes them
-    steer: Mapping[At, Any] | None = None
-    weights: Literal["int8"] | None = None  # "int8" rounds those that are read for every token
+    steer: Mapping[At, Any] | None = None  # changes to the model, as `algorithms.inside.intervene` takes them
+    weights: Literal["int8"] | None = None  # "int8" rounds the weights that every token reads
+
+
+OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
 
 
 def answerer_for(run: Run, options: Options) -> "Answerer":
-    """Return what answers with a run, or raise AnswerError if an option is given that does not apply to runs of this
-    kind.
-    """
+    """Return the answerer for a run. Raises AnswerError if an option is given that does not apply to such a run."""
+    run = of_text(run) if run.task == "gato" else run
     if run.task == "e" and not run.config.variant.head:
         return _Embedder(run, options)
     return ANSWERERS[run.task](run, options)
@@ -71,10 +72,10 @@ class Answerer(abc.ABC):
 
     Attributes:
         takes_lines: whether each text is a line; a decoder continues any text.
-        streams: whether an answer comes piece by piece.
-        converses: whether a text may go on from an answer.
-        model: what the run is.
-        verb: what is done to a text.
+        streams: whether `stream` yields an answer piece by piece.
+        converses: whether the next text may follow the answer to the last.
+        model: the kind of model, for messages.
+        verb: what it does to a text, for messages.
         applicable: names of the options that apply.
     """
 
@@ -86,10 +87,11 @@ class Answerer(abc.ABC):
     applicable: tuple[str, ...]
 
     def __init__(self, run: Run, options: Options) -> None:
+        self._run = run
         self.config: Any = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.options = options
-        for name in (field.name for field in dataclasses.fields(options)):
+        for name in OPTIONS:
             if getattr(options, name) is not None and name not in self.applicable:
                 flags = ", ".join(map(_flag, self.applicable)) or "none"
                 raise AnswerError(f"{_flag(name)} does not apply: the run is {self.model}, whose options are {flags}")
@@ -101,26 +103,26 @@ class Answerer(abc.ABC):
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """Return the answers to each text; `first` is the number of the first of them, for messages and for what is
-        drawn: answer r to text i is request (i − 1)·n + r, and has a key of its own. Raises ValueError if a text is
-        empty or too long, or has something that the tokenizer does not know, or for an impossible option.
+        """Return the answers to each text. `first` is the number of the first text, for messages and random draws:
+        answer r to text i is request (i − 1)·n + r, which determines its key. Raises ValueError if a text is empty, too
+        long, or has something that the tokenizer does not know, or for an invalid option.
         """
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
-        """Yield the pieces of the one answer to a text, of this number, as they come."""
+        """Yield the pieces of the answer to text number `number` as they are generated."""
         yield self.answers([text], first=number)[0][0]["text"]
 
-    def _sequences(self, texts: Sequence[str], first: int, *, eos: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of texts, framed by bos and perhaps eos, and their lengths."""
+    def _sequences(self, texts: Sequence[str], first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of texts, with bos and eos, and their lengths."""
         rows = []
         for number, text in enumerate(texts, first):
             tokens = self._encoded(text)
             if not tokens:
                 raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
-            row = self.tokenizer.framed(tokens, ends=eos)
+            row = self.tokenizer.framed(tokens, ends=True)
             if len(row) > self.config.l_max:
                 raise AnswerError(
-                    f"text {number} has {len(row)} tokens with those at its ends, but the model reads at most "
+                    f"text {number} has {len(row)} tokens, including special ones, but the model reads at most "
                     f"l_max = {self.config.l_max}: shorten it"
                 )
             rows.append(row)
@@ -129,43 +131,32 @@ class Answerer(abc.ABC):
     def _encoded(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
 
-    def _key(self) -> jax.Array:
-        return jax.random.key(self.options.seed or 0)
-
 
 class Continuer(Answerer):
-    """Algorithm 14, in windows where a text outgrows l_max."""
+    """Algorithm 14, in windows if a text outgrows l_max."""
 
     takes_lines = False
     streams = True
     converses = True
     model = "a decoder"
     verb = "continue"
-    applicable = (
-        "n",
-        "l_gen",
-        "tau",
-        "top_k",
-        "top_p",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "seed",
-        "stop",
-        "steer",
-        "weights",
-    )
+    applicable = tuple(name for name in OPTIONS if name not in ("l_max", "beam_size", "length_penalty"))
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
         self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
-        if options.steer:
-            _check_steers(options.steer, self.generator)
+        if options.steer:  # trace the changes on two tokens, so that invalid ones fail before anything is generated
+            variant = self.generator.config.variant
+            hidden_state = functools.partial(intervene(d_hidden_state, options.steer), variant=variant)
+            try:
+                jax.eval_shape(hidden_state, jax.ShapeDtypeStruct((1, 2), np.int32), run.theta)
+            except ValueError as error:
+                raise AnswerError(f"--steer: {error}") from None
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return a text, the one of this number, as the model reads it. In the training data a space belongs to the
-        token of the word after it, where the tokenizer has such: a prompt that ends in one is read without it, and
-        continues with a token that begins with it. Raises ValueError if it is empty, or has something that the
-        tokenizer does not know.
+        """Return text number `number` as the model reads it. If the tokenizer has tokens that begin with a space, as
+        words do in the training data, a final space is not read, and the continuation begins with such a token. Raises
+        ValueError if the text is empty, or has something that the tokenizer does not know.
         """
         heals = text.endswith(" ") and len(text) > 1 and self._spaced.sum() > 1
         tokens = self._encoded(text[: len(text) - heals])
@@ -175,40 +166,41 @@ class Continuer(Answerer):
 
     @functools.cached_property
     def _spaced(self) -> np.ndarray:
-        """Which tokens begin with a space; special ones decode to nothing, wherever they are."""
+        """Which tokens begin with a space; special ones decode to nothing."""
         return np.array([self.tokenizer.decode([v]).startswith(" ") for v in range(self.config.N_V)])
 
-    def _begun(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
-        """Return the continuations, how many tokens they may have, and how many characters each repeats."""
+    def _begin(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
+        """Begin n continuations of each text; see `_continued`."""
         prompts = [self.prompt(text, number=i) for i, text in enumerate(texts, number) for _ in range(self.n)]
         return self._continued(prompts, number)
 
     def _l_gen(self, prompts: Sequence[Prompt]) -> int:
-        """Return the most tokens of a continuation of these."""
+        """Return the most tokens of a continuation of these prompts."""
         return L_GEN if self.options.l_gen is None else self.options.l_gen
 
     def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, list[int]]:
+        """Return a `Continuation` of prompts, its most tokens, and how many characters of each prompt it repeats."""
         x, lengths, begins = side_by_side(prompts, self.config.N_V)
         l_gen = self._l_gen(prompts)
-        begun = self.generator.begin(
+        continuation = self.generator.begin(
             x,
             lengths=lengths,
             l_gen=l_gen,
-            key=self._key(),
+            key=jax.random.key(self.options.seed or 0),
             first=(number - 1) * self.n,
             sliding=True,
             begins=begins,
             **sampling_of(self.options, self.tokenizer.end_tokens),
         )
-        return begun, l_gen, [prompt.given for prompt in prompts]
+        return continuation, l_gen, [prompt.given for prompt in prompts]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`, with the log-probabilities of the tokens."""
-        return self._answers(*self._begun(texts, first))
+        return self._answers(*self._begin(texts, first))
 
-    def _answers(self, begun: Continuation, l_gen: int, given: list[int]) -> list[list[Answer]]:
-        begun.extend(l_gen)
-        of_rows = zip(begun.tokens, begun.log_p, given, strict=True)
+    def _answers(self, continuation: Continuation, l_gen: int, given: list[int]) -> list[list[Answer]]:
+        continuation.extend(l_gen)
+        of_rows = zip(continuation.tokens, continuation.log_p, given, strict=True)
         answers = [self._answer(tokens.tolist(), log_p, n) for tokens, log_p, n in of_rows]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
@@ -230,15 +222,13 @@ class Continuer(Answerer):
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
-        begun, l_gen, (given,) = self._begun([text], number)
-        tokens = (int(column[0]) for column in begun.columns(l_gen))
+        continuation, l_gen, (given,) = self._begin([text], number)
+        tokens = (int(column[0]) for column in continuation.columns(l_gen))
         return pieces_of(tokens, self.tokenizer, self.options.stop or (), given=given)
 
 
 def sampling_of(options: Options, ends: Sequence[int]) -> Sampling:
-    """Return how tokens are drawn by these options, with the defaults of the command lines; `ends` are the tokens that
-    end a text.
-    """
+    """Return the `Sampling` for these options, with the command line's defaults; the tokens `ends` end a text."""
     o = options
     usual = o.tau is None and o.top_k is None and o.top_p is None
     return {
@@ -267,30 +257,29 @@ class _Translator(Answerer):
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         o = self.options
         if o.beam_size is not None and o.beam_size > 1:
-            return super().stream(text, number=number)  # no beam is known to be the best before the end
-        z, lengths = self._sequences([text], number, eos=True)
-        options = {"l_max": self._l_max(), "tau": o.tau or 0.0, "key": self._key(), "first": (number - 1) * self.n}
-        columns = self._translator.stream(z, lengths=lengths, **options)
+            return super().stream(text, number=number)  # the best beam is only known at the end
+        z, lengths = self._sequences([text], number)
+        columns = self._translator.stream(z, lengths=lengths, **self._options(number))
         return pieces_of((int(column[0]) for column in columns), self.tokenizer)
 
-    def _l_max(self) -> int:
-        return self.config.l_max if self.options.l_max is None else self.options.l_max
+    def _options(self, number: int) -> dict[str, Any]:
+        """Return the options of `Translator` for texts from this number on."""
+        l_max = self.config.l_max if self.options.l_max is None else self.options.l_max
+        key, first = jax.random.key(self.options.seed or 0), (number - 1) * self.n
+        return {"l_max": l_max, "tau": self.options.tau or 0.0, "key": key, "first": first}
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         o = self.options
-        z, lengths = self._sequences(texts, first, eos=True)
+        z, lengths = self._sequences(texts, first)
         if self.n > 1 and not o.tau:
-            raise AnswerError(f"{self.n} answers that are not drawn would be the same: give --tau, or leave --n out")
+            raise AnswerError(f"{self.n} answers without sampling would be the same: give --tau, or leave --n out")
         rows = np.repeat(np.arange(len(z)), self.n)
         tokens, counts, scores = self._translator.translate(
             z[rows],
             lengths=lengths[rows],
-            l_max=self._l_max(),
             beam_size=1 if o.beam_size is None else o.beam_size,
             length_penalty=LENGTH_PENALTY if o.length_penalty is None else o.length_penalty,
-            tau=o.tau or 0.0,
-            key=self._key(),
-            first=(first - 1) * self.n,
+            **self._options(first),
         )
         answers = [
             {"text": self.tokenizer.decode(row[:count]), "tokens": int(count) - 1, "log_probability": float(score)}
@@ -306,10 +295,6 @@ class _MaskFiller(Answerer):
     verb = "fill"
     applicable = ("n",)
 
-    def __init__(self, run: Run, options: Options) -> None:
-        super().__init__(run, options)
-        self._theta = run.theta
-
     def _encoded(self, text: str) -> list[int]:
         parts = [self.tokenizer.encode(part) for part in text.split(MASK)]
         if len(parts) == 1:
@@ -317,9 +302,9 @@ class _MaskFiller(Answerer):
         return [token for part in parts for token in [*part, self.tokenizer.mask_token]][:-1]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        x, lengths = self._sequences(texts, first, eos=True)
+        x, lengths = self._sequences(texts, first)
         mask = self.tokenizer.mask_token
-        filled = fill_masks(self._theta, x, lengths=lengths, config=self.config, n=self.n, mask=mask)
+        filled = fill_masks(self._run.theta, x, lengths=lengths, config=self.config, n=self.n, mask=mask)
         answers = []
         for row, length, masks in zip(x, lengths, filled, strict=True):
             tokens = row[:length].copy()
@@ -329,28 +314,21 @@ class _MaskFiller(Answerer):
         return answers
 
     def _text(self, token: int) -> str:
-        special = {
-            self.tokenizer.mask_token: MASK,
-            self.tokenizer.bos_token: "[BOS]",
-            self.tokenizer.eos_token: "[EOS]",
-        }
-        return special.get(token) or self.tokenizer.decode([token])
+        known = self.tokenizer
+        special = {known.mask_token: MASK, known.bos_token: "[BOS]", known.eos_token: "[EOS]"}
+        return special.get(token) or known.decode([token])
 
 
 class _Embedder(Answerer):
-    """The encoder of Algorithm 9 without its lines 10 and 11: the mean of a text's columns, of length 1."""
+    """The encoder of Algorithm 9 without its lines 10 and 11: the mean of a text's columns, scaled to unit length."""
 
     model = "a sentence encoder"
     verb = "embed"
     applicable = ()
 
-    def __init__(self, run: Run, options: Options) -> None:
-        super().__init__(run, options)
-        self._theta = run.theta
-
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        x, lengths = self._sequences(texts, first, eos=True)
-        E = sentence_embeddings(self._theta, x, lengths=lengths, config=self.config)
+        x, lengths = self._sequences(texts, first)
+        E = sentence_embeddings(self._run.theta, x, lengths=lengths, config=self.config)
         return [[{"text": " ".join(f"{v:.4f}" for v in e), "embedding": e.tolist()}] for e in E]
 
 
@@ -361,29 +339,12 @@ class _Classifier(Answerer):
     verb = "classify"
     applicable = ()
 
-    def __init__(self, run: Run, options: Options) -> None:
-        super().__init__(run, options)
-        self._params, self._labels = run.theta, run.labels
-
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        x, lengths = self._sequences(texts, first, eos=True)
-        P = np.asarray(classify(self._params, x, lengths=lengths, config=self.config))
-        return [
-            [
-                {
-                    "text": self._labels[int(p.argmax())],
-                    "probabilities": {label: float(q) for label, q in zip(self._labels, p, strict=True)},
-                }
-            ]
-            for p in P
-        ]
-
-
-class _OfText(Continuer):
-    """Gato, of which text is a part: its decoder without values and images."""
-
-    def __init__(self, run: Run, options: Options) -> None:
-        super().__init__(of_text(run), options)
+        x, lengths = self._sequences(texts, first)
+        P = np.asarray(classify(self._run.theta, x, lengths=lengths, config=self.config))
+        labels = self._run.labels
+        found = [(labels[int(p.argmax())], dict(zip(labels, p.tolist(), strict=True))) for p in P]
+        return [[{"text": text, "probabilities": probabilities}] for text, probabilities in found]
 
 
 ANSWERERS: dict[str, type[Answerer]] = {
@@ -391,18 +352,8 @@ ANSWERERS: dict[str, type[Answerer]] = {
     "e": _MaskFiller,
     "ed": _Translator,
     "classify": _Classifier,
-    "gato": _OfText,
 }
-"""What answers with a run of a task."""
-
-
-def _check_steers(changes: Mapping[At, Any], generator: Generator) -> None:
-    """Trace the change of a few tokens, before anything is generated."""
-    hidden_state = functools.partial(intervene(d_hidden_state, changes), variant=generator.config.variant)
-    try:
-        jax.eval_shape(hidden_state, jax.ShapeDtypeStruct((1, 2), np.int32), generator.theta)
-    except ValueError as error:
-        raise AnswerError(f"--steer: {error}") from None
+"""The answerer for each task; `answerer_for` also answers with sentence encoders, and with Gato's text decoder."""
 
 
 def _flag(option: str) -> str:

@@ -1,16 +1,12 @@
-"""What a decoder attends to in a text that outgrows l_max: a window that slides by half its length."""
+"""The window that a decoder attends to in a text that outgrows l_max; it slides by half its length."""
 
 
 def window_start(t: int, l_max: int) -> int:
-    """Return the first of the tokens that token t of a text is predicted from.
+    """Return the index of the first token that token t of a text, counted from 0, is predicted from.
 
-    The first window begins with the text, and serves up to token l_max, the last that l_max tokens predict. Then a new
-    one begins with the last half of l_max tokens, and so on: every token is predicted from at least l_max/2 of those
-    before it, or from all, whether it was given or generated.
-
-    Args:
-        t: from 0.
-        l_max: the most tokens that are read at once.
+    The first window begins with the text and predicts its tokens up to token l_max. Each new window begins with the
+    last half of the one before. So every token, given or generated, is predicted from at least l_max/2 tokens before
+    it, or from all of them; l_max is the most tokens that the model reads at once.
 
     Example:
         >>> [window_start(t, 6) for t in range(15)]

@@ -1,6 +1,6 @@
-"""A trained model behind HTTP, as clients of OpenAI's API expect it.
+"""A trained model behind HTTP, for clients of OpenAI's API.
 
-`engine` generates for all that arrives together. `fields` reads JSON, `generating` what completions and chat share,
-`completions`, `chat`, `embeddings` and `tokenizing` one kind of request and its answers each. `app` connects them to
-HTTP, behind `guards` and `connections`, and `metrics` counts.
+`engine` generates for all concurrent requests together. `fields` reads JSON, and `generating` what completions and chat
+share; `completions`, `chat`, `embeddings` and `tokenizing` have one kind of request and its answers each. `app`
+connects them to HTTP, behind `guards` and `connections`; `metrics` counts.
 """

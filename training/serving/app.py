@@ -1,11 +1,10 @@
-"""The HTTP application: which address does what, how long it may take, and what goes wrong."""
+"""The HTTP application: its routes, time limits and errors."""
 
 import asyncio
 import contextlib
 import json
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -20,8 +19,8 @@ from training.serving import embeddings
 from training.serving.chat import Chat, chat_of
 from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
-from training.serving.errors import JSON, RequestError, error, refusal
-from training.serving.exchange import Exchange, Stream, unless_gone
+from training.serving.errors import JSON, RequestError, refusal
+from training.serving.exchange import Exchange, Stream
 from training.serving.fields import check_model
 from training.serving.guards import HostGuard, RequestGuard
 from training.serving.metrics import Metrics
@@ -41,7 +40,7 @@ class _Server:
         self._created = int(clock())
         self.metrics = Metrics(engine)
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")
-        self._beside = 0
+        self._pending: list[Future[Any]] = []
 
     async def health(self, _: Request) -> Response:
         """Tell whether requests are answered."""
@@ -49,7 +48,7 @@ class _Server:
         return JSON({"status": "ok" if well else "stopping"}, status_code=200 if well else 503)
 
     async def models(self, request: Request) -> Response:
-        """Name the model."""
+        """List the model, or describe it."""
         name = self._served.name
         model = {"id": name, "object": "model", "created": self._created, "owned_by": "formal-algorithms"}
         if "model" in request.path_params:
@@ -58,7 +57,7 @@ class _Server:
         return JSON({"object": "list", "data": [model]})
 
     async def tokenize(self, request: Request) -> Response:
-        """Tell the tokens of a text."""
+        """Tokenize a text."""
         return JSON(await asyncio.to_thread(tokenized, await self._body(request), self._served))
 
     async def embeddings(self, request: Request) -> Response:
@@ -71,26 +70,24 @@ class _Server:
 
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
-        return await self._generated(
-            request, await asyncio.to_thread(completion_of, await self._body(request), self._served)
-        )
+        return await self._generated(request, completion_of)
 
     async def chat(self, request: Request) -> Response:
         """Answer in conversations."""
-        return await self._generated(request, await asyncio.to_thread(chat_of, await self._body(request), self._served))
+        return await self._generated(request, chat_of)
 
-    async def _generated(self, request: Request, wanted: Completion | Chat) -> Response:
-        """Generate what a request wants."""
+    async def _generated(self, request: Request, parsed: Callable[[Any, Served], Completion | Chat]) -> Response:
+        """Answer a request for generated text, given the function that parses its JSON."""
         model, engine = self._served.model, self._engine
+        wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
         assert isinstance(model, Decoder)
         assert engine is not None
-        scored = True
-        if isinstance(wanted, Completion) and wanted.tells_prompts:
-            scored = await self._in_time(self._alone(lambda: wanted.score(model)), request)
-        if not scored:
-            return _of(None)
-        identity = f"{wanted.prefix}-{secrets.token_hex(12)}"
-        exchange = Exchange(wanted, self._served, identity, int(self._clock()), self.metrics.used)
+        if isinstance(wanted, Completion) and wanted.scores_prompts:
+            scores = await self._in_time(self._alone(lambda: wanted.scored(model)), request)
+            if scores is None:
+                return _of(None)
+            wanted.scores = scores
+        exchange = Exchange(wanted, self._served, int(self._clock()), self.metrics.used)
         engine.submit(exchange.jobs)
         if wanted.asked.stream:
             return Stream(exchange)
@@ -100,32 +97,23 @@ class _Server:
             exchange.abandon()
 
     async def _in_time(self, answer: Awaitable[T], request: Request) -> T | None:
-        """Wait for an answer; None where the client hangs up before that."""
+        """Return an answer, or None if the client disconnects first. Raises RequestError if it takes too long."""
         try:
             async with asyncio.timeout(self._served.limits.seconds):
-                return await unless_gone(answer, request)
+                return await _unless_disconnected(answer, request)
         except TimeoutError:
             raise RequestError(self._served.limits.too_long, status=504) from None
 
     async def _alone(self, work: Callable[[], T]) -> T:
-        """Return what a computation gives, one after another, beside the engine's thread."""
-        if self._beside >= self._served.limits.choices:
-            raise FullError(f"{self._beside} requests wait: try again later")
-        loop, done = asyncio.get_running_loop(), self._aside.submit(work)
-        self._beside += 1
-
-        def count(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-                loop.call_soon_threadsafe(self._count_down)
-
-        done.add_done_callback(count)
-        return await asyncio.wrap_future(done)
-
-    def _count_down(self) -> None:
-        self._beside -= 1
+        """Run a computation in the thread beside the engine's, one at a time. Raises FullError if too many wait."""
+        self._pending = [pending for pending in self._pending if not pending.done()]
+        if len(self._pending) >= self._served.limits.choices:
+            raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
+        self._pending.append(self._aside.submit(work))
+        return await asyncio.wrap_future(self._pending[-1])
 
     async def _body(self, request: Request) -> Any:
-        """Return the JSON of a request, as far as it is not too large."""
+        """Return the JSON of a request. Raises RequestError if it is too large or invalid."""
         data, most = b"", self._served.limits.body
         try:
             async for chunk in request.stream():
@@ -140,33 +128,51 @@ class _Server:
             raise RequestError("the request is not valid JSON") from None
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the engine and the thread beside it."""
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._engine is not None:
             self._engine.close()
 
 
 def _of(answer: Any) -> Response:
-    """Return an answer, or an empty one where nobody reads it."""
+    """Return the response with an answer, or an empty one if the client has left."""
     return Response(status_code=499) if answer is None else JSON(answer)
 
 
+async def _unless_disconnected(answer: Awaitable[T], request: Request) -> T | None:
+    """Return the awaited answer, or None if the client disconnects first."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    waiting, left = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait([waiting, left], return_when=asyncio.FIRST_COMPLETED)
+        return await waiting if waiting.done() else None
+    finally:
+        waiting.cancel()
+        left.cancel()
+
+
 async def _refused(_: Request, wrong: Exception) -> Response:
-    if isinstance(wrong, FullError):
-        return refusal(str(wrong), status=429, headers=RETRY_AFTER)
     assert isinstance(wrong, RequestError)
-    content = error(str(wrong), status=wrong.status, parameter=wrong.parameter, code=wrong.code)
-    return JSON(content, status_code=wrong.status)
+    return refusal(wrong)
+
+
+async def _full(_: Request, wrong: Exception) -> Response:
+    return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
 
 
 async def _failed(_: Request, wrong: Exception) -> Response:
-    return refusal(f"{type(wrong).__name__}: {wrong}", status=500)
+    return refusal(RequestError(f"{type(wrong).__name__}: {wrong}", status=500))
 
 
-async def _not_there(request: Request, wrong: Exception) -> Response:
+async def _not_found(request: Request, wrong: Exception) -> Response:
     assert isinstance(wrong, HTTPException)
-    there = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
-    return refusal(f"{request.method} {request.url.path}: {wrong.detail}; there are {there}", status=wrong.status_code)
+    known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
+    message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
+    return refusal(RequestError(message, status=wrong.status_code))
 
 
 def make_app(
@@ -179,9 +185,9 @@ def make_app(
     api_key: str | None = None,
     origins: tuple[str, ...] = (),
 ) -> Starlette:
-    """Return the application: requests are to `address` or one of the further `names` of hosts; clients must know
-    `api_key`, if there is one; `origins` are those of web pages that may send requests. The engine, which generates if
-    the model is a decoder, starts and closes with the application; `clock` gives seconds since 1970.
+    """Return the application. Requests must be addressed to `address` or one of the other host `names`, and carry
+    `api_key` unless it is None; `origins` are those of web pages that may send requests. The engine, None unless the
+    model is a decoder, starts and closes with the application; `clock` gives seconds since 1970.
     """
     server = _Server(served, engine, clock)
 
@@ -204,7 +210,7 @@ def make_app(
         Route("/v1/embeddings", server.embeddings, methods=["POST"]),
         Route("/tokenize", server.tokenize, methods=["POST"]),
     ]
-    handlers: Any = {RequestError: _refused, FullError: _refused, HTTPException: _not_there, Exception: _failed}
+    handlers: Any = {RequestError: _refused, FullError: _full, HTTPException: _not_found, Exception: _failed}
     guards = [
         Middleware(server.metrics.counting, paths=PATHS),
         Middleware(HostGuard, address=address, names=names),

@@ -1,15 +1,16 @@
-"""Requests for chat, and their answers: https://platform.openai.com/docs/api-reference/chat."""
+"""Chat requests and their answers: https://platform.openai.com/docs/api-reference/chat."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from training.data.tokenizers import Tokenizer
+from training.generation.pieces import REPLACEMENT
 from training.generation.prompts import Prompt
 from training.serving.engine import LIKELIEST, Step
 from training.serving.errors import RequestError
-from training.serving.fields import boolean, check_fields, check_model, integer
-from training.serving.generating import FIELDS, Asked, text_of, wishes
+from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
+from training.serving.generating import FIELDS, Asked, common_fields
 from training.serving.served import Decoder, Served
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -24,7 +25,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
 }
-REPLACEMENT = "\ufffd"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -34,29 +34,31 @@ class Chat:
     prefix = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 
-    asked: Asked  # what is to be generated
+    asked: Asked  # what to generate
     tokenizer: Tokenizer  # the model's
-    logprobs: int | None  # how many of the likeliest tokens to tell; None: no log-probabilities at all
+    logprobs: int | None  # how many of the likeliest tokens to report; None: no log-probabilities at all
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return what a stream begins with: who speaks."""
+        """Return the first parts of a stream: the roles."""
         return [self._delta(i, {"role": "assistant", "content": ""}, None, None) for i in range(self.asked.n)]
 
     def part(self, index: int, step: Step, before: int) -> dict[str, Any]:
-        """Return one more token of an answer."""
-        return self._delta(index, {"content": step.text} if step.text else {}, self._told([step]), step.finish)
+        """Return one token of an answer; `before` is not used."""
+        return self._delta(index, {"content": step.text} if step.text else {}, self._reported([step]), step.finish)
 
     def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
         """Return an answer."""
-        message = {"role": "assistant", "content": text_of(steps), "refusal": None}
+        message = {"role": "assistant", "content": "".join(step.text for step in steps), "refusal": None}
         finish = steps[-1].finish
-        return {"index": index, "message": message, "logprobs": self._told(steps), "finish_reason": finish}
+        return {"index": index, "message": message, "logprobs": self._reported(steps), "finish_reason": finish}
 
     @staticmethod
-    def _delta(index: int, delta: dict[str, Any], told: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}
+    def _delta(
+        index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
+    ) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def _told(self, steps: Sequence[Step]) -> dict[str, Any] | None:
+    def _reported(self, steps: Sequence[Step]) -> dict[str, Any] | None:
         if self.logprobs is None:
             return None
         of_steps = []
@@ -67,17 +69,15 @@ class Chat:
 
     def _token(self, token: int, log_p: float) -> dict[str, Any]:
         text = self.tokenizer.decode([token])
-        of_text = None if REPLACEMENT in text else list(text.encode())  # a part of a character has no bytes of its own
+        of_text = None if REPLACEMENT in text else list(text.encode())  # unknown for part of a character
         return {"token": text, "logprob": log_p, "bytes": of_text}
 
 
 def chat_of(body: Any, served: Served) -> Chat:
-    """Return what a request's JSON asks for. Raises RequestError if a field is unknown or not what it should be, or the
-    model has no template for chat.
-    """
+    """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model has no template."""
     check_fields(body, (*FIELDS, "messages", "max_completion_tokens", "top_logprobs"), NEUTRAL)
     check_model(body.get("model"), served.name)
-    common = wishes(body, served)
+    common = common_fields(body, served)
     tokens = conversation(body.get("messages"), served)
     logprobs = integer(body, "top_logprobs", 0, least=0, most=LIKELIEST)
     if not boolean(body, "logprobs"):
@@ -89,9 +89,9 @@ def chat_of(body: Any, served: Served) -> Chat:
 
 
 def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
-    """Return the most tokens of an answer: without a wish, as many as the context has room for."""
+    """Return the most tokens of an answer to l tokens; by default, as many as the context has room for."""
     l_max = served.config.l_max
-    room = l_max - l + 1  # the last token is not read any more
+    room = l_max - l + 1  # the last token is never read
     if room < 1:
         message = f"messages: the conversation has {l} tokens, and the model reads at most l_max = {l_max}: shorten it"
         raise RequestError(message, parameter="messages", code="context_length_exceeded")
@@ -109,24 +109,20 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
 
 
 def conversation(messages: Any, served: Served) -> list[int]:
-    """Return the tokens that the next answer in a conversation follows. Messages have a role and a content, which is a
-    text or a list of parts that are texts. Raises RequestError if they are something else, or the model has no template
-    for them.
+    """Return the tokens of a conversation, up to where the next answer begins. Each message has a role and a content,
+    which is a text or a list of text parts. Raises RequestError if the messages are invalid, or the model has no chat
+    template.
     """
     if not isinstance(served.model, Decoder):
-        raise RequestError("the model is an encoder, which answers nothing: use /v1/embeddings")
+        raise RequestError("the model is an encoder, which cannot answer: use /v1/embeddings")
     if served.model.converse is None:
         raise RequestError(
             "the model has no template for chat, as it was not trained on conversations: use /v1/completions"
         )
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: expected a list of at least one message", parameter="messages")
-    try:
+    with errors_of("messages"):
         return served.model.converse([_message(i, message) for i, message in enumerate(messages)])
-    except RequestError:
-        raise
-    except ValueError as wrong:
-        raise RequestError(f"messages: {wrong}", parameter="messages") from None
 
 
 def _message(i: int, message: Any) -> dict[str, Any]:
@@ -139,7 +135,7 @@ def _message(i: int, message: Any) -> dict[str, Any]:
     if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise RequestError(f"messages[{i}].content: expected a text, or a list of parts that are", parameter="messages")
+        raise RequestError(f"messages[{i}].content: expected a text, or a list of text parts", parameter="messages")
     named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
     return {"role": message["role"], "content": content, **named}
 

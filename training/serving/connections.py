@@ -1,4 +1,4 @@
-"""The connections of a server: a limited number at once, and closed if they keep it waiting for a request."""
+"""The connections of a server: limited in number, and closed if a request takes too long to arrive."""
 
 import asyncio
 import json
@@ -7,12 +7,12 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from training.serving.errors import error
+from training.serving.errors import RequestError
 
 
 def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
-    """Return the protocol of a server's connections, as uvicorn takes it: at most `most`, and `patience` seconds for a
-    client to send the whole of a request.
+    """Return the protocol of a server's connections, for uvicorn: at most `most`, with `patience` seconds for a client
+    to send a whole request.
     """
 
     class Connection(_Connection):
@@ -22,14 +22,14 @@ def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
 
 
 class _Connection(H11Protocol):
-    """One connection; uvicorn's own waits for the rest of a request for ever."""
+    """One connection; uvicorn's own class waits forever for the rest of a request."""
 
     MOST: int
     PATIENCE: float
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, or end at once where there are too many."""
+        """Begin, or end at once if there are too many connections."""
         super().connection_made(transport)
         if len(self.connections) > self.MOST:
             self._end(503, f"there are {self.MOST} connections already: try again later")
@@ -37,7 +37,7 @@ class _Connection(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Process received bytes."""
         if not self.transport.is_closing():
             super().data_received(data)
             self._watch()
@@ -53,7 +53,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Let the time run as long as the client owes a part of a request, whatever else it sends."""
+        """Run the timer while the client owes part of a request; receiving some of it does not restart the timer."""
         owes = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
         if not owes or self.transport.is_closing():
             self._stop()
@@ -70,9 +70,9 @@ class _Connection(H11Protocol):
         self._end(408, f"the request did not arrive within {self.PATIENCE:g} seconds")
 
     def _end(self, status: int, message: str) -> None:
-        """Say why, unless something is being said, and close."""
+        """Send the reason, unless a response has begun, and close."""
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            body = json.dumps(error(message, status=status)).encode()
+            body = json.dumps(RequestError(message, status=status).to_json()).encode()
             head = f"HTTP/1.1 {status} {'Request Timeout' if status == 408 else 'Service Unavailable'}\r\n"
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)

@@ -1,4 +1,4 @@
-"""Requests for embeddings, and their answers: https://platform.openai.com/docs/api-reference/embeddings."""
+"""Embedding requests and their answers: https://platform.openai.com/docs/api-reference/embeddings."""
 
 import base64
 from typing import Any
@@ -6,28 +6,26 @@ from typing import Any
 import numpy as np
 
 from training.serving.errors import RequestError
-from training.serving.fields import check_fields, check_model, integer
-from training.serving.generating import token_list
+from training.serving.fields import check_fields, check_model, errors_of, integer
+from training.serving.generating import listed, not_text, token_list
 from training.serving.served import Encoder, Served
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
 
 
 def texts_of(body: Any, served: Served) -> list[list[int]]:
-    """Return the tokens of the texts that a request wants the embeddings of. Raises RequestError if a field is unknown
-    or not what it should be, or the model is a decoder.
+    """Return the tokens of the texts to embed. Raises RequestError if a field is unknown or invalid, or the model is a
+    decoder.
     """
     check_fields(body, FIELDS, {})
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Encoder):
-        raise RequestError("the model is a decoder, which has no embeddings of texts: use /v1/completions")
+        raise RequestError("the model is a decoder, which does not embed texts: use /v1/completions")
     d_e = served.config.d_e
     integer(body, "dimensions", d_e, least=d_e, most=d_e)
     if body.get("encoding_format") not in (None, "float", "base64"):
         raise RequestError("encoding_format: expected float or base64", parameter="encoding_format")
-    given = body.get("input")
-    several = isinstance(given, list) and given and isinstance(given[0], str | list)
-    texts = given if several else [given]
+    texts = listed(body.get("input"))
     if len(texts) > served.limits.choices:
         message = f"input: expected at most {served.limits.choices} texts, got {len(texts)}"
         raise RequestError(message, parameter="input")
@@ -38,17 +36,14 @@ def _tokens(i: int, text: Any, served: Served) -> list[int]:
     tokenizer, l_max = served.tokenizer, served.config.l_max
     tokens = token_list(text, tokenizer.N_V)
     if isinstance(text, str):
-        try:
+        with errors_of("input"):
             tokens = tokenizer.encode(text)
-        except ValueError as wrong:
-            raise RequestError(f"input: {wrong}", parameter="input") from None
     if not tokens:
-        message = f"input: expected a text, tokens from 0 to {tokenizer.N_V - 1}, or a list of these, and nothing empty"
-        raise RequestError(message, parameter="input")
+        raise not_text("input", tokenizer.N_V)
     framed = tokenizer.framed(tokens, ends=True)
     if len(framed) > l_max:
         message = (
-            f"input: text {i} has {len(framed)} tokens with those at its ends, but the model reads at most "
+            f"input: text {i} has {len(framed)} tokens, including special ones, but the model reads at most "
             f"l_max = {l_max}: shorten it"
         )
         raise RequestError(message, parameter="input", code="context_length_exceeded")
@@ -56,7 +51,7 @@ def _tokens(i: int, text: Any, served: Served) -> list[int]:
 
 
 def embeddings(body: dict[str, Any], texts: list[list[int]], served: Served) -> dict[str, Any]:
-    """Return the answer to a request, the tokens of whose texts are known."""
+    """Return the answer to a request, given the tokens of its texts."""
     assert isinstance(served.model, Encoder)
     E = np.asarray(served.model.embed(texts), "<f4")
     as_text = body.get("encoding_format") == "base64"

@@ -1,7 +1,7 @@
-"""Continuations for many at once: they are generated side by side, each drawn in its own way, in a thread of its own.
+"""Continuous batching: a thread generates continuations side by side, each with its own sampling settings.
 
-What comes while others are on their way joins them before their next token, if there are rows left. Where that takes
-programs that were not compiled yet, the others continue while these are compiled aside, by a rehearsal.
+New jobs join the running batch before its next token if it has free rows. If joining needs programs that are not
+compiled yet, the batch continues while a rehearsal in another thread compiles them.
 """
 
 import contextlib
@@ -16,29 +16,30 @@ import numpy as np
 
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
+from training.generation.inputs import to_power_of_two
 from training.generation.pieces import Pieces
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt, side_by_side
 
 GATHERING = 0.01
-"""Seconds that the first of several requests waits for the others."""
+"""Seconds that the first request of a batch waits for others."""
 
 LIKELIEST = 20
-"""How many of the likeliest tokens are noted, whoever asks: another number would be compiled anew."""
+"""How many of the likeliest tokens are always recorded; every other number would compile another program."""
 
 
 class FullError(RuntimeError):
-    """Too many continuations wait."""
+    """The queue is full."""
 
 
 class Step(NamedTuple):
     """One more token of a continuation."""
 
-    text: str  # what is certain now and was not before
-    token: int  # the token
+    text: str  # the text that has become certain
+    token: int
     log_p: float  # its log-probability under the model
-    likeliest: list[tuple[int, float]]  # the likeliest tokens in its place, and their log-probabilities
-    finish: str | None  # "stop" or "length" where it is the last
+    likeliest: list[tuple[int, float]]  # the likeliest tokens at its position, and their log-probabilities
+    finish: str | None  # "stop" or "length" if it is the last
 
 
 class Failed(NamedTuple):
@@ -49,37 +50,31 @@ class Failed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """A continuation that is asked for."""
+    """A requested continuation."""
 
-    prompt: Prompt  # what is continued
+    prompt: Prompt  # what to continue
     l_gen: int  # most tokens
-    sampling: Sampling  # how they are drawn
-    # seed, number: decide what is drawn: the key is ``fold_in(key(seed), number)``
+    sampling: Sampling  # how to draw them
+    # the key is ``fold_in(key(seed), number)``
     seed: int
     number: int
     stop: tuple[str, ...]  # texts before which it ends
     ends: frozenset[int]  # tokens that end it
-    emit: Callable[[Step | Failed], None]  # takes each step, in the engine's thread
-    # set when nobody waits for it any more
+    emit: Callable[[Step | Failed], None]  # called with each step, in the engine's thread
+    # set when the client no longer waits for it
     abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
-@dataclasses.dataclass(eq=False)
 class _Running:
-    """A job on its way: its text so far, and how many tokens that has."""
+    """A job in the running batch: its text and number of tokens so far."""
 
-    job: Job
-    text: Pieces
-    n: int = 0
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self.job, self.text, self.n = job, Pieces(tokenizer, job.stop, given=job.prompt.given), 0
 
-    @staticmethod
-    def of(job: Job, tokenizer: Tokenizer) -> "_Running":
-        return _Running(job, Pieces(tokenizer, job.stop, given=job.prompt.given))
-
-    def step(self, begun: Continuation, r: int) -> Step:
-        """Return the last token of row r as the next of this job."""
-        token, log_p = int(begun.tokens[r, -1]), float(begun.log_p[r, -1])
-        likeliest = list(zip(begun.likeliest[0][r, -1].tolist(), begun.likeliest[1][r, -1].tolist(), strict=True))
+    def step(self, continuation: Continuation, r: int) -> Step:
+        """Add the last token of row r, and return it as a step."""
+        token, log_p = int(continuation.tokens[r, -1]), float(continuation.log_p[r, -1])
+        likeliest = list(zip(*(array[r, -1].tolist() for array in continuation.likeliest), strict=True))
         self.n += 1
         if token in self.job.ends:
             return Step(self.text.rest(), token, log_p, likeliest, "stop")
@@ -92,16 +87,18 @@ class _Running:
 
 
 class Engine:
-    """Generates what waits, side by side, in the order in which it came."""
+    """Generates jobs side by side, in the order of arrival.
+
+    Attributes:
+        running: how many continuations are in progress.
+    """
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
-        """Make an engine that has not started yet, for at most `rows` continuations side by side, while at most `queue`
-        wait.
-        """
+        """Make an engine, not yet started, for at most `rows` continuations side by side and `queue` waiting ones."""
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
-        self._closing, self._running = False, 0
+        self._closing, self.running = False, 0
         self._rehearsed: set[tuple[Any, ...]] = set()
         self._aside: tuple[threading.Thread, list[Job]] | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -112,13 +109,8 @@ class Engine:
         return len(self._waiting)
 
     @property
-    def running(self) -> int:
-        """How many continuations are on their way."""
-        return self._running
-
-    @property
     def prefixes(self) -> Prefixes | None:
-        """What was read, and is not read again."""
+        """The prefix cache, if there is one."""
         return self._generator.prefixes
 
     @property
@@ -131,17 +123,16 @@ class Engine:
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait, all or none, or raise FullError if too many wait."""
+        """Queue all of these jobs, or raise FullError and queue none."""
         with self._changed:
             if self._closing or len(self._waiting) + len(jobs) > self._queue:
-                raise FullError(
-                    f"{len(self._waiting)} continuations wait, and at most {self._queue} may: try again later"
-                )
+                asked = f"{len(self._waiting)} and {len(jobs)} more"
+                raise FullError(f"expected at most {self._queue} waiting continuations, got {asked}; try again later")
             self._waiting += jobs
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop after the step that is being made; who still waits is told."""
+        """Stop after the current step; unfinished jobs get `Failed`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -150,13 +141,13 @@ class Engine:
 
     def _run(self) -> None:
         while batch := self._next():
-            running = {r: _Running.of(job, self._tokenizer) for r, job in enumerate(batch)}
+            running = {r: _Running(job, self._tokenizer) for r, job in enumerate(batch)}
             try:
                 self._generate(running)
                 message = "the server is stopping"
-            except Exception as error:  # whatever is wrong with this batch, the next one may be well
+            except Exception as error:  # whatever is wrong with this batch, the next one may succeed
                 message = f"the continuation failed: {error}"
-            self._running = 0
+            self.running = 0
             for one in running.values():
                 one.job.emit(Failed(message))
             if self._aside is not None:
@@ -169,18 +160,16 @@ class Engine:
     def _next(self) -> list[Job]:
         """Wait for jobs, and return those to generate side by side; an empty list when the engine closes."""
         with self._changed:
-            found = False
-            while not found:
+            while True:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, timeout=GATHERING)
                 if self._closing:
                     return []
-                self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
-                found = bool(self._waiting)
-            return self._first(self._rows)
+                if jobs := self._first(self._rows):
+                    return jobs
 
-    def _joining(self, begun: Continuation, running: dict[int, _Running]) -> list[Job]:
-        """Return jobs that wait, for which there is room, as soon as everything is compiled that lets them join."""
+    def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
+        """Return waiting jobs that fit, once the programs that they need to join are compiled."""
         if self._aside is not None:
             thread, jobs = self._aside
             if thread.is_alive():
@@ -188,90 +177,76 @@ class Engine:
             self._aside = None
             return [job for job in jobs if not job.abandoned.is_set()]
         with self._changed:
-            self._waiting = [job for job in self._waiting if not job.abandoned.is_set()]
             jobs = self._first(self._rows - len(running))
         if not jobs:
             return []
-        x, options = self._to_join(begun, running, jobs)
-        shapes = begun.shapes_to_join(x, **options)
+        x, options = self._to_join(continuation, running, jobs)
+        shapes = continuation.shapes_to_join(x, **options)
         if self._is_known(shapes):
             return jobs
-        self._aside = (threading.Thread(target=_rehearse, args=(begun.copy(), x, options), daemon=True), jobs)
+        self._aside = (threading.Thread(target=_rehearse, args=(continuation.copy(), x, options), daemon=True), jobs)
         self._aside[0].start()
         return []
 
     def _is_known(self, shapes: tuple[Any, ...]) -> bool:
-        """Whether programs for these shapes were compiled; they will have been, from now on."""
+        """Return whether programs for these shapes were compiled before, and note that they will be now."""
         known = shapes in self._rehearsed
         self._rehearsed.add(shapes)
         return known
 
     def _first(self, n: int) -> list[Job]:
-        jobs, self._waiting = self._waiting[:n], self._waiting[n:]
+        """Take the first n waiting jobs that are not abandoned."""
+        waiting = [job for job in self._waiting if not job.abandoned.is_set()]
+        jobs, self._waiting = waiting[:n], waiting[n:]
         return jobs
 
     def _generate(self, running: dict[int, _Running]) -> None:
-        """Generate what is in each row until all have ended, or the engine closes; take out what has ended, and add
-        what joins.
-        """
-        begun = self._begin([one.job for one in running.values()])
+        """Generate until all rows have ended, or the engine closes; remove jobs that end, and add those that join."""
+        x, options = self._of_prompts([one.job for one in running.values()])
+        key, likeliest = options.pop("keys"), min(LIKELIEST, self._generator.config.N_V)
+        continuation = self._generator.begin(x, key=key, sliding=True, likeliest=likeliest, **options)
         while running and not self._closing:
-            self._running = len(running)
-            begun.extend(begun.tokens.shape[1] + 1)
+            self.running = len(running)
+            continuation.extend(continuation.tokens.shape[1] + 1)
             for r, one in list(running.items()):
-                step = one.step(begun, r)
+                step = one.step(continuation, r)
                 if step.finish or one.job.abandoned.is_set():
-                    begun.keep(r)
+                    continuation.keep(r)
                     del running[r]
                 one.job.emit(step)
-            joining = self._joining(begun, running) if running else []
+            joining = self._joining(continuation, running) if running else []
             if joining:
-                self._join(begun, running, joining)
+                self._join(continuation, running, joining)
 
-    def _begin(self, batch: list[Job]) -> Continuation:
-        """Read the prompts."""
-        x, options = self._of_prompts(batch)
-        likeliest = min(LIKELIEST, self._generator.config.N_V)
-        samplings = options.pop("samplings")
-        return self._generator.begin(
-            x, key=options.pop("keys"), sliding=True, likeliest=likeliest, samplings=samplings, **options
-        )
-
-    def _join(self, begun: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
-        """Let jobs join those on their way; the rows of these change."""
-        x, options = self._to_join(begun, running, joining)
-        ones = [*running.values(), *(_Running.of(job, self._tokenizer) for job in joining)]
+    def _join(self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
+        """Let jobs join the running ones, which get new rows."""
+        x, options = self._to_join(continuation, running, joining)
+        ones = [*running.values(), *(_Running(job, self._tokenizer) for job in joining)]
         running.clear()
         running.update(enumerate(ones))
-        begun.join(x, **options)
+        continuation.join(x, **options)
 
     def _to_join(
-        self, begun: Continuation, running: dict[int, _Running], joining: list[Job]
+        self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the prompts of jobs, and the other arguments with which these join those on their way."""
+        """Return the arguments of `Continuation.join` for jobs: the prompts, and the others by name."""
         x, options = self._of_prompts(joining)
         options["sampling"] = self._generator.sampling_arrays(options.pop("samplings"))
         options["l_gen"] = max([options["l_gen"], *(one.job.l_gen for one in running.values())])
-        first = len(begun.starts)
-        rows = [*running, *range(first, first + len(joining))]
-        return x, {**options, "rows": rows + rows[:1] * (_served(len(rows)) - len(rows))}
+        first = len(continuation.starts)
+        return x, {**options, "rows": to_power_of_two([*running, *range(first, first + len(joining))])}
 
     def _of_prompts(self, jobs: list[Job]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the prompts, and what else is known of each; the first one fills the rows that would be empty."""
-        jobs = jobs + jobs[:1] * (_served(len(jobs)) - len(jobs))
+        """Return the prompts of jobs, and the other arguments to generate with; the first job fills unused rows."""
+        jobs = to_power_of_two(jobs)
         x, lengths, begins = side_by_side([job.prompt for job in jobs], self._generator.config.N_V)
         keys = jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in jobs])
         options = {"lengths": lengths, "begins": begins, "keys": keys, "samplings": [job.sampling for job in jobs]}
         return x, {**options, "l_gen": max(job.l_gen for job in jobs)}
 
 
-def _rehearse(begun: Continuation, x: np.ndarray, options: dict[str, Any]) -> None:
-    """Let prompts join a copy of what is on its way, so that all programs that this takes are compiled."""
-    with contextlib.suppress(Exception):  # what is wrong is found once more, by those who join
-        begun.join(x, **options)
-        begun.extend(begun.tokens.shape[1] + 1)
-
-
-def _served(n: int) -> int:
-    """Return for how many rows there is something compiled that serves n: 1, 2, 4, …"""
-    return 1 << (n - 1).bit_length()
+def _rehearse(continuation: Continuation, x: np.ndarray, options: dict[str, Any]) -> None:
+    """Let prompts join a copy of the running batch, so that all programs that this needs are compiled."""
+    with contextlib.suppress(Exception):  # an error is raised again when they really join
+        continuation.join(x, **options)
+        continuation.extend(continuation.tokens.shape[1] + 1)

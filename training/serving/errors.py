@@ -1,18 +1,19 @@
-"""What goes wrong with a request, as clients of OpenAI's API expect to be told."""
+"""Errors of requests, in the format of OpenAI's API."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
 
 
 class RequestError(ValueError):
-    """A request cannot be answered as it is.
+    """A request cannot be answered.
 
     Attributes:
         status: of HTTP.
-        parameter: which is wrong, or None.
-        code: what clients tell errors apart by, or None.
+        parameter: the name of the invalid parameter, or None.
+        code: the kind of error, for clients, or None.
     """
 
     def __init__(
@@ -21,9 +22,14 @@ class RequestError(ValueError):
         super().__init__(message)
         self.status, self.parameter, self.code = status, parameter, code
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as OpenAI's API has it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.parameter, "code": self.code}}
+
 
 class JSON(Response):
-    """An answer in JSON: all of it ASCII, so that whatever a request had in it can be quoted."""
+    """A response in JSON, escaped to ASCII, so that it can quote any text of a request."""
 
     media_type = "application/json"
 
@@ -32,12 +38,6 @@ class JSON(Response):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
-def error(message: str, *, status: int, parameter: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return an error as clients of OpenAI's API expect it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": parameter, "code": code}}
-
-
-def refusal(message: str, *, status: int, headers: dict[str, str] | None = None, code: str | None = None) -> JSON:
-    """Return the answer to a request that is refused."""
-    return JSON(error(message, status=status, code=code), status_code=status, headers=headers)
+def refusal(wrong: RequestError, headers: Mapping[str, str] | None = None) -> JSON:
+    """Return the response to a request that is refused."""
+    return JSON(wrong.to_json(), status_code=wrong.status, headers=headers)

@@ -1,26 +1,27 @@
-"""The fields of a request's JSON, each read and checked: what this server does not have is refused, not ignored."""
+"""Reading and checking the fields of a request's JSON: unsupported fields are refused, not ignored."""
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from training.serving.errors import RequestError
 
 
 def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Check that a request is an object with no other fields than these, or `neutral` ones with values that change
-    nothing. Raises RequestError, which names the field.
+    """Check that a request is an object with only the fields in `read`, and those in `neutral` with values that have no
+    effect. Raises RequestError, which names the field.
     """
     if not isinstance(body, dict):
         raise RequestError("expected a JSON object")
     for name, value in body.items():
         if name not in read and name not in neutral:
-            raise RequestError(f"unknown parameter {name!r}; there are {', '.join(read)}", parameter=name)
+            raise RequestError(f"unknown parameter {name!r}; expected one of {', '.join(read)}", parameter=name)
         if name in neutral and value not in neutral[name]:
             raise RequestError(f"{name} is not supported: leave it out", parameter=name)
 
 
 def check_model(name: Any, model: str) -> None:
-    """Check the name of the model, or raise RequestError if it is another one, or none."""
+    """Raise RequestError unless `name` is the name of the model."""
     if name is None:
         raise RequestError(f"model: expected {model!r}, got nothing", parameter="model")
     if name != model:
@@ -29,8 +30,8 @@ def check_model(name: Any, model: str) -> None:
 
 
 def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
-    """Return an integer, or the default where there is none. Raises RequestError if it is something else, or outside
-    these limits.
+    """Return an integer field, or the default if it is missing or null. Raises RequestError if it is not an integer, or
+    outside these limits.
     """
     value = default if body.get(name) is None else body[name]
     if type(value) is not int or not least <= value <= most:
@@ -39,7 +40,7 @@ def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, mos
 
 
 def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number, or the default where there is none, or raise RequestError if it is something else."""
+    """Return a number field, or the default if it is missing or null. Raises RequestError if it is not a number."""
     value = default if body.get(name) is None else body[name]
     if type(value) not in (int, float):
         raise RequestError(f"{name}: expected a number, got {value!r}", parameter=name)
@@ -50,8 +51,19 @@ def number(body: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def boolean(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """Return a truth value, or the default where there is none, or raise RequestError if it is something else."""
+    """Return a Boolean field, or the default if it is missing or null. Raises RequestError if it is not a Boolean."""
     value = default if body.get(name) is None else body[name]
     if not isinstance(value, bool):
         raise RequestError(f"{name}: expected true or false, got {value!r}", parameter=name)
     return value
+
+
+@contextlib.contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Turn a ValueError into a RequestError about this field."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except ValueError as wrong:
+        raise RequestError(f"{name}: {wrong}", parameter=name) from None

@@ -1,13 +1,13 @@
-"""What requests for completions and for chat share: how much to generate, how it is drawn, and where it ends."""
+"""What requests for completions and chat share: how much to generate, how to draw it, and where it ends."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from training.generation import Sampling
 from training.generation.inputs import check_sampling
 from training.generation.prompts import Prompt
-from training.serving.engine import Step
+from training.generation.text import LARGEST_SEED
 from training.serving.errors import RequestError
 from training.serving.fields import boolean, integer, number
 from training.serving.served import Served
@@ -31,45 +31,42 @@ FIELDS = (
     "seed",
     "user",
 )
-"""Fields that both have: OpenAI's, and three as vLLM has them."""
-MOST_STOPS, LARGEST_SEED = 4, 2**32 - 1
+"""Fields of both: OpenAI's, and three of vLLM's."""
+MOST_STOPS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be generated: of each prompt n."""
+    """The continuations to generate: n for each prompt."""
 
-    prompts: list[Prompt]  # what is continued
+    prompts: list[Prompt]  # what to continue
     n: int  # continuations of each
-    l_gen: int  # most tokens of each, or 0 for none at all
-    sampling: Sampling  # how they are drawn
+    l_gen: int  # most tokens of each; 0 generates nothing
+    sampling: Sampling  # how to draw them
     stop: tuple[str, ...]  # texts before which they end
-    seed: int | None  # decides what is drawn; None: each time something else
+    seed: int | None  # of the random draws; None: a random seed
     stream: bool  # whether to answer piece by piece
-    include_usage: bool  # whether a stream ends with how many tokens there were
+    include_usage: bool  # whether a stream ends with the token counts
 
 
-def wishes(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
-    """Return the fields of `Asked` but its prompts and l_gen, or raise RequestError if one is not what it should be."""
-    stream = boolean(body, "stream")
+def common_fields(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
+    """Return the fields of `Asked` except prompts and l_gen. Raises RequestError if one is invalid."""
     return {
+        "stream": boolean(body, "stream"),
         "n": integer(body, "n", 1, least=1, most=served.limits.choices),
         "sampling": _sampling(body, served),
         "stop": _stops(body.get("stop")),
         "seed": None if body.get("seed") is None else integer(body, "seed", 0, least=0, most=LARGEST_SEED),
-        "stream": stream,
         "include_usage": _stream_options(body),
     }
 
 
 def _stream_options(body: Mapping[str, Any]) -> bool:
-    """Return whether a stream is to end with how many tokens there were. Raises RequestError if there are other
-    options.
-    """
+    """Return whether a stream ends with the token counts. Raises RequestError for unknown options."""
     options = {} if body.get("stream_options") is None else body["stream_options"]
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise RequestError("stream_options: expected an object with include_usage", parameter="stream_options")
-    boolean(options, "include_obfuscation")  # padding against who listens: there is none to add
+    boolean(options, "include_obfuscation")  # random padding, which this server never adds
     return boolean(options, "include_usage")
 
 
@@ -80,7 +77,7 @@ def _sampling(body: Mapping[str, Any], served: Served) -> Sampling:
         "tau": number(body, "temperature", 1.0),
         "top_k": None if top_k in (None, 0, -1) else integer(body, "top_k", 1, least=1, most=N_V),
         "top_p": None if body.get("top_p") in (None, 1) else number(body, "top_p", 1.0),
-        "eos": served.ends or None,
+        "eos": served.tokenizer.end_tokens or None,
         "repetition_penalty": number(body, "repetition_penalty", 1.0),
         "no_repeat_ngram_size": integer(body, "no_repeat_ngram_size", 0, least=0, most=1 << 16),
         "frequency_penalty": number(body, "frequency_penalty", 0.0),
@@ -95,7 +92,7 @@ def _sampling(body: Mapping[str, Any], served: Served) -> Sampling:
 
 
 def _biases(biases: Any, N_V: int) -> dict[int, float] | None:
-    """Return the biases of tokens, whose IDs are the names of JSON's object."""
+    """Return the biases by token ID; in JSON, the IDs are strings."""
     if biases is None:
         return None
     if not isinstance(biases, dict):
@@ -114,18 +111,19 @@ def _stops(stop: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def listed(given: Any) -> list[Any]:
+    """Return several texts or lists of tokens unchanged, and anything else as a list of one."""
+    several = isinstance(given, list) and given and isinstance(given[0], str | list)
+    return given if several else [given]
+
+
 def token_list(value: Any, N_V: int) -> list[int] | None:
-    """Return a value that is a list of tokens, at least one; None where it is anything else."""
+    """Return a nonempty list of tokens unchanged, and None for anything else."""
     tokens = isinstance(value, list) and value and all(type(v) is int and 0 <= v < N_V for v in value)
     return value if tokens else None
 
 
-def usage(prompts: Sequence[Prompt], generated: int) -> dict[str, int]:
-    """Return how many tokens were read and generated."""
-    read = sum(len(prompt.tokens) for prompt in prompts)
-    return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
-
-
-def text_of(steps: Sequence[Step]) -> str:
-    """Return the text of steps."""
-    return "".join(step.text for step in steps)
+def not_text(name: str, N_V: int) -> RequestError:
+    """Return the error for a field that is neither text nor tokens."""
+    message = f"{name}: expected a text, tokens from 0 to {N_V - 1}, or a list of these, none of them empty"
+    return RequestError(message, parameter=name)

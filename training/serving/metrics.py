@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+"""A server's metrics, for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
 
 from collections.abc import Collection
 
@@ -14,26 +14,21 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(self, engine: Engine | None) -> None:
-        """Begin to count what an engine generates, if there is one."""
         self._registry = CollectorRegistry()
         of = {"registry": self._registry, "namespace": "formal_algorithms"}
         self._requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **of)
-        self._seconds = Histogram("request_seconds", "Seconds of an answer.", ["path"], buckets=SECONDS, **of)
-        self._read = Counter("prompt_tokens", "Tokens of prompts.", **of)
-        self._generated = Counter("generated_tokens", "Tokens that were generated and sent.", **of)
+        self._seconds = Histogram("request_seconds", "Seconds to answer a request.", ["path"], buckets=SECONDS, **of)
+        self._read = Counter("prompt_tokens", "Prompt tokens.", **of)
+        self._generated = Counter("generated_tokens", "Tokens generated and sent.", **of)
         if engine is not None:
-            Gauge("running", "Continuations on their way.", **of).set_function(lambda: engine.running)
+            Gauge("running", "Continuations in progress.", **of).set_function(lambda: engine.running)
             if (prefixes := engine.prefixes) is not None:
-                Gauge("prefix_tokens", "Tokens of prompts that were known and not read again.", **of).set_function(
-                    lambda: prefixes.found
-                )
-                Gauge("prefix_bytes", "Bytes of keys and values that are kept.", **of).set_function(
-                    lambda: prefixes.nbytes
-                )
-            Gauge("waiting", "Continuations that wait.", **of).set_function(lambda: engine.waiting)
+                Gauge("prefix_tokens", "Prompt tokens reused.", **of).set_function(lambda: prefixes.found)
+                Gauge("prefix_bytes", "Bytes of keys and values kept.", **of).set_function(lambda: prefixes.nbytes)
+            Gauge("waiting", "Continuations in the queue.", **of).set_function(lambda: engine.waiting)
 
     def used(self, *, read: int, generated: int) -> None:
         """Count tokens."""
@@ -41,11 +36,11 @@ class Metrics:
         self._generated.inc(generated)
 
     async def shown(self, _: Request) -> Response:
-        """Answer with all figures."""
+        """Answer with all metrics."""
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def counting(self, app: ASGIApp, paths: Collection[str]) -> ASGIApp:
-        """Return an application whose requests are counted, by these paths; all others are one."""
+        """Wrap an application so that its requests are counted by path; paths not listed count as "other"."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":

@@ -1,4 +1,4 @@
-"""What is served: a model, what it does, and the most that is taken."""
+"""What a server serves: a model, its functions, and the limits of requests."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from numpy import ndarray
 from training.data.chat import Message, converser
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
-from training.generation.inputs import padded_rows
+from training.generation.inputs import padded_rows, to_power_of_two
 from training.generation.modalities import of_text
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import Prompt
@@ -25,58 +25,53 @@ TEXTS_AT_ONCE = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that is taken."""
+    """The limits of requests."""
 
     body: int  # bytes of a request
-    tokens: int  # of a continuation
+    tokens: int  # tokens of a continuation
     choices: int  # continuations of a request, or texts to embed
-    seconds: float  # that an answer may take, waiting included
-    prefixes: int  # bytes of keys and values that are kept of texts, so that those that begin alike are read once
+    seconds: float  # time for an answer, waiting included
+    prefixes: int  # bytes of keys and values kept for later requests with the same prefix
 
     @property
     def too_long(self) -> str:
-        """What is said to whom an answer would take longer."""
-        return f"the answer took longer than {self.seconds:g} seconds: ask for fewer tokens, or later"
+        """The message for an answer that takes longer than `seconds`."""
+        return f"the answer took longer than {self.seconds:g} seconds: ask for fewer tokens, or try again later"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """What a decoder does."""
+    """A decoder and its functions."""
 
     generator: Generator  # the model
     read: Callable[[str], Prompt]  # makes a prompt of a text
-    # writes a conversation as the tokens that the next answer follows; None: the model has no template
+    # the tokens of a conversation, up to where the next answer begins; None: the model has no chat template
     converse: Callable[[Sequence[Message]], list[int]] | None
-    # the log-probability of each token of a text after the first, and the likeliest in its place, with theirs
+    # the log-probability of each token of a text after the first; the likeliest tokens at its position, and theirs
     score: Callable[[list[int]], tuple[Float[ndarray, "m"], Int[ndarray, "m N"], Float[ndarray, "m N"]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """What an encoder does."""
+    """An encoder's function."""
 
-    embed: Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]  # the embeddings of texts, given by their tokens
+    embed: Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]  # the embeddings of texts, given as tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """What is served."""
+    """A model with its name, tokenizer, sizes and limits."""
 
-    name: str  # of the model
-    model: Decoder | Encoder  # what it does
-    tokenizer: Tokenizer  # of the model
-    config: Any  # its sizes
-    limits: Limits  # the most that is taken
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end what is generated, eos first; none where the model has no such token."""
-        return self.tokenizer.end_tokens
+    name: str
+    model: Decoder | Encoder
+    tokenizer: Tokenizer
+    config: Any  # the model's sizes
+    limits: Limits
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
-    """Return a run as it is served under a name; "int8" rounds a decoder's weights. Raises AnswerError if it is neither
-    a decoder nor an encoder, or an encoder whose weights are to be rounded.
+    """Return a run to be served under this name; "int8" rounds a decoder's weights. Raises AnswerError if the run is
+    neither a decoder nor an encoder, or is an encoder with "int8".
     """
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):
@@ -105,14 +100,11 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
 
 def _encoder_of(run: Run) -> Encoder:
     def embed(texts: Sequence[list[int]]) -> Float[ndarray, "B d_e"]:
-        """Some texts at once, whose number is a power of two, so that little is compiled."""
         found = []
         for i in range(0, len(texts), TEXTS_AT_ONCE):
             rows = list(texts[i : i + TEXTS_AT_ONCE])
-            n = len(rows)
-            rows += rows[:1] * ((1 << (n - 1).bit_length()) - n)
-            x, lengths = padded_rows(rows)
-            found.append(sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)[:n])
+            x, lengths = padded_rows(to_power_of_two(rows))
+            found.append(sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)[: len(rows)])
         return np.concatenate(found)
 
     return Encoder(embed=embed)

@@ -1,35 +1,29 @@
-"""Requests for the tokens of a text, as vLLM has them: a prompt or a conversation in, tokens out."""
+"""Tokenization requests in vLLM's format: a prompt or a conversation in, tokens out."""
 
 from typing import Any
 
 from training.serving.chat import conversation
 from training.serving.errors import RequestError
-from training.serving.fields import boolean, check_fields, check_model
+from training.serving.fields import boolean, check_fields, check_model, errors_of
 from training.serving.served import Decoder, Served
 
 
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
-    """Return the answer to a request: the tokens as the model reads them, how many they are, and how many it can read.
-    Raises RequestError if a field is unknown, or not what it should be.
+    """Return the answer to a request: the tokens as the model reads them, their number, and the most it can read.
+    Raises RequestError if a field is unknown or invalid.
     """
     check_fields(body, ("model", "prompt", "messages", "add_special_tokens"), {})
     if body.get("model") is not None:
         check_model(body["model"], served.name)
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise RequestError("prompt: expected either prompt or messages", parameter="prompt")
-    framing = boolean(body, "add_special_tokens", default=True)
-    tokens = _of_prompt(body["prompt"], served, framing) if body.get("messages") is None else None
-    tokens = conversation(body["messages"], served) if tokens is None else tokens
-    return {"count": len(tokens), "max_model_len": served.config.l_max, "tokens": tokens}
-
-
-def _of_prompt(prompt: Any, served: Served, framing: bool) -> list[int]:
-    if not isinstance(prompt, str):
+    framing, prompt = boolean(body, "add_special_tokens", default=True), body.get("prompt")
+    if prompt is None:
+        tokens = conversation(body["messages"], served)
+    elif not isinstance(prompt, str):
         raise RequestError(f"prompt: expected a text, got {prompt!r}"[:200], parameter="prompt")
-    try:
-        tokens = served.tokenizer.encode(prompt)
-    except ValueError as wrong:
-        raise RequestError(f"prompt: {wrong}", parameter="prompt") from None
-    if not framing:
-        return tokens
-    return served.tokenizer.framed(tokens, ends=not isinstance(served.model, Decoder))
+    else:
+        with errors_of("prompt"):
+            tokens = served.tokenizer.encode(prompt)
+        tokens = served.tokenizer.framed(tokens, ends=not isinstance(served.model, Decoder)) if framing else tokens
+    return {"count": len(tokens), "max_model_len": served.config.l_max, "tokens": tokens}

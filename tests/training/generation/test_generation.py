@@ -379,6 +379,7 @@ def test_drawn_tokens_have_their_frequencies():
         ({"top_p": 1.01}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
         ({"top_p": float("nan")}, ValueError, "top_p"),
         ({"eos": N_V}, ValueError, "eos: expected a token"),
+        ({"eos": 2.5}, TypeError, "eos: expected an integer token, got 2.5"),
         ({"logit_bias": {N_V: 1}}, ValueError, "logit_bias: expected a token"),
         ({"logit_bias": {0: float("nan")}}, ValueError, "logit_bias: expected from -100 to 100 for token 0, got nan"),
         ({"l_gen": 0}, ValueError, "l_gen: expected at least 1"),

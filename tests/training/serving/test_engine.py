@@ -73,7 +73,7 @@ def test_a_batch_has_what_is_drawn_in_any_way(model):
     jobs = [job_of(model, "abc", done.put, sampling=half) for _ in range(2)]
     jobs += [job_of(model, prompt, done.put) for prompt in PROMPTS]
     of_model.submit(jobs)
-    with pytest.raises(FullError, match="7 continuations wait, and at most 20 may"):
+    with pytest.raises(FullError, match="at most 20 waiting continuations, got 7 and 14 more"):
         of_model.submit(14 * jobs[:1])
     assert of_model.waiting == 7
     jobs[1].abandoned.set()

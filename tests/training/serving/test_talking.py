@@ -273,7 +273,7 @@ def test_base64_is_of_float32(of_encoder):
         ({"input": [99]}, "input: expected a text"),
         (
             {"input": ["a", 50 * "a"]},
-            "text 1 has 52 tokens with those at its ends, but the model reads at most l_max = 40",
+            "text 1 has 52 tokens, including special ones, but the model reads at most l_max = 40",
         ),
         ({"input": 9 * ["a"]}, "input: expected at most 8 texts, got 9"),
         ({"input": "é"}, "input: character 'é'"),
@@ -288,11 +288,11 @@ def test_what_cannot_be_embedded_is_refused(of_encoder, options, message):
 
 def test_each_kind_of_model_says_what_it_does_not_do(of_encoder, client):
     with pytest.raises(
-        openai.BadRequestError, match="the model is an encoder, which completes nothing: use /v1/embedd"
+        openai.BadRequestError, match="the model is an encoder, which cannot complete text: use /v1/emb"
     ):
         complete(of_encoder)
-    with pytest.raises(openai.BadRequestError, match="the model is an encoder, which answers nothing"):
+    with pytest.raises(openai.BadRequestError, match="the model is an encoder, which cannot answer"):
         talk(of_encoder)
-    with pytest.raises(openai.BadRequestError, match="the model is a decoder, which has no embeddings of texts"):
+    with pytest.raises(openai.BadRequestError, match="the model is a decoder, which does not embed texts"):
         client.embeddings.create(model="small", input="abc")
     assert [model.id for model in of_encoder.models.list()] == ["small"]
