@@ -1,11 +1,11 @@
 """The cross-check as a book: pages for algorithms and published models, an index, and the source files they link to.
 
-`python scripts/crosscheck.py --html DIR` writes it, or `make book`.
+`python scripts/crosscheck.py --html DIR` or `make book` writes it.
 
-* `pages`      what each page says, and writing them
+* `pages`      contents of the pages
 * `mathml`     formulas
-* `listing`    the code, highlighted, and which of its lines does which line of the paper
-* `stream`     the residual stream of Algorithm 10 as a picture
+* `listing`    highlighted code, with the lines of the paper that each line executes
+* `stream`     a picture of Algorithm 10's residual stream
 * `backward`   the hand-derived backward rules and their check
 """
 

@@ -1,7 +1,8 @@
-"""The backward rules that were derived by hand: their derivation, their code, and a check of each in this run."""
+"""The backward rules that were derived by hand: derivation, code, and a check of each in this run."""
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import pathlib
@@ -21,112 +22,105 @@ from .listing import CodeLine, listing, page_of
 
 @dataclasses.dataclass(frozen=True)
 class BackwardRule:
-    """A hand-derived rule."""
+    """A backward rule that was derived by hand."""
 
-    title: str  # what it differentiates
-    algorithms: tuple[int, ...]  # the algorithms that have it
-    says: tuple[tuple[bool, str], ...]  # the derivation's prose and formulas, each `(is a formula, text)`
-    file: str  # the file that it is in
+    title: str  # the operation
+    algorithms: tuple[int, ...]  # the algorithms that use it
+    derivation: tuple[tuple[bool, str], ...]  # its paragraphs, each `(is a formula, text)`
+    file: str  # the source file
     page: str  # the book's page of that file
     lines: tuple[CodeLine, ...]  # its code
-    gradients: dict[str, float]  # for each input, the largest difference to the derivative that JAX finds itself
+    gradients: dict[str, float]  # for each input, the largest difference from the gradient that JAX derives
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-    title: str
-    algorithms: tuple[int, ...]
-    module: str
-    backward: str
-    implementation: str
-    shapes: dict[str, tuple[int, ...]]
-    function: Callable[..., Any]
+def backward_rules(package: ModuleType, root: pathlib.Path, seed: int) -> list[BackwardRule]:
+    """Return all rules, each compared with JAX's own derivative of the lines as printed."""
 
-
-def _rules(package: ModuleType) -> list[_Rule]:
-    def module(name: str) -> Any:
-        return importlib.import_module(f"{package.__name__}.{name}")
+    def operation(name: str) -> Any:
+        return importlib.import_module(f"{package.__name__}.ops.{name}")
 
     def attention(Q: Any, K: Any, V: Any, implementation: str) -> Any:
         mask = package.UNIDIRECTIONAL
         return package.scaled_dot_product_attention(Q, K, V, mask, implementation=implementation)
 
+    def norm(X: Any, gamma: Any, beta: Any, implementation: str) -> Any:
+        return package.layer_norm(X, gamma, beta, implementation=implementation)
+
     def loss(X: Any, W_u: Any, implementation: str) -> Any:
         return package.log_loss(X, W_u, jnp.array([2, 0, 6, 2, 1]), implementation=implementation)
 
     def lookup(W: Any, implementation: str) -> Any:
-        return module("ops.lookup").lookup(W, jnp.array([3, 1, 3, 0]), implementation)
-
-    def norm(X: Any, gamma: Any, beta: Any, implementation: str) -> Any:
-        return package.layer_norm(X, gamma, beta, implementation=implementation)
+        return operation("lookup").lookup(W, jnp.array([3, 1, 3, 0]), implementation)
 
     def activation(name: str) -> Callable[..., Any]:
-        return lambda X, implementation: module("ops.activation").activate(name, X, implementation)
+        return lambda X, implementation: operation("activation").activate(name, X, implementation)
 
+    rule = functools.partial(_checked, package, root, np.random.default_rng(seed))
     scores = {"Q": (3, 5), "K": (3, 7), "V": (2, 7)}
+    affine = {"W": (3, 4), "X": (4, 5), "b": (3,)}
     return [
-        _Rule("the embedding, W[:, v]", (1, 2), "ops.lookup", "_backward", "dense", {"W": (4, 6)}, lookup),
-        _Rule("W X + b 1ᵀ", (4, 5, 8, 9, 10), "ops.linear", "_backward", "dense", {"W": (3, 4), "X": (4, 5), "b": (3,)},
-              module("ops.linear").linear),
-        _Rule("attention, keeping the softmax", (4,), "ops.attention.dense", "_backward_of_tile", "dense", scores,
-              attention),
-        _Rule("attention, block by block", (4,), "ops.attention.blockwise", "_backward_of_tile", "blockwise", scores,
-              attention),
-        _Rule("attention in strips", (4,), "ops.attention.strips", "_backward_of_tile", "strips", scores, attention),
-        _Rule("layer norm", (6,), "ops.normalization", "_backward", "dense", {"X": (6, 5), "gamma": (6,), "beta": (6,)},
-              norm),
-        _Rule("ReLU", (8,), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("relu")),
-        _Rule("GELU", (9, 10), "ops.activation", "_backward", "dense", {"X": (4, 5)}, activation("gelu")),
-        _Rule("−log P[x[t], t]", (11, 12, 13), "ops.chunked_log_loss", "_backward", "dense",
-              {"X": (4, 5), "W_u": (7, 4)}, loss),
-    ]  # fmt: skip
+        rule("the embedding, W[:, v]", (1, 2), "lookup", lookup, {"W": (4, 6)}),
+        rule("W X + b 1ᵀ", (4, 5, 8, 9, 10), "linear", operation("linear").linear, affine),
+        rule("attention, keeping the softmax", (4,), "attention.dense", attention, scores),
+        rule("attention, block by block", (4,), "attention.blockwise", attention, scores),
+        rule("attention in strips", (4,), "attention.strips", attention, scores),
+        rule("layer norm", (6,), "normalization", norm, {"X": (6, 5), "gamma": (6,), "beta": (6,)}),
+        rule("ReLU", (8,), "activation", activation("relu"), {"X": (4, 5)}),
+        rule("GELU", (9, 10), "activation", activation("gelu"), {"X": (4, 5)}),
+        rule("−log P[x[t], t]", (11, 12, 13), "chunked_log_loss", loss, {"X": (4, 5), "W_u": (7, 4)}),
+    ]
 
 
-def backward_rules(package: ModuleType, root: pathlib.Path, seed: int) -> list[BackwardRule]:
-    """All hand-derived rules, each checked against JAX's own derivative of the lines as printed."""
-    rng = np.random.default_rng(seed)
-    return [_checked(rule, package, root, rng) for rule in _rules(package)]
-
-
-def _checked(rule: _Rule, package: ModuleType, root: pathlib.Path, rng: np.random.Generator) -> BackwardRule:
-    module = importlib.import_module(f"{package.__name__}.{rule.module}")
+def _checked(
+    package: ModuleType,
+    root: pathlib.Path,
+    rng: np.random.Generator,
+    title: str,
+    algorithms: tuple[int, ...],
+    operation: str,
+    function: Callable[..., Any],
+    shapes: dict[str, tuple[int, ...]],
+) -> BackwardRule:
+    """Return the rule in a module of `ops`, checked on random inputs of these shapes."""
+    kind, _, variant = operation.partition(".")
+    name = "_backward_of_tile" if kind == "attention" else "_backward"
+    module = importlib.import_module(f"{package.__name__}.ops.{operation}")
     file = pathlib.Path(str(module.__file__)).resolve()
-    node = next(
-        n for n in ast.walk(ast.parse(file.read_text("utf-8")))
-        if isinstance(n, ast.FunctionDef) and n.name == rule.backward
-    )  # fmt: skip
-    body = node.body[1:]
+    nodes = ast.walk(ast.parse(file.read_text("utf-8")))
+    node = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
     relative = file.relative_to(root).as_posix()
     return BackwardRule(
-        title=rule.title,
-        algorithms=rule.algorithms,
-        says=_says(ast.get_docstring(node) or ""),
+        title=title,
+        algorithms=algorithms,
+        derivation=_paragraphs(ast.get_docstring(node) or ""),
         file=relative,
         page=page_of(relative),
-        lines=listing(file, body[0].lineno, body[-1].end_lineno),
-        gradients=_gradients(rule, rng),
+        lines=listing(file, node.body[1].lineno, node.end_lineno),
+        gradients=_differences(function, variant or "dense", shapes, rng),
     )
 
 
-def _gradients(rule: _Rule, rng: np.random.Generator) -> dict[str, float]:
-    """For each input, how far the rule's gradient is from that of the lines as printed."""
-    inputs = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in rule.shapes.items()}
+def _differences(
+    function: Callable[..., Any], implementation: str, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
+) -> dict[str, float]:
+    """Return how far an implementation's gradient is from that of the lines as printed, for each input."""
+    inputs = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
 
     def gradients(implementation: str) -> dict[str, jax.Array]:
         def of_inputs(inputs: dict[str, jax.Array]) -> jax.Array:
-            Y = rule.function(*(inputs[name] for name in rule.shapes), implementation)
+            Y = function(*(inputs[name] for name in shapes), implementation)
             return (Y * jnp.cos(jnp.arange(Y.size).reshape(Y.shape))).sum()
 
         return jax.grad(of_inputs)(inputs)
 
-    by_hand, by_jax = gradients(rule.implementation), gradients("paper")
+    by_hand, by_jax = gradients(implementation), gradients("paper")
     return {name: difference(np.asarray(by_hand[name]), np.asarray(by_jax[name])) for name in inputs}
 
 
-def _says(docstring: str) -> tuple[tuple[bool, str], ...]:
-    """The paragraphs of a docstring; what is indented is a formula."""
-    said = []
+def _paragraphs(docstring: str) -> tuple[tuple[bool, str], ...]:
+    """Return the paragraphs of a docstring; indented ones are formulas."""
+    found = []
     for paragraph in inspect.cleandoc(docstring).split("\n\n"):
         is_formula = paragraph.startswith("    ")
-        said.append((is_formula, textwrap.dedent(paragraph) if is_formula else paragraph.replace("::", ":")))
-    return tuple(said)
+        found.append((is_formula, textwrap.dedent(paragraph) if is_formula else paragraph.replace("::", ":")))
+    return tuple(found)

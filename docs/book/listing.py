@@ -1,4 +1,4 @@
-"""The code of the algorithms for the book: highlighted, and each line with the paper's lines that it does."""
+"""Listings of the algorithms' code: highlighted, with the lines of the paper that each line executes."""
 
 import ast
 import dataclasses
@@ -18,14 +18,14 @@ from tests.crosscheck.comparison import LineResult, Place
 class CodeLine:
     """A line of code."""
 
-    number: int  # its number in the file
+    number: int  # line number in the file
     html: Markup  # its text, highlighted
-    does: tuple[str, ...] = ()  # the lines of the paper that it does
-    first_of: tuple[str, ...] = ()  # those of them that no line above it does, so that it is the one to jump to
+    executes: tuple[str, ...] = ()  # the lines of the paper that it executes
+    first_of: tuple[str, ...] = ()  # the lines of the paper that no earlier line executes, so links lead here
 
     @property
     def indent(self) -> int:
-        """How many spaces it begins with: where it is broken, the rest is set as far in."""
+        """Number of leading spaces; if the line is wrapped, its rest is indented as much."""
         text = re.sub("<[^>]*>", "", self.html)
         return len(text) - len(text.lstrip())
 
@@ -34,21 +34,21 @@ class CodeLine:
 class Excerpt:
     """The body of a function."""
 
-    file: str  # the file's path
+    file: str  # path of the file
     page: str  # the book's page of the file
-    signature: str  # the function's name and its arguments
+    signature: str  # the function's name and argument names
     lines: tuple[CodeLine, ...]  # its body without the docstring
 
 
 @functools.cache
 def highlighted(path: pathlib.Path) -> tuple[Markup, ...]:
-    """The lines of a Python file as HTML."""
+    """Return the lines of a Python file as HTML."""
     html = highlight(path.read_text("utf-8"), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return tuple(Markup(line) for line in html.split("\n"))
 
 
 def listing(path: pathlib.Path, first: int = 1, last: int | None = None) -> tuple[CodeLine, ...]:
-    """Some lines of a file, or all; what all of them are indented by is taken off."""
+    """Return some or all lines of a file, without their common indentation."""
     html = highlighted(path)[first - 1 : last]
     lines = [CodeLine(first + i, line) for i, line in enumerate(html)]
     indent = min((line.indent for line in lines if line.html), default=0)
@@ -56,18 +56,13 @@ def listing(path: pathlib.Path, first: int = 1, last: int | None = None) -> tupl
 
 
 def page_of(file: str) -> str:
-    """The book's page of a source file."""
+    """Return the name of the book's page of a source file."""
     parts = pathlib.PurePosixPath(file).with_suffix("").parts[1:]
     return f"source-{'-'.join(parts)}.html"
 
 
-def style_sheet() -> str:
-    """The few classes of the highlighting that the book's style uses."""
-    return ".c1,.sd,.s2,.s1{color:var(--quiet)}.k,.kn,.ow{color:var(--keyword)}"
-
-
 def excerpts(results: list[LineResult], root: pathlib.Path) -> list[Excerpt]:
-    """The functions that do the lines of an algorithm, in the order in which they do them."""
+    """Return the functions that execute the lines of an algorithm, in the order of the lines."""
     order = {result.line.number: i for i, result in enumerate(results)}
     places: dict[tuple[str, int], list[tuple[Place, str]]] = {}
     for result in results:
@@ -80,13 +75,13 @@ def excerpts(results: list[LineResult], root: pathlib.Path) -> list[Excerpt]:
 
 
 def _function(path: pathlib.Path, line: int) -> ast.FunctionDef:
-    """The outermost function around a line."""
+    """Return the outermost function around a line."""
     for node in ast.parse(path.read_text("utf-8")).body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]
         for function in inside:
             if isinstance(function, ast.FunctionDef) and function.lineno <= line <= (function.end_lineno or line):
                 return function
-    raise LookupError(f"{path}:{line}: no function is around this line")
+    raise LookupError(f"{path}:{line}: expected a line of a function")
 
 
 def _excerpt(root: pathlib.Path, file: str, lineno: int, places: list[tuple[Place, str]], seen: set[str]) -> Excerpt:
@@ -94,10 +89,10 @@ def _excerpt(root: pathlib.Path, file: str, lineno: int, places: list[tuple[Plac
     body = node.body[1:] if ast.get_docstring(node) else node.body
     lines = []
     for line in listing(root / file, body[0].lineno, body[-1].end_lineno):
-        does = tuple(dict.fromkeys(n for place, n in places if place.line <= line.number <= place.last))
-        new = tuple(n for n in does if n not in seen)
+        executes = tuple(dict.fromkeys(n for place, n in places if place.line <= line.number <= place.last))
+        new = tuple(n for n in executes if n not in seen)
         seen.update(new)
-        lines.append(dataclasses.replace(line, does=does, first_of=new))
+        lines.append(dataclasses.replace(line, executes=executes, first_of=new))
     names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     names += ["*", *(argument.arg for argument in node.args.kwonlyargs)] if node.args.kwonlyargs else []
     return Excerpt(file, page_of(file), f"{node.name}({', '.join(names)})", tuple(lines))

@@ -1,4 +1,4 @@
-"""From the pseudocode's LaTeX to MathML, which browsers set and screen readers speak without any script."""
+"""Conversion of the pseudocode's LaTeX to MathML, which browsers display and screen readers speak without scripts."""
 
 import functools
 import re
@@ -12,12 +12,7 @@ BRACKETS = re.compile(r"<mi>(&#x027E6;|&#x027E7;|&#x000AC;)</mi>")
 
 @functools.cache
 def mathml(latex: str, text: str = "") -> Markup:
-    """A formula as an inline MathML element.
-
-    Args:
-        latex: the formula.
-        text: the same in plain text, for where MathML is not understood.
-    """
+    """Return a formula as an inline MathML element; `text` is its plain-text alternative."""
     element = convert(latex).replace(r"\_", "_")
     element = BRACKETS.sub(r'<mo stretchy="false">\1</mo>', element)
     if text:
@@ -27,7 +22,7 @@ def mathml(latex: str, text: str = "") -> Markup:
 
 @functools.cache
 def sentence(latex: str) -> Markup:
-    """A formula whose words (what is text and has a space) are set as words, so that a line can be broken there."""
+    """Return a formula with its prose (text with a space) outside of MathML, so that lines can break there."""
     parts, end = [], 0
     for match in PROSE.finditer(latex):
         parts.append(_formula(latex[end : match.start()]))

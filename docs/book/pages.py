@@ -1,4 +1,4 @@
-"""What each page of the book says, and writing them."""
+"""Contents of the book's pages, and `write_book`."""
 
 import ast
 import dataclasses
@@ -17,7 +17,7 @@ from tests.crosscheck.pseudocode import Algorithm
 from tests.crosscheck.report import shape_text
 
 from .backward import BackwardRule, backward_rules
-from .listing import CodeLine, Excerpt, excerpts, listing, page_of, style_sheet
+from .listing import CodeLine, Excerpt, excerpts, listing, page_of
 from .mathml import mathml, sentence
 from .stream import residual_stream
 
@@ -35,24 +35,31 @@ VERDICTS = {
     "missing": "no counterpart",
 }
 VARIANTS = "algorithms/model/variants.py"
+HIGHLIGHTING = ".c1,.sd,.s2,.s1{color:var(--quiet)}.k,.kn,.ow{color:var(--keyword)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Chapter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """An algorithm beside its code."""
+
+    algorithm: Algorithm  # as the paper prints it
+    results: list[LineResult]  # the comparison of its lines
+    excerpts: list[Excerpt]  # the code
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chapter(Section):
     """A page about an algorithm."""
 
-    algorithm: Algorithm  # what the paper prints
-    page: str  # the name of its file
+    page: str  # file name of the page
     summary: Markup  # the first sentence of the function's docstring
-    departures: Markup  # what the docstring declares
-    results: list[LineResult]  # what came out for its lines
-    excerpts: list[Excerpt]  # the code
+    departures: Markup  # the departures that the docstring declares
     rules: list[BackwardRule]  # the hand-derived backward rules of its parts
-    error: tuple[str, str] | None  # what its runs raised, if anything
+    error: tuple[str, str] | None  # the line in which its runs raised an error, and the error
 
     @property
     def worst(self) -> float:
-        """The largest difference of its lines."""
+        """The largest difference among its lines."""
         return max(result.worst for result in self.results)
 
     @property
@@ -62,25 +69,16 @@ class Chapter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
-    """An algorithm within a model's page."""
-
-    algorithm: Algorithm  # what the paper prints
-    results: list[LineResult]  # what came out for its lines
-    excerpts: list[Excerpt]  # the code
-
-
-@dataclasses.dataclass(frozen=True)
 class Model:
     """A page about a published model."""
 
-    name: str  # of the variant
-    page: str  # the name of its file
-    summary: Markup  # what the code says about it
-    results: Results  # what came out
-    record: tuple[CodeLine, ...]  # its record, as code
-    record_page: str  # the book's page of the file that has the record
-    sections: list[Section]  # its algorithm first, then those that it calls
+    name: str  # name of the variant
+    page: str  # file name of the page
+    summary: Markup  # the record's docstring
+    results: Results  # the comparison of its lines
+    record: tuple[CodeLine, ...]  # the code of its record
+    record_page: str  # the book's page of the file with the record
+    sections: list[Section]  # its algorithm, followed by the algorithms that it calls
 
     @property
     def changed(self) -> list[LineResult]:
@@ -92,12 +90,12 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -
     """Write the book.
 
     Args:
-        every: what came out of a cross-check of the paper's algorithms, and after it of published models.
-        folder: where the pages are put; it is made if it does not exist.
+        every: the results of a cross-check of the paper's algorithms, followed by those of published models.
+        folder: where to write the pages; created if it does not exist.
         root: the root of the repository.
 
     Returns:
-        the index.
+        the path of the index.
     """
     results, *variants = every
     package = importlib.import_module("algorithms")
@@ -108,30 +106,24 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -
     environment = _environment()
     folder.mkdir(parents=True, exist_ok=True)
     shared = {"chapters": chapters, "models": models, "results": results, "tolerance": TOLERANCE}
-    style = environment.get_template("book.css").render(highlighting=style_sheet())
-    (folder / "book.css").write_text(style, "utf-8")
-    for i, chapter in enumerate(chapters):
-        neighbours = {
-            "previous": chapters[i - 1] if i else None,
-            "following": chapters[i + 1] if i + 1 < len(chapters) else None,
-        }
-        html = environment.get_template("algorithm.html").render(chapter=chapter, **neighbours, **shared)
-        (folder / chapter.page).write_text(html, "utf-8")
+
+    def write(name: str, template: str, **variables: Any) -> pathlib.Path:
+        path = folder / name
+        path.write_text(environment.get_template(template).render(**variables, **shared), "utf-8")
+        return path
+
+    write("book.css", "book.css", highlighting=HIGHLIGHTING)
+    for previous, chapter, following in zip([None, *chapters[:-1]], chapters, [*chapters[1:], None], strict=True):
+        write(chapter.page, "algorithm.html", chapter=chapter, previous=previous, following=following)
     for model in models:
-        html = environment.get_template("model.html").render(model=model, **shared)
-        (folder / model.page).write_text(html, "utf-8")
+        write(model.page, "model.html", model=model)
     for path in sorted((root / "algorithms").rglob("*.py")):
         relative = path.relative_to(root).as_posix()
-        html = environment.get_template("source.html").render(file=relative, lines=listing(path), **shared)
-        (folder / page_of(relative)).write_text(html, "utf-8")
+        write(page_of(relative), "source.html", file=relative, lines=listing(path))
     run = results.observed.get((10, 0))
     parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
-    index = folder / "index.html"
     picture = residual_stream(run) if run is not None else None
-    index.write_text(
-        environment.get_template("index.html").render(parts=parts, picture=picture, rules=rules, **shared), "utf-8"
-    )
-    return index
+    return write("index.html", "index.html", parts=parts, picture=picture, rules=rules)
 
 
 def _environment() -> jinja2.Environment:
@@ -148,20 +140,24 @@ def _environment() -> jinja2.Environment:
 
 
 def _chapter(n: int, results: Results, rules: list[BackwardRule], package: Any, root: pathlib.Path) -> Chapter:
-    lines = [result for (number, _), result in results.lines.items() if number == n]
     docstring = inspect.getdoc(inspect.unwrap(package.REGISTRY[n].lines)) or ""
     summary = docstring.split("\n\n")[0].partition(": ")[2]
     departures = re.search(r"^Departures: (.*?)(?:\n\n|\Z)", docstring, re.DOTALL | re.MULTILINE)
+    declared = departures[1] if departures else "none."
     return Chapter(
-        algorithm=PSEUDOCODE[n],
+        **_section(n, results, root),
         page=f"algorithm-{n}.html",
         summary=prose(summary.partition(". ")[2] or summary),
-        departures=prose(_capitalised(departures[1] if departures else "none.")),
-        results=lines,
-        excerpts=excerpts(lines, root),
+        departures=prose(declared[:1].upper() + declared[1:]),
         rules=[rule for rule in rules if n in rule.algorithms],
         error=results.errors.get(n),
     )
+
+
+def _section(n: int, results: Results, root: pathlib.Path) -> dict[str, Any]:
+    """Return the fields of a `Section`."""
+    lines = [result for (number, _), result in results.lines.items() if number == n]
+    return {"algorithm": PSEUDOCODE[n], "results": lines, "excerpts": excerpts(lines, root)}
 
 
 def _model(results: Results, root: pathlib.Path) -> Model:
@@ -171,10 +167,6 @@ def _model(results: Results, root: pathlib.Path) -> Model:
     documented = body[at + 1]
     summary = ast.literal_eval(documented.value) if isinstance(documented, ast.Expr) else ""
     numbers = sorted({n for n, _ in results.lines}, key=lambda n: (n < 8, n))
-    sections = []
-    for n in numbers:
-        lines = [result for (number, _), result in results.lines.items() if number == n]
-        sections.append(Section(PSEUDOCODE[n], lines, excerpts(lines, root)))
     return Model(
         name=name,
         page=f"model-{name.lower().replace('_', '-')}.html",
@@ -182,16 +174,12 @@ def _model(results: Results, root: pathlib.Path) -> Model:
         results=results,
         record=listing(root / VARIANTS, body[at].lineno, body[at].end_lineno),
         record_page=page_of(VARIANTS),
-        sections=sections,
+        sections=[Section(**_section(n, results, root)) for n in numbers],
     )
 
 
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def scientific(value: float) -> Markup:
-    """A difference, as 1.8 × 10⁻¹⁵; 0 where there is none."""
+    """Return a number in the form 1.8 × 10⁻¹⁵, or 0."""
     if value == 0:
         return Markup("0")
     if value == float("inf"):
@@ -201,6 +189,6 @@ def scientific(value: float) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """A docstring's text, with what is in backticks set as code."""
+    """Return a docstring's text as HTML, with backticks turned into code."""
     joined = escape(" ".join(text.split()))
     return Markup(re.sub(r"`{1,2}([^`]+)`{1,2}", r"<code>\1</code>", str(joined)))

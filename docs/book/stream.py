@@ -1,21 +1,23 @@
-"""The residual stream of Algorithm 10 as one picture, drawn from a run: what each line made of X, and what it added."""
+"""A picture of Algorithm 10's residual stream in a run: what each line computed from X, and what it added to X."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from markupsafe import Markup, escape
+from scipy.special import softmax
 
 from tests.crosscheck.records import CodeRecord
 from tests.crosscheck.values import plain
 
-CELL = 10
-TOP, STREAM, BOTTOM = 80, 225, 350  # the middles of the attentions, of the stream, and of the MLPs
+CELL, SMALL_CELL = 10, 7
+TOP, STREAM, BOTTOM = 80, 225, 350  # heights of the attentions, the stream, and the MLPs
 LEFT = 60
 
 
 @dataclasses.dataclass(frozen=True)
 class _Addition:
-    """A sublayer: what it reads, how it attends, what it adds, and the stream after it; drawn from x on."""
+    """A sublayer, drawn from x on: what it reads, its attention, what it adds, and the stream after it."""
 
     x: float
     name: str
@@ -26,15 +28,15 @@ class _Addition:
 
     @property
     def width(self) -> float:
-        """From the stream that it reads to the one after it."""
-        return 215 + 7 * self.read.shape[1] if self.heads else 165
+        """Distance from the stream that it reads to the stream after it."""
+        return 215 + SMALL_CELL * self.read.shape[1] if self.heads else 165
 
 
 def residual_stream(code: CodeRecord) -> Markup | None:
-    """The picture as SVG; None where the run did not show all lines, as with a fused implementation.
+    """Return the picture as SVG; None if the run did not show all lines, as with a fused implementation.
 
     Args:
-        code: what was observed in a run of Algorithm 10 on one sequence.
+        code: the values observed in a run of Algorithm 10 on one sequence.
     """
     start, final, P = (_values(code, 10, *key) for key in (("3", "X"), ("10", "X"), ("return", "P")))
     additions = _additions(code)
@@ -65,7 +67,7 @@ def _values(code: CodeRecord, algorithm: int, line: str, variable: str) -> list[
 
 
 def _additions(code: CodeRecord) -> list[_Addition]:
-    """Attention and MLP of every layer, in turn."""
+    """Return the attention and the MLP of every layer, in order."""
     X = _values(code, 10, "3", "X")
     reads = [_values(code, 10, line, "X_tilde") for line in ("5", "7")]
     after = [_values(code, 10, line, "X") for line in ("6", "8")]
@@ -76,7 +78,7 @@ def _additions(code: CodeRecord) -> list[_Addition]:
     H, d_attn = len(scores) // layers, _values(code, 4, "1", "Q")[0].shape[0]
     found, before = [], X[0]
     for l in range(layers):
-        heads = tuple(_softmax(S / np.sqrt(d_attn)) for S in scores[l * H : (l + 1) * H])
+        heads = tuple(softmax(S / np.sqrt(d_attn), axis=0) for S in scores[l * H : (l + 1) * H])
         for name, read, stream, maps in (
             (f"attention {l + 1}", reads[0][l], after[0][l], heads),
             (f"MLP {l + 1}", reads[1][l], after[1][l], ()),
@@ -85,11 +87,6 @@ def _additions(code: CodeRecord) -> list[_Addition]:
             found.append(_Addition(x, name, read, maps, stream - before, stream))
             before = stream
     return found
-
-
-def _softmax(S: np.ndarray) -> np.ndarray:
-    numerator = np.exp(S - S.max(axis=0))
-    return numerator / numerator.sum(axis=0)
 
 
 def _size(X: np.ndarray) -> float:
@@ -108,7 +105,7 @@ def _thickness(X: np.ndarray) -> float:
 
 
 def _river(X: np.ndarray, additions: list[_Addition]) -> list[str]:
-    """The stream itself, as wide as X is large, and the tributaries, as wide as what they add."""
+    """The stream and its tributaries, as wide as the root mean square of X and of what they add."""
     parts, x, width = [], float(LEFT - 40), _thickness(X)
     for addition in additions:
         at, new = addition.x + addition.width - 62, _thickness(addition.after)
@@ -133,14 +130,14 @@ def _band(x0: float, x1: float, w0: float, w1: float) -> str:
 
 
 def _sublayer(addition: _Addition, scale: float) -> list[str]:
-    """A branch above or below the stream: what it reads, the attention of each head, and what it adds."""
+    """A branch above or below the stream: its input, the attention of each head, and what it adds."""
     x, end = addition.x, addition.x + addition.width
     middle, line, sign = (TOP, 6, -1) if addition.heads else (BOTTOM, 8, 1)
     l = addition.read.shape[1]
     read_at = x + 18 + l * CELL * 0.4
     out = f"M{x + 6} {STREAM + sign * 36}C{x + 6} {middle} {x + 6} {middle} {x + 18} {middle}"
     parts = [f'<path class="branch" d="{out}"/>', _matrix(addition.read, read_at, middle, 3.0, f"line {line - 1}", 0.8)]
-    side = l * 7
+    side = l * SMALL_CELL
     for h, A in enumerate(addition.heads):
         y = middle + (h - len(addition.heads) / 2) * (side + 8) + 4
         parts.append(_attention(A, read_at + l * CELL * 0.4 + 14, y, h))
@@ -155,51 +152,45 @@ def _sublayer(addition: _Addition, scale: float) -> list[str]:
 
 
 def _ending(final: np.ndarray, P: np.ndarray, x: float) -> list[str]:
-    matrix = _matrix(final, x + 75, STREAM, 3.0, "line 10")
-    N_V, l = P.shape
-    left, top = x + 125, STREAM - N_V * CELL / 2
-    cells = "".join(
-        f'<rect x="{left + t * CELL}" y="{top + v * CELL}" width="{CELL}" height="{CELL}" '
-        f'fill-opacity="{P[v, t] ** 0.5:.2f}"/>'
-        for v in range(N_V)
-        for t in range(l)
-    )
-    frame = f'<rect class="ground" x="{left}" y="{top}" width="{l * CELL}" height="{N_V * CELL}"/>'
-    label = f'<text class="small" x="{left + l * CELL / 2}" y="{top + N_V * CELL + 14}">P, return</text>'
-    return [matrix, frame, f'<g class="share">{cells}</g>', label]
+    """The final X and the distributions P, with square roots as opacities so that small probabilities are visible."""
+    height, width = (CELL * n for n in P.shape)
+    left, top = x + 125, STREAM - height / 2
+    frame, cells = _cells(P, left, top, CELL, lambda p: f'fill-opacity="{p**0.5:.2f}"')
+    label = f'<text class="small" x="{left + width / 2}" y="{top + height + 14}">P, return</text>'
+    return [_matrix(final, x + 75, STREAM, 3.0, "line 10"), frame, f'<g class="share">{cells}</g>', label]
 
 
 def _matrix(
     X: np.ndarray, x: float, y: float, scale: float, label: str, zoom: float = 1.0, *, label_above: bool = False
 ) -> str:
     """A matrix as cells, tokens as columns, centered at (x, y): blue below 0, orange above."""
-    rows, columns = X.shape
+
+    def color(value: float) -> str:
+        share = float(np.clip(value / scale, -1, 1))
+        return f'class="{"above" if share > 0 else "below"}" fill-opacity="{abs(share) ** 0.7:.2f}"'
+
     size = CELL * zoom
-    left, top = x - columns * size / 2, y - rows * size / 2
-    cells = []
-    for i in range(rows):
-        for t in range(columns):
-            share = float(np.clip(X[i, t] / scale, -1, 1))
-            kind = "above" if share > 0 else "below"
-            cells.append(
-                f'<rect class="{kind}" x="{left + t * size:.1f}" y="{top + i * size:.1f}" width="{size:.1f}" '
-                f'height="{size:.1f}" fill-opacity="{abs(share) ** 0.7:.2f}"/>'
-            )
-    frame = (
-        f'<rect class="ground" x="{left:.1f}" y="{top:.1f}" width="{columns * size:.1f}" height="{rows * size:.1f}"/>'
-    )
-    label_y = top - 6 if label_above else top + rows * size + 14
-    text = f'<text class="small" x="{x:.1f}" y="{label_y:.1f}">{escape(label)}</text>'
-    return f"<g>{frame}{''.join(cells)}{text}</g>"
+    height, width = (size * n for n in X.shape)
+    top = y - height / 2
+    frame, cells = _cells(X, x - width / 2, top, size, color)
+    label_y = top - 6 if label_above else top + height + 14
+    return f'<g>{frame}{cells}<text class="small" x="{x:.1f}" y="{label_y:.1f}">{escape(label)}</text></g>'
 
 
 def _attention(A: np.ndarray, x: float, y: float, h: int) -> str:
-    l_z, l_x = A.shape
-    cells = "".join(
-        f'<rect x="{x + t_x * 7:.1f}" y="{y + t_z * 7:.1f}" width="7" height="7" fill-opacity="{A[t_z, t_x]:.2f}"/>'
-        for t_z in range(l_z)
-        for t_x in range(l_x)
-    )
-    frame = f'<rect class="ground" x="{x:.1f}" y="{y:.1f}" width="{l_x * 7}" height="{l_z * 7}"/>'
-    label = f'<text class="head" x="{x + l_x * 7 + 5:.1f}" y="{y + l_z * 3.5 + 4:.1f}">head {h + 1}</text>'
+    height, width = (SMALL_CELL * n for n in A.shape)
+    frame, cells = _cells(A, x, y, SMALL_CELL, lambda a: f'fill-opacity="{a:.2f}"')
+    label = f'<text class="head" x="{x + width + 5:.1f}" y="{y + height / 2 + 4:.1f}">head {h + 1}</text>'
     return f'<g>{frame}<g class="share">{cells}</g>{label}</g>'
+
+
+def _cells(X: np.ndarray, left: float, top: float, size: float, style: Callable[[float], str]) -> tuple[str, str]:
+    """A matrix as a frame and a square per entry, whose attributes `style` returns."""
+
+    def rect(x: float, y: float, width: float, height: float, attributes: str) -> str:
+        return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {attributes}/>'
+
+    rows, columns = X.shape
+    frame = rect(left, top, columns * size, rows * size, 'class="ground"')
+    squares = (rect(left + j * size, top + i * size, size, size, style(x)) for (i, j), x in np.ndenumerate(X))
+    return frame, "".join(squares)

@@ -123,7 +123,7 @@ def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
     path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(50)))
     status, _, err = train("classify", "--data", path)
     assert status == 0
-    assert err.startswith("note: 4.0 % of the data are held out, where 5.0 % were to be")
+    assert err.startswith("note: 4.0 % of the data are held out instead of 5.0 %")
 
 
 def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):

@@ -121,7 +121,7 @@ def test_another_model_is_refused(generator):
 
 def test_a_tokenizer_that_loses_something_is_refused(generator):
     words = WordTokenizer(["<unk>", *"abcdefghijk"])
-    with pytest.raises(CompressionError, match="does not give the text back"):
+    with pytest.raises(CompressionError, match="does not reproduce the text"):
         compress("nothing known", generator, words)
 
 

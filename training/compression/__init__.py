@@ -1,13 +1,13 @@
-"""Compression with a trained decoder: the text's tokens, entropy-coded with the model's probabilities.
+"""Compression with a trained decoder: a text's tokens are entropy-coded with the model's probabilities.
 
-Prediction is compression: a text of probability p takes −log2 p bits. Coder and decoder read the tokens with the same
-compiled step, one after another, so they form the same probabilities to the last bit, on one machine. The text is cut
-into streams that are coded side by side, since a step for several of them takes hardly longer than for one.
+Prediction is compression: a text of probability p takes −log2 p bits. Encoder and decoder read the tokens one by one
+with the same compiled step, so on one machine they compute bit-identical probabilities. The text is split into streams
+that are coded in parallel, since a step for several streams takes hardly longer than for one.
 
     compressed = compress(text, generator, tokenizer)
     text = decompress(compressed, generator, tokenizer)
 
-A file is a line of JSON with everything needed to read it, then the bits of all streams.
+A file is a line of JSON with everything needed to read it, followed by the bits of all streams.
 """
 
 import functools
@@ -31,23 +31,21 @@ OLD_FORMAT = "formal-algorithms compressed 1"
 RETRY = "decompress it with the version that made it, and compress it again"
 STREAM_TOKENS = 4096
 LONGEST = 1 << 25
-"""How many tokens a byte of code may encode: of four possible ones, the surest takes 2^−22 bits."""
-
-
-NOT_THE_SAME = "what was decompressed is not what was compressed: the file is damaged, or was made on another machine"
+"""Maximum number of tokens per byte of code: with four possible tokens, the likeliest takes at least 2^−22 bits."""
+NOT_THE_SAME = "the decompressed text is not what was compressed: the file is damaged, or was made on another machine"
 
 
 class CompressionError(ValueError):
-    """A text cannot be compressed, or a file not be decompressed; the message is one sentence."""
+    """A text cannot be compressed, or a file cannot be decompressed; the message is one sentence."""
 
 
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
-    """Compress a text. Raises CompressionError if the tokenizer does not give the text back, and DataError if the text
-    has something that the tokenizer does not know.
+    """Compress a text. Raises CompressionError if the tokenizer does not reproduce it exactly, and DataError if the
+    tokenizer cannot encode it.
     """
     tokens = np.array(tokenizer.encode(text), np.int32)
     if tokenizer.decode(tokens.tolist()) != text:
-        raise CompressionError("this run's tokenizer does not give the text back exactly; train one on bytes or bpe")
+        raise CompressionError("this run's tokenizer does not reproduce the text exactly; train with bytes or bpe")
     streams = _streams(len(tokens))
     lengths = _lengths(len(tokens), streams)
     rows = np.zeros((streams, max(lengths, default=0)), np.int32)
@@ -56,8 +54,8 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
     predictor = _Predictor(generator, tokenizer, streams)
     encoder = Encoder()
     for t in range(rows.shape[1]):
-        goes_on = t < np.array(lengths)
-        encoder.encode(predictor.probabilities()[goes_on], rows[goes_on, t])
+        active = t < np.array(lengths)
+        encoder.encode(predictor.probabilities()[active], rows[active, t])
         predictor.append(rows[:, t])
     code = encoder.finish()
     header = {
@@ -71,8 +69,8 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
-    """Give back the text that `compress` was given, with the same model. Raises CompressionError if the data are not
-    compressed text, are damaged, or were made with another model or machine.
+    """Return the text that was compressed with the same model. Raises CompressionError if the data are not compressed
+    text, are damaged, or were compressed with another model or on another machine.
     """
     header, code = _read(compressed)
     if header["model"] != model_checksum(generator):
@@ -83,10 +81,10 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
     decoder = Decoder(code)
     rows = np.zeros((streams, max(lengths, default=0)), np.int32)
     for t in range(rows.shape[1]):
-        goes_on = t < np.array(lengths)
+        active = t < np.array(lengths)
         try:
-            rows[goes_on, t] = decoder.decode(predictor.probabilities()[goes_on])
-        except AssertionError:  # no symbols have such a code
+            rows[active, t] = decoder.decode(predictor.probabilities()[active])
+        except AssertionError:  # an invalid code
             raise CompressionError(NOT_THE_SAME) from None
         predictor.append(rows[:, t])
     tokens = [token for row, length in zip(rows, lengths, strict=True) for token in row[:length].tolist()]
@@ -97,7 +95,7 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
 
 
 def model_checksum(generator: Generator) -> int:
-    """Return a number that tells models apart."""
+    """Return a checksum of a model's parameters and configuration."""
     leaves = {name: np.asarray(leaf) for name, leaf in flatten(generator.theta).items()}
     return zlib.crc32(json.dumps([checksums(leaves), repr(generator.config)], sort_keys=True).encode())
 
@@ -106,17 +104,15 @@ def _read(compressed: bytes) -> tuple[dict[str, Any], bytes]:
     line, newline, code = compressed.partition(b"\n")
     try:
         header = json.loads(line)
-        if newline and header["format"] == OLD_FORMAT:
-            raise CompressionError(f"the file is of an earlier version ({OLD_FORMAT!r}, expected {FORMAT!r}): {RETRY}")
-        if not newline or header["format"] != FORMAT:
+        if not newline or header["format"] not in (FORMAT, OLD_FORMAT):
             raise ValueError
-        numbers = [header[name] for name in ("bytes", "tokens", "checksum", "model")]
-        if not all(isinstance(number, int) and 0 <= number < 1 << 48 for number in numbers):
+        names = ("bytes", "tokens", "checksum", "model") if header["format"] == FORMAT else ()
+        if not all(isinstance(header[name], int) and 0 <= header[name] < 1 << 48 for name in names):
             raise ValueError
-    except CompressionError:
-        raise
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CompressionError("this is not a file that compress.py made") from None
+    if header["format"] == OLD_FORMAT:
+        raise CompressionError(f"the file is of an earlier version ({OLD_FORMAT!r}, expected {FORMAT!r}): {RETRY}")
     if header["bytes"] != len(code) or len(code) % 4:
         raise CompressionError(f"the file is damaged: expected {header['bytes']} bytes of code, got {len(code)}")
     if header["tokens"] > LONGEST * len(code):
@@ -125,7 +121,7 @@ def _read(compressed: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _streams(n: int) -> int:
-    """Return in how many streams n tokens are coded: 1, 2, 4, 8 or 16."""
+    """Return the number of streams for n tokens: 1, 2, 4, 8 or 16."""
     streams = 1
     while streams < 16 and n > 2 * streams * STREAM_TOKENS:
         streams *= 2
@@ -137,7 +133,7 @@ def _lengths(n: int, streams: int) -> list[int]:
 
 
 class _Predictor:
-    """The distribution of each stream's next token, given between l_max/2 and l_max of those before it."""
+    """The distribution of each stream's next token, given the last l_max/2 to l_max tokens."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, streams: int) -> None:
         self._generator = generator
@@ -150,7 +146,7 @@ class _Predictor:
         self._read = texts.shape[1] - 1
 
     def probabilities(self) -> np.ndarray:
-        """Return the probabilities of the next token of each stream, ``[streams, N_V]``; a special one never comes."""
+        """Return the distribution of each stream's next token, ``[streams, N_V]``, with special tokens set to 0."""
         generator = self._generator
         P, self._state = _advance(generator.weights, self._state, variant=generator.config.variant)
         self._read += 1
@@ -159,7 +155,7 @@ class _Predictor:
         return P
 
     def append(self, tokens: np.ndarray) -> None:
-        """Tell the next token of each stream."""
+        """Append the next token of each stream."""
         l_max = self._generator.config.l_max
         self._texts = np.concatenate([self._texts, tokens[:, None]], axis=1)[:, -l_max:]
         if self._read == l_max:

@@ -5,17 +5,16 @@
     data = SequencePairs(splits.train, l_max=64, batch_size=32, seed=0)
     data = LabeledTexts(splits.train, l_max=64, batch_size=32, seed=0)
 
-    data.batch(step)               # one batch, in any order of steps
-    data.batch(step, rows=slice(0, 8))      # what one process of several needs of it
-    data.batches(first_step)       # iterator from a step on, prefetched in the background by grain
-    data.evaluation_batches()      # every example exactly once, in order
-    data.n_examples, data.n_steps  # examples in an epoch; batches of `evaluation_batches`
-    data.fingerprint               # for checkpoints; other data, tokenizer, seed or shape have another
+    data.batch(step)                    # the batch of any step
+    data.batch(step, rows=slice(0, 8))  # the rows that one of several processes needs
+    data.batches(first_step)            # endless iterator, prefetched in the background by grain
+    data.evaluation_batches()           # every example exactly once, in order
+    data.n_examples, data.n_steps       # examples in an epoch; batches of `evaluation_batches`
+    data.fingerprint                    # for checkpoints: changes with the data, tokenizer, seed and shape
 
-Examples are shuffled anew in every epoch; batches continue across the epochs' borders. Token arrays are int32
-[B, l], columns beyond a sequence hold eos_token; lengths are int32 [B]; masks are boolean. The last batch
-of an evaluation is filled with empty rows, of length 0, with no true mask and the label −1: they must not
-count.
+Examples are reshuffled every epoch; a batch may span two epochs. Token arrays are int32 [B, l], padded with the last
+token of the vocabulary, the paper's eos_token; lengths are int32 [B]; masks are boolean. Empty rows fill the last batch
+of an evaluation: they have length 0, a mask that is false everywhere and the label −1, and must not count.
 """
 
 import abc
@@ -32,20 +31,20 @@ from training.data.store import LabeledStore, PairStore, TokenStore
 Batch = dict[str, np.ndarray]
 
 ENDLESS = 1 << 60  # steps; grain's ranges are finite
-EVALUATION = 1 << 32  # no seed is as large, so held-out masks are drawn apart from the training's
+EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
 
 
 class Dataset(abc.ABC):
-    """What all data sets of examples share; see the module's docstring.
+    """Base class of the data sets; see the module's docstring.
 
     Attributes:
-        l_max: tokens in a sequence, at most.
-        batch_size: examples in a batch of all processes together.
+        l_max: maximum number of tokens in a sequence.
+        batch_size: examples in a batch, over all processes.
         seed: decides the order of the examples and every random choice in them.
         n_examples: examples in one epoch.
         fingerprint: hash of everything that decides the batches.
-        n_too_long: how many examples have more than l_max tokens, where that matters.
-        too_long: how those are treated, in words.
+        n_too_long: number of examples with more than l_max tokens, if they are treated differently.
+        too_long: how they are treated, in words.
     """
 
     n_too_long: int = 0
@@ -65,22 +64,22 @@ class Dataset(abc.ABC):
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each UTF-8 byte of the text; None where the tokens do not give every byte back."""
+        """Predicted tokens per UTF-8 byte of the text; None if the tokens do not decode to the exact text."""
         return None
 
     @property
     def n_steps(self) -> int:
-        """Batches that hold every example once."""
+        """Batches in `evaluation_batches`."""
         return -(-self.n_examples // self.batch_size)
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """Return the training batch of a step, from 0, or some of its rows, the same whoever asks for which."""
+        """Return the training batch of a step, counted from 0, or some of its rows: the same as in the whole batch."""
         first = step * self.batch_size
         indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
         return self._examples(indices, rows, np.random.default_rng([self.seed, step]))
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Return an endless iterator over the batches from a step on, read ahead by two threads."""
+        """Return an endless iterator over the batches, starting at a step; two threads prefetch them."""
         steps = grain.MapDataset.range(first_step, ENDLESS)
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
         return iter(steps.map(lambda step: self.batch(step, rows=rows)).to_iter_dataset(ahead))
@@ -95,19 +94,29 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """Return `rows` of the batch of the examples with these numbers, −1 for an empty row."""
+        """Return `rows` of the batch of the examples with these indices; −1 gives an empty row."""
 
 
 def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Return sequences of a store as rows of `width` columns, int32, filled with eos_token."""
+    """Return sequences of a store as padded rows of `width` columns, int32."""
     x = np.full((len(starts), width), store.N_V - 1, np.int32)
     for row, start, length in zip(x, starts, lengths, strict=True):
         row[:length] = store.tokens[start : start + length]
     return x
 
 
+def _fitting(lengths: np.ndarray, l_max: int, examples: str) -> np.ndarray:
+    """Return the indices of the examples with at most l_max tokens."""
+    kept = np.flatnonzero(lengths <= l_max)
+    if not len(kept):
+        raise DataError(
+            f"none of the {len(lengths)} {examples} fits into l_max = {l_max} tokens, special tokens included; "
+            f"the shortest needs {lengths.min() if len(lengths) else 'none'}"
+        )
+    return kept
+
+
 def _checked(store: TokenStore, l_max: int) -> TokenStore:
-    """Return the store, if chunks of it are sequences to learn from."""
     if l_max < 2:
         raise DataError(f"l_max: expected at least 2, a token and the next one, got {l_max}")
     if store.part == "train" and store.n_tokens < l_max:
@@ -119,29 +128,35 @@ def _checked(store: TokenStore, l_max: int) -> TokenStore:
 
 
 def _located(chunks: Chunks, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and lengths of chunks, with length 0 for the number −1."""
+    """Return the starts and lengths of chunks; index −1 has length 0."""
     starts, lengths = chunks.locate(np.maximum(indices, 0))
     return starts, np.where(indices < 0, 0, lengths).astype(np.int32)
 
 
+def _whole(store: TokenStore, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the starts and lengths of whole sequences; index −1 has length 0."""
+    starts = store.offsets[indices]
+    return starts, np.where(indices < 0, 0, store.offsets[indices + 1] - starts).astype(np.int32)
+
+
 class NextTokens(Dataset):
-    """Sequences for next-token prediction: in column t the target is x[t + 1].
+    """Sequences for next-token prediction: the target of column t is x[t + 1].
 
     Modes:
-        "chunks": a row is a document, or one of its chunks if it is longer than l_max. {"x", "length"}
-        "windows": the documents one after another, cut into windows that attend across documents; two windows
+        "chunks": a row is a document, or a chunk of one longer than l_max. {"x", "length"}
+        "windows": the documents are joined and cut into windows that attend across documents; consecutive windows
             share one token, so that every token is predicted exactly once. {"x", "length"}
-        "packed": a row has several chunks, best fit, kept apart by segment_ids (from 1; 0 is padding), with
+        "packed": a row holds several chunks (best fit), separated by segment_ids (from 1; 0 is padding), with
             positions from 0 in each. loss_mask is true in the columns whose target x[t + 1] is in the same
-            segment. {"x", "segment_ids", "positions", "loss_mask"}; the composition of rows is the same in
-            every epoch.
+            segment. {"x", "segment_ids", "positions", "loss_mask"}; the rows are composed the same way in every
+            epoch.
 
-    Conversations are always packed, each of them whole: one of more than l_max tokens is left out. Their loss_mask is
-    true where the target is part of an answer.
+    Conversations are always packed, and never split: those with more than l_max tokens are left out. Their loss_mask is
+    true in the columns whose target is part of an answer.
 
     Raises:
         DataError: l_max < 2, training data shorter than one sequence, an unknown mode, a bad batch_size or
-            seed; conversations that are not packed, or none that is short enough.
+            seed; conversations that are not packed, or that are all too long.
     """
 
     too_long = "conversations are left out"
@@ -151,7 +166,10 @@ class NextTokens(Dataset):
             raise DataError(f"there is no mode {mode!r}; choose chunks, windows or packed")
         self.mode = mode
         if store.answers is not None:
-            self.store, kept = store, self._kept(store, l_max)
+            if mode != "packed":
+                raise DataError(f"--rows: expected packed for conversations, got {mode}; leave it out")
+            self.store, kept = store, _fitting(store.lengths, l_max, f"{store.part} conversations")
+            self.n_too_long = len(store) - len(kept)
             self._chunks = Chunks(store.offsets, max(2, int(store.lengths.max())), overlap=1)  # each is one chunk
         else:
             self.store = _checked(store, l_max)
@@ -166,22 +184,9 @@ class NextTokens(Dataset):
             n_examples = len(self._row_starts) - 1
         super().__init__(store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
 
-    def _kept(self, store: TokenStore, l_max: int) -> np.ndarray:
-        """The conversations that are short enough."""
-        if self.mode != "packed":
-            raise DataError(f"--rows: expected packed for conversations, got {self.mode}; leave it out")
-        kept = np.flatnonzero(store.lengths <= l_max)
-        self.n_too_long = len(store) - len(kept)
-        if not len(kept):
-            raise DataError(
-                f"none of the {len(store)} {store.part} conversations fits into l_max = {l_max} tokens; the shortest "
-                f"needs {store.lengths.min()}"
-            )
-        return kept
-
     @property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each byte: all but bos, which windows have only once."""
+        """Predicted tokens per byte: all but each document's bos, or in windows all but the first one."""
         if not self.store.exact:
             return None
         n_bos = 1 if self.mode == "windows" else len(self.store)
@@ -218,12 +223,12 @@ class NextTokens(Dataset):
 
 
 class MaskedTokens(Dataset):
-    """Sequences with masked tokens to recover: {"x", "x_masked", "loss_mask", "length"}, disjoint chunks.
+    """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}.
 
     Rules:
-        "paper": every token, bos and eos too, becomes mask_token with probability p_mask; the loss is on those.
-        "bert": every token but bos and eos is chosen with probability p_mask; of the chosen 80 % become
-            mask_token, 10 % a random ordinary token, 10 % stay; the loss is on all that are chosen.
+        "paper": every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
+        "bert": every token but bos and eos is chosen with probability p_mask; of the chosen tokens, 80 % become
+            mask_token, 10 % a random ordinary token, and 10 % stay; the loss is on all of the chosen tokens.
 
     Raises:
         DataError: as `NextTokens`, and if p_mask is not between 0 and 1.
@@ -247,9 +252,8 @@ class MaskedTokens(Dataset):
         self.p_mask = p_mask
         self.rule = rule
         self._chunks = Chunks(store.offsets, l_max, overlap=0)
-        super().__init__(
-            store.fingerprint, rule, p_mask, n_examples=len(self._chunks), l_max=l_max, batch_size=batch_size, seed=seed
-        )
+        identity = store.fingerprint, rule, p_mask
+        super().__init__(*identity, n_examples=len(self._chunks), l_max=l_max, batch_size=batch_size, seed=seed)
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         chosen, action = rng.random((2, len(indices), self.l_max))[:, rows]
@@ -259,25 +263,22 @@ class MaskedTokens(Dataset):
         starts, lengths = _located(self._chunks, indices[rows])
         x = _padded(self.store, starts, lengths, self.l_max)
         loss_mask = (chosen < self.p_mask) & (np.arange(self.l_max) < lengths[:, None])
-        mask_token = np.int32(self.store.special_token("mask"))
         special = [self.store.special_token(name) for name in ("mask", "bos", "eos")]
-        if self.rule == "paper":
-            x_masked = np.where(loss_mask, mask_token, x)
-        else:
+        replacement = np.full_like(x, special[0])
+        if self.rule == "bert":
             loss_mask &= ~np.isin(x, special)
-            replaced = np.where(action < 0.8, mask_token, np.where(action < 0.9, others, x))
-            x_masked = np.where(loss_mask, replaced, x)
-        return {"x": x, "x_masked": x_masked, "loss_mask": loss_mask, "length": lengths}
+            replacement = np.where(action < 0.8, replacement, np.where(action < 0.9, others, x))
+        return {"x": x, "x_masked": np.where(loss_mask, replacement, x), "loss_mask": loss_mask, "length": lengths}
 
 
 class SequencePairs(Dataset):
     """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
 
-    A pair is left out if one side, with bos and eos, has more than l_max tokens: training on fragments would
+    A pair is left out if either side, with bos and eos, has more than l_max tokens: training on fragments would
     teach the model to translate fragments.
 
     Raises:
-        DataError: no pair is short enough, or a bad l_max, pad_multiple, batch_size or seed.
+        DataError: no pair fits, or a bad l_max, pad_multiple, batch_size or seed.
     """
 
     too_long = "pairs are left out"
@@ -285,30 +286,16 @@ class SequencePairs(Dataset):
     def __init__(
         self, store: PairStore, *, l_max: int, batch_size: int, seed: int = 0, pad_multiple: int | None = None
     ) -> None:
-        """Make the data set; with pad_multiple a batch is as wide as its longest sequence, rounded up to a
-        multiple of it, otherwise l_max wide.
-        """
+        """A batch is l_max wide, or, with pad_multiple, as wide as its longest sequence, rounded up to a multiple."""
         if pad_multiple is not None and pad_multiple < 1:
             raise DataError(f"pad_multiple: expected at least 1, got {pad_multiple}")
         self.store = store
         self.pad_multiple = pad_multiple
         longest = np.maximum(store.source.lengths, store.target.lengths)
-        self._kept = np.flatnonzero(longest <= l_max)
+        self._kept = _fitting(longest, l_max, f"{store.source.part} pairs")
         self.n_too_long = len(store) - len(self._kept)
-        if not len(self._kept):
-            raise DataError(
-                f"none of the {len(store)} {store.source.part} pairs fits into l_max = {l_max} tokens, bos "
-                f"and eos included; the shortest needs {longest.min() if len(store) else 'none'}"
-            )
-        super().__init__(
-            store.source.fingerprint,
-            store.target.fingerprint,
-            pad_multiple,
-            n_examples=len(self._kept),
-            l_max=l_max,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        identity = store.source.fingerprint, store.target.fingerprint, pad_multiple
+        super().__init__(*identity, n_examples=len(self._kept), l_max=l_max, batch_size=batch_size, seed=seed)
 
     def _width(self, lengths: np.ndarray) -> int:
         if self.pad_multiple is None:
@@ -316,9 +303,7 @@ class SequencePairs(Dataset):
         return min(self.l_max, -(-int(lengths.max()) // self.pad_multiple) * self.pad_multiple)
 
     def _side(self, store: TokenStore, indices: np.ndarray, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-        kept = self._kept[np.maximum(indices, 0)]
-        starts = store.offsets[kept]
-        lengths = np.where(indices < 0, 0, store.offsets[kept + 1] - starts).astype(np.int32)
+        starts, lengths = _whole(store, np.where(indices < 0, -1, self._kept[indices]))
         return _padded(store, starts[rows], lengths[rows], self._width(lengths)), lengths[rows]
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
@@ -330,7 +315,7 @@ class SequencePairs(Dataset):
 class LabeledTexts(Dataset):
     """Texts and their classes: {"x", "length", "label"}.
 
-    Of a text with more than l_max tokens, the first l_max − 1 and eos are kept.
+    A text with more than l_max tokens is cut to its first l_max − 1 tokens and eos.
 
     Raises:
         DataError: a bad l_max, batch_size or seed.
@@ -349,10 +334,9 @@ class LabeledTexts(Dataset):
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         indices = indices[rows]
-        starts = self.store.text.offsets[indices]
-        lengths = self.store.text.lengths[indices]
-        lengths = np.where(indices < 0, 0, np.minimum(lengths, self.l_max)).astype(np.int32)
+        starts, lengths = _whole(self.store.text, indices)
+        lengths = np.minimum(lengths, self.l_max)
         x = _padded(self.store.text, starts, lengths, self.l_max)
-        x[:, -1] = self.store.text.special_token("eos")  # of a text that is cut, too
+        x[:, -1] = self.store.text.special_token("eos")  # ends a text that was cut
         label = np.where(indices < 0, -1, self.store.labels[indices]).astype(np.int32)
         return {"x": x, "length": lengths, "label": label}

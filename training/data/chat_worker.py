@@ -1,8 +1,8 @@
-"""Renders chat templates in a process of its own, which a template cannot keep busy, fill, or write files from.
+"""Renders chat templates in a separate process, so that none can hang, exhaust the memory or write files.
 
-A template is a program that came with a model, in a language that can loop and multiply: besides jinja2's sandbox, the
-kernel limits the time of each rendering, the memory, and the files. `training.data.chat` starts this file as a script
-and talks with it in lines of JSON; nothing else is imported here, so that it starts quickly.
+A template is an untrusted program that came with a model. Besides jinja2's sandbox, the kernel limits the time of each
+rendering, the memory, and the files. `training.data.chat` runs this file as a script and exchanges lines of JSON with
+it; it imports nothing of the project, so that it starts quickly.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ LONGEST_MESSAGE = 300
 
 
 class Generation(jinja2.ext.Extension):
-    """The block ``{% generation %}``, which some templates write around the assistant's messages."""
+    """The block ``{% generation %}``, which some templates put around the assistant's messages."""
 
     tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -37,7 +37,7 @@ class Generation(jinja2.ext.Extension):
         self.spans: list[tuple[int, int]] = []
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
-        """Return the node of a block."""
+        """Parse a block into a call of `_tracked`."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_tracked"), [], [], body).set_lineno(line)
@@ -49,7 +49,7 @@ class Generation(jinja2.ext.Extension):
         return text
 
     def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """Render a template, and note where its blocks are."""
+        """Render a template and record the spans of its blocks."""
         self.pieces, self.spans = [], []
         length = 0
         for piece in template.generate(**variables):
@@ -80,37 +80,37 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Dictionary:
-    """A template's `dict`: not a class, whose attributes could be reached."""
+    """What templates call as `dict`: an instance, since a class would expose its attributes."""
 
     def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
         """Return a dictionary."""
         return dict(*arguments, **values)
 
     def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
-        """Return a dictionary of keys with one value."""
+        """Return a dictionary that maps every key to one value."""
         return dict.fromkeys(keys, value)
 
 
 def raise_exception(message: str) -> None:
-    """Refuse a conversation, as templates do."""
+    """Let a template refuse a conversation."""
     raise jinja2.TemplateError(message)
 
 
 def strftime_now(form: str) -> str:
-    """Return the date."""
+    """Return the current date in a format of `strftime`."""
     return datetime.datetime.now().strftime(form)
 
 
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return a value as JSON; jinja2's own filter escapes what HTML does not allow."""
+    """Return a value as JSON; unlike jinja2's own filter, without escaping for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 @functools.lru_cache(maxsize=16)
 def compiled(text: str) -> tuple[jinja2.Template, Generation]:
-    """Return a template, in an environment like that of transformers."""
+    """Compile a template in the same environment as transformers, and return it with its `generation` extension."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
@@ -126,7 +126,7 @@ def compiled(text: str) -> tuple[jinja2.Template, Generation]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the text and the spans of its blocks, or an error."""
+    """Return the rendered text with the spans of its blocks, or an error."""
     try:
         template, generation = compiled(request["template"])
         text = generation.render(template, request["variables"])
@@ -141,14 +141,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit() -> None:
-    """Let this process write no files and take no more memory than it may."""
+    """Forbid this process to write files and limit its memory."""
     for what, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MEMORY)):
         with contextlib.suppress(ValueError, OSError):  # a system without this limit
             resource.setrlimit(what, (most, most))
 
 
 def serve(requests: Iterator[str], answers: TextIO, seconds: float) -> None:
-    """Answer each line; the kernel ends the process where one takes longer."""
+    """Answer each line of `requests`; if one takes longer than `seconds`, the kernel kills the process."""
     for line in requests:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         reply = json.dumps(answer(json.loads(line)))
@@ -158,6 +158,6 @@ def serve(requests: Iterator[str], answers: TextIO, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     limit()
     serve(iter(sys.stdin.readline, ""), sys.stdout, float(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""Conversations to learn from: a line of JSON each, and which of their tokens are answers.
+"""Conversations to train on: one line of JSON each; the loss is on the tokens of the answers.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
 
-The template that came with the tokenizer writes them; the loss is on what the assistant says, to its end token.
+The tokenizer's chat template renders them; an answer is what the assistant says, including its end token.
 """
 
 import json
@@ -16,16 +16,16 @@ from training.data.records import Conversation, DataError
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
 
 FOLLOWS = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
-"""Whom each may follow; the user may also begin, or follow the system."""
+"""The roles that each role may follow; the user may also begin, or follow the system."""
 NO_TEMPLATE = (
-    "--data: expected text, as the model has no chat template, got conversations; continue --from a model of "
-    "instructions, or give text"
+    "--data: expected text, as the model has no chat template, got conversations; continue --from an "
+    "instruction-tuned model, or give text"
 )
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Return a conversation, checked: an object of JSON with messages, and perhaps the tools that they name; nothing
-    else is read. Raises DataError if it is not a conversation that ends with an answer.
+    """Check a JSON object with `messages`, and optionally the `tools` that they name, and return it as a conversation;
+    other fields are ignored. Raises DataError if it is not a conversation that ends with an answer.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):
         shown = json.dumps(value, default=str)[:80]
@@ -36,19 +36,15 @@ def conversation(value: object, where: str) -> Conversation:
     try:
         check_messages(messages, answered=True)
         _check_order([message["role"] for message in messages])
-        read = {"messages": messages, **({"tools": value["tools"]} if value.get("tools") else {})}
-        text = json.dumps(read, ensure_ascii=False)
+        text = json.dumps({name: value[name] for name in ("messages", "tools") if value.get(name)}, ensure_ascii=False)
         text.encode()
     except UnicodeEncodeError:
         raise DataError(f"{where}: a message has a lone surrogate, which is not valid Unicode") from None
     except (DataError, TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from None
     for number, message in enumerate(messages, start=1):
-        if (
-            message["role"] == "assistant"
-            and not (message.get("content") or "").strip()
-            and "tool_calls" not in message
-        ):
+        says_something = (message.get("content") or "").strip() or "tool_calls" in message
+        if message["role"] == "assistant" and not says_something:
             raise DataError(f"{where}: message {number}: content: expected an answer, got an empty text")
     return Conversation(text, where)
 
@@ -66,17 +62,16 @@ def _check_order(roles: list[str]) -> None:
 
 
 class Answers:
-    """Makes tokens of conversations, and says which of them are answers."""
+    """Tokenizes conversations and marks the tokens of the answers. Raises DataError without a chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take the template that came with a tokenizer, or raise DataError if none did."""
         if tokenizer.chat_template is None or not isinstance(tokenizer, LibraryTokenizer):
             raise DataError(NO_TEMPLATE)
         self._template, self._tokenizer = ChatTemplate.of(tokenizer), tokenizer
 
     def encode(self, record: Conversation) -> tuple[list[int], np.ndarray]:
-        """Return a conversation's tokens, and which are answers: those that have a character of one. Raises DataError,
-        which names file and line of what the template does not take.
+        """Return a conversation's tokens, and which of them have a character of an answer. Raises DataError, naming the
+        file and line, if the template rejects the conversation or it has no answer.
         """
         state: dict[str, Any] = json.loads(record.text)
         try:
@@ -89,5 +84,5 @@ class Answers:
         for begin, end in rendered.answers:
             answered |= (begins < end) & (ends > begin)
         if not answered[1:].any():
-            raise DataError(f"{record.where}: the conversation has no token of an answer; give one")
+            raise DataError(f"{record.where}: the conversation has no token of an answer; add an answer")
         return tokens, answered

@@ -1,4 +1,4 @@
-"""The user's own files: text, JSON lines, tab-separated pairs and labeled text, streamed, however large.
+"""The user's files: text, JSON lines, tab-separated pairs and labeled text, streamed, so they may be of any size.
 
     corpus = read_corpus(["a.txt", "b.jsonl"], "text")
     corpus = read_corpus(["train.tsv"], "pairs", validation_paths=["valid.tsv"])
@@ -6,15 +6,15 @@
 | suffix | text | pairs | labeled |
 |---|---|---|---|
 | .jsonl, .json | {"text": …} or {"messages": […]} | {"source": …, "target": …} | {"label": …, "text": …} |
-| .parquet, or a directory of datasets | column text or messages | columns source, target | columns label, text |
-| a directory of text | every .txt and .md in it and below, in the order of their names | | |
+| .parquet, or a directory of `datasets` | column text or messages | columns source, target | columns label, text |
+| a directory of text | every .txt and .md in it and its subdirectories, sorted by name | | |
 | anything else | the file is one document | source TAB target | label TAB text |
 
-With .gz, .bz2, .xz or .zst appended, the same, compressed. Files are UTF-8 (a byte order mark is dropped); every line
-of JSON lines or TSV is a record. A text file longer than 16 MiB, or a section's size where sections are held out of it
-(1/400 of all the text, at least 1 KiB and at most 64 KiB), is cut between paragraphs into documents. Unless validation
-files are given, a share of the records is held out (and so much at most that validating stays quick). Every file is
-read to its end first, and every line is checked when the data are tokenized, before any training.
+A further suffix .gz, .bz2, .xz or .zst means that the file is compressed. Files are UTF-8 (a byte order mark is
+dropped); every line of JSON lines or TSV is a record. A text file longer than 16 MiB is split between paragraphs into
+documents. If a part of it is held out, the documents are smaller: 1/400 of all the text, at least 1 KiB and at most
+64 KiB. Unless validation files are given, a share of the records is held out, limited so that validation stays quick.
+Every file is first read to its end, and every line is checked when the data are tokenized, before training starts.
 """
 
 import codecs
@@ -46,9 +46,9 @@ from training.data.records import (
 from training.disk import parse_json
 
 BLOCK = 1 << 20
-LONGEST = 4  # sections' sizes: a longer paragraph is cut between lines
-LARGEST_DOCUMENT = 1 << 24
-LARGEST_VALIDATION = 8 << 20
+LONGEST = 4  # times the size of a section: a longer paragraph is split between lines
+LARGEST_DOCUMENT = 1 << 24  # characters
+LARGEST_VALIDATION = 8 << 20  # bytes
 
 FIELDS: dict[Kind, tuple[str, ...]] = {
     "text": ("text",),
@@ -60,12 +60,12 @@ RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labe
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
-    """Cut a text into sections, without ever holding more than one.
+    """Split a text into sections, holding only one in memory.
 
-    A section ends before the first paragraph that begins after `size` characters, or after the first piece of a
-    line that was too long to be read at once; where there is none within four times as many, between two lines.
-    White space at the end of the text is left to the last section. Yields the number of a section's first line,
-    from 1, and its text; joined they give the text, unless it is blank.
+    After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
+    to be read at once; after four times as many, before the next line. White space at the end of the text belongs to
+    the last section. Yields the number of each section's first line, from 1, and its text; joined, the sections are the
+    text, unless it is blank.
     """
     section: list[str] = []
     first, characters, blank, ended = 1, 0, False, True
@@ -84,17 +84,8 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
         yield first, text
 
 
-def _start_says(path: Path, start: bytes) -> str | None:
-    """Return what is wrong with a file that begins like this, if that can be seen."""
-    if not start:
-        return f"{path} is empty"
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return f"{path} begins like UTF-16; convert it to UTF-8"
-    return None
-
-
 def check_file(path: Path) -> tuple[int, str]:
-    """Read a file once, in blocks, check that it is text in UTF-8, and return its size and the SHA-256 of its contents.
+    """Read a file in blocks, check that it is UTF-8 text, and return its size in bytes and the SHA-256 of its contents.
     Raises DataError, naming line and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not
     UTF-8.
     """
@@ -103,8 +94,10 @@ def check_file(path: Path) -> tuple[int, str]:
     offset, line, blank = 0, 1, True
     with readable(path), opened(path) as file:
         block = file.read(BLOCK)
-        if complaint := _start_says(path, block[:4]):
-            raise DataError(complaint)
+        if not block:
+            raise DataError(f"{path} is empty")
+        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{path} begins like UTF-16; convert it to UTF-8")
         while block:
             if (zero := block.find(0)) >= 0:
                 lines = block.count(b"\n", 0, zero)
@@ -128,7 +121,7 @@ def _decode(
     decoder: codecs.IncrementalDecoder, block: bytes, path: Path, line: int, offset: int, *, final: bool = False
 ) -> None:
     """Decode the next block, which begins in `line` at byte `offset`."""
-    pending = len(decoder.getstate()[0])  # bytes of a character that the block before began
+    pending = len(decoder.getstate()[0])  # bytes of a character that began in the previous block
     try:
         decoder.decode(block, final)
     except UnicodeDecodeError as error:
@@ -144,7 +137,7 @@ def _text(path: Path) -> TextIO:
 
 
 def _read_lines(path: Path, longest: int) -> Iterator[str]:
-    """Yield a file's lines with their ends; a longer one in pieces that end after a space if they have one."""
+    """Yield a file's lines with their newlines; lines over `longest` in pieces, split after a space if possible."""
     rest = ""
     with _text(path) as file:
         while piece := rest + file.readline(longest - len(rest)):
@@ -155,11 +148,11 @@ def _read_lines(path: Path, longest: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class FileRecords:
-    """The records of files, read anew at each iteration."""
+    """The records of files, read again at each iteration."""
 
     paths: tuple[Path, ...]  # the files, in order
     kind: Kind  # of the records
-    section: int = LARGEST_DOCUMENT  # characters; a text file that is longer is cut between paragraphs
+    section: int = LARGEST_DOCUMENT  # characters; longer text files are split between paragraphs
 
     def __iter__(self) -> Iterator[Any]:
         for path in self.paths:
@@ -169,7 +162,7 @@ class FileRecords:
     def _of(self, path: Path) -> Iterator[Any]:
         if self.kind == "conversations" and not _has_messages(path):
             raise DataError(
-                f'{path}:1: expected {{"messages": […]}}, as other data have, got none; give one kind of data'
+                f'{path}:1: expected {{"messages": […]}}, as in the other data, got none; give one kind of data'
             )
         if is_table(path):
             yield from self._from_table(path)
@@ -186,7 +179,7 @@ class FileRecords:
         for number, row in enumerate(rows(path, names), start=1):
             where = f"{path}:{number}"
             if self.kind == "conversations":
-                yield conversation({"messages": [_without_nothing(m) for m in row[0] or ()]}, where)
+                yield conversation({"messages": [_without_none(m) for m in row[0] or ()]}, where)
                 continue
             for name, value in zip(names, row, strict=True):
                 if not isinstance(value, str):
@@ -194,6 +187,7 @@ class FileRecords:
             yield self._record(row, where)
 
     def _from_json(self, path: Path) -> Iterator[Any]:
+        names = FIELDS[self.kind]
         with _text(path) as file:
             for number, line in enumerate(file, start=1):
                 where = f"{path}:{number}"
@@ -201,15 +195,13 @@ class FileRecords:
                     value = parse_json(line)
                 except ValueError as error:
                     raise DataError(f"{where}: not a JSON object on one line ({error})") from None
-                is_one = self.kind == "conversations"
-                yield conversation(value, where) if is_one else self._record(self._fields(value, where), where)
-
-    def _fields(self, value: object, where: str) -> list[str]:
-        names = FIELDS[self.kind]
-        if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
-            wanted = ", ".join(f'"{name}": "…"' for name in names)
-            raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
-        return [value[name] for name in names]
+                if self.kind == "conversations":
+                    yield conversation(value, where)
+                    continue
+                if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
+                    wanted = ", ".join(f'"{name}": "…"' for name in names)
+                    raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
+                yield self._record([value[name] for name in names], where)
 
     def _from_tsv(self, path: Path) -> Iterator[Any]:
         first, second = FIELDS[self.kind]
@@ -234,51 +226,40 @@ class FileRecords:
         return RECORDS[self.kind](*fields, where)
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Training and validation records of files; nothing is read before one of them is wanted."""
-
-    files: tuple[Path, ...]
-    held_files: tuple[Path, ...]
-    kind: Kind
-    fraction: float
-    section: int
-
-    @functools.cached_property
-    def parts(self) -> tuple[Iterable[Any], Iterable[Any]]:
-        """The records of both sides, each on one of them only."""
-        if self.held_files:
-            validation = list(FileRecords(self.held_files, self.kind))
-            held_out = frozenset(hash64(record_key(r)) for r in validation)
-            records = FileRecords(self.files, self.kind)
-            train: Iterable[Any] = Anew(lambda: (r for r in records if hash64(record_key(r)) not in held_out))
-        else:
-            records = FileRecords(self.files, self.kind, self.section)
-            name = _name(self.files)
-            train, validation, _ = hold_out(records, (self.fraction, 0.0), name=name)
-        if self.kind == "text":
-            train, validation, _ = without_shared_paragraphs(train, validation, [])
-        return train, validation
+def _split(
+    files: tuple[Path, ...], held_files: tuple[Path, ...], kind: Kind, fraction: float, section: int
+) -> tuple[Iterable[Any], Iterable[Any]]:
+    """Return the records of files for training and for validation."""
+    if held_files:
+        validation = list(FileRecords(held_files, kind))
+        held_out = frozenset(hash64(record_key(r)) for r in validation)
+        records = FileRecords(files, kind)
+        train: Iterable[Any] = Anew(lambda: (r for r in records if hash64(record_key(r)) not in held_out))
+    else:
+        train, validation, _ = hold_out(FileRecords(files, kind, section), (fraction, 0.0), name=_name(files))
+    if kind == "text":
+        train, validation, _ = without_shared_paragraphs(train, validation, [])
+    return train, validation
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One side of a split."""
+    """One part of a split, which is computed when a part is first read."""
 
-    split: _Split
-    side: int
+    split: Callable[[], tuple[Iterable[Any], Iterable[Any]]]
+    index: int
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.split.parts[self.side])
+        return iter(self.split()[self.index])
 
     @property
     def dropped(self) -> int:
-        """How many paragraphs the last iteration left out."""
-        return getattr(self.split.parts[self.side], "dropped", 0)
+        """Number of paragraphs that the last iteration left out."""
+        return getattr(self.split()[self.index], "dropped", 0)
 
 
 def _has_messages(path: Path) -> bool:
-    """Return whether a file begins with a conversation, or a table has a column of them."""
+    """Return whether a file begins with a conversation, or a table has a column of messages."""
     if is_table(path):
         names = columns(path)
         return "messages" in names and "text" not in names
@@ -292,8 +273,8 @@ def _has_messages(path: Path) -> bool:
     return isinstance(value, dict) and "messages" in value and "text" not in value
 
 
-def _without_nothing(message: Any) -> Any:
-    """A message of a table, without the fields that only others have."""
+def _without_none(message: Any) -> Any:
+    """Return a message without the fields that are None: in a table, every message has all fields."""
     return {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else message
 
 
@@ -302,13 +283,13 @@ def _name(files: Sequence[Path]) -> str:
 
 
 def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) -> tuple[Path, ...]:
-    """The files, with those of each directory of text in its place."""
+    """Return the files, with every directory of text replaced by its files."""
     files: list[Path] = []
     for path in map(Path, paths):
         inside = text_files(path) if kind == "text" else []
         if inside and counted:
             raise DataError(
-                f"{path} is a directory of {len(inside)} files: a mixture weighs files; give each its weight"
+                f"{path} is a directory of {len(inside)} files, but only files have weights; give each file its weight"
             )
         files += inside or [path]
     return tuple(files)
@@ -325,19 +306,19 @@ def read_corpus(
     """Check that the user's files are text, and split their records into training and validation.
 
     Args:
-        paths: the files to train on, and directories of them.
-        kind: what they hold; see the table in the module's docstring. Of text it may be conversations.
-        validation_paths: the files to validate on; their records are left out of training. If there are none,
-            records of `paths` are held out.
-        validation_fraction: the share of distinct records that are held out then.
+        paths: the files to train on, and directories of such files.
+        kind: what they hold; see the table in the module's docstring. "text" also accepts conversations.
+        validation_paths: the files to validate on; their records are left out of training. Without them, records of
+            `paths` are held out.
+        validation_fraction: the share of distinct records that are then held out.
         counted: whether to count the records of each file.
 
     Returns:
-        a corpus whose parts are streams; test is empty. Iterating over them checks every line.
+        a corpus whose parts are streams, with an empty test part. Iterating over a part checks every line.
 
     Raises:
-        DataError: a file cannot be read, is empty, binary or not UTF-8; when the records are read, also: a
-            line is malformed, there is too little to hold some out. The message names the file and the line.
+        DataError: a file cannot be read, is empty, binary or not UTF-8. When the records are read: a line is malformed,
+            or there are too few records to hold some out. The message names the file and the line.
     """
     if not paths:
         raise DataError("no data files were given")
@@ -351,7 +332,7 @@ def read_corpus(
     size = sum(n for n, _ in checked)
     fraction = 0.0 if held_files else min(validation_fraction, LARGEST_VALIDATION / size)
     section = min(max(size // 400, 1 << 10), 1 << 16)
-    split = _Split(files, held_files, kind, fraction, section)
+    split = functools.cache(functools.partial(_split, files, held_files, kind, fraction, section))
     contents = [(inner_suffix(path), digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
     return Corpus(
         name=_name(files),

@@ -1,4 +1,4 @@
-"""How files are stored: plain or compressed text, and tables, which need libraries of the extra `data`."""
+"""Formats of files: plain and compressed text, and tables, which need the libraries of the extra `data`."""
 
 import bz2
 import contextlib
@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 from training.data.records import DataError
 from training.disk import require_file
 
-ROWS = 1000
+ROWS = 1000  # read at once
 TEXT = (".txt", ".md")
-"""The files of a directory that are read as text."""
+"""Suffixes of the text files in a directory."""
 
 
 def _zstd(path: Path) -> Any:
@@ -25,7 +25,7 @@ def _zstd(path: Path) -> Any:
 
 
 COMPRESSED: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd}
-"""What opens a compressed file, by the end of its name."""
+"""Functions that open compressed files, by suffix."""
 DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
@@ -33,8 +33,7 @@ def _needed(module: str, path: Path) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        missing = f"reading {path} needs {module}: pip install 'formal-algorithms[data]'"
-        raise DataError(missing) from None
+        raise DataError(f"reading {path} needs {module}: pip install 'formal-algorithms[data]'") from None
 
 
 def inner_suffix(path: Path) -> str:
@@ -48,24 +47,24 @@ def inner_suffix(path: Path) -> str:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file; its bytes are those before it was compressed. Raises DataError if the library for its compression is
-    not installed, and OSError if it cannot be opened.
+    """Open a file for reading, decompressed. Raises DataError if the library for its compression is not installed, and
+    OSError if it cannot be opened.
     """
     return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
 
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn any error while a file is read into a DataError of one sentence."""
+    """Turn every error of reading a file into a DataError of one sentence."""
     try:
         yield
     except DAMAGED as error:
         raise DataError(f"{path} is damaged: {error}") from None
     except OSError as error:
-        if error.strerror is None:  # a decompressor's, or Arrow's
+        if error.strerror is None:  # raised by a decompressor, or by Arrow
             raise DataError(f"{path} is damaged: {_first_line(error)}") from None
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except Exception as error:  # those of Zstandard and of Arrow, which need not be there
+    except Exception as error:  # Zstandard and Arrow may not be installed, so their errors are known by name
         if type(error).__name__ not in ("ZstdError", "ArrowInvalid", "ArrowException"):
             raise
         raise DataError(f"{path} is damaged: {_first_line(error)}") from None
@@ -76,20 +75,20 @@ def _first_line(error: Exception) -> str:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is of a Parquet file, or of a directory of the library datasets."""
+    """Return whether a path is a Parquet file, or a directory saved by the library datasets."""
     return path.suffix == ".parquet" or path.is_dir()
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the files of text in a directory and in those below it, by name; nothing for a table's directory."""
+    """Return the text files in a directory and its subdirectories, sorted by name; none for a directory of datasets."""
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
     return sorted(file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())
 
 
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
-    """Check that a table has columns, and return the size of its files in bytes and a hash of their contents. Raises
-    DataError if it cannot be read, has no rows, or lacks a column.
+    """Check that a table has rows and these columns, and return the size of its files in bytes and a hash of their
+    contents. Raises DataError if not, or if it cannot be read.
     """
     with readable(path):
         files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
@@ -113,7 +112,7 @@ def columns(path: Path) -> list[str]:
 
 
 def _described(path: Path) -> tuple[list[str], int]:
-    """Return the names of a table's columns, and how many rows it has."""
+    """Return the names of a table's columns, and its number of rows."""
     if not path.is_dir():
         table = _needed("pyarrow.parquet", path).ParquetFile(require_file(path))
         return table.schema_arrow.names, table.metadata.num_rows
@@ -127,14 +126,14 @@ def _dataset(path: Path) -> Any:
         raise DataError(f"{path} holds the parts {', '.join(splits)}: name one of them, such as {path / splits[0]}")
     if not (path / "dataset_info.json").is_file():
         raise DataError(
-            f"{path}: expected a directory of the library datasets (save_to_disk makes one), or of text with files "
-            f"{' and '.join(TEXT)}; name files in it"
+            f"{path}: expected a directory of the library datasets (saved by save_to_disk), or of text files "
+            f"({' and '.join(TEXT)}); name files in it"
         )
     return _needed("datasets", path).load_from_disk(str(path))
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """Yield the wanted columns of a checked table's rows, some at a time; numbers of classes come as their names."""
+    """Yield these columns of a checked table, row by row; classes are given by name."""
     if not path.is_dir():
         for batch in _needed("pyarrow.parquet", path).ParquetFile(path).iter_batches(ROWS, columns=list(columns)):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)

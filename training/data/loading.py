@@ -20,11 +20,10 @@ from training.data.multitask import SEPARATOR, as_pairs, task_store
 from training.data.noise import Noisy
 from training.data.records import Anew, Corpus, DataError, Document, Kind, Pair
 from training.data.store import (
-    LabeledStore,
-    PairStore,
     Splits,
     TokenStore,
     default_cache_dir,
+    token_stores,
     tokenize_labeled,
     tokenize_pairs,
     tokenize_text,
@@ -46,15 +45,17 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
         store, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
     ),
 }
-"""The data set of each task, from the tokens of a part, the settings, and the tokenizer."""
+"""Makes the data set of each task from the store of a part, the settings, and the tokenizer."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
     "labeled": tokenize_labeled,
     "conversations": tokenize_text,
 }
-TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, about
-COUNTED = 100_000  # tokens among which those for unknown text are counted
+TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
+COUNTED = 100_000  # tokens that are checked for unknown text
+BUILT = ("bytes", "characters", "words", "bpe")
+"""Tokenizers that are built from the training data; others are loaded from a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,26 +63,26 @@ class RunData:
     """The data that a run is trained and evaluated on."""
 
     corpus: Corpus[Any]  # the records, split
-    tokenizer: Tokenizer  # what makes tokens of them
+    tokenizer: Tokenizer  # tokenizes them
     stores: Splits[Any]  # the tokens of each part
-    train: Dataset  # the batches
+    train: Dataset  # the training batches
     validation: Dataset  # the held-out batches
-    labels: tuple[str, ...] = ()  # the classes, by number; empty but for classification
-    notes: tuple[str, ...] = ()  # notes for the user: examples left out or cut
+    labels: tuple[str, ...] = ()  # the names of the classes by index; empty except for classification
+    notes: tuple[str, ...] = ()  # notes for the user, such as examples left out or cut
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each byte of the held-out text; None where the tokens do not give every byte back."""
+        """Predicted tokens per byte of the held-out text; None if the tokens do not decode to the exact text."""
         return self.validation.tokens_per_byte
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the training data."""
-        return sum(store.n_tokens for store in _columns(self.stores.train))
+        """Number of tokens in the training data."""
+        return sum(store.n_tokens for store in token_stores(self.stores.train))
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of everything that decides tokens and batches."""
+        """Hashes of everything that decides the tokens and the batches."""
         return {
             "tokenizer": self.tokenizer.fingerprint(),
             "training data": self.train.fingerprint,
@@ -96,13 +97,13 @@ def load_run_data(
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> RunData:
-    """Read, split and tokenize the data of a run, with its tokenizer if it has one, and check all of them. `progress`
-    is called with the bytes tokenized since, and roughly the total (0: unknown). Raises DataError if something is wrong
-    with the data; the message says where.
+    """Read, split, tokenize and check the data of a run; without a `tokenizer`, one is built or loaded. `progress` is
+    called with the bytes tokenized since the last call, and roughly the total (0: unknown). Raises DataError, naming
+    the place, if something is wrong with the data.
     """
-    data = [weighted(name) for name in settings.data]
-    weights = weights_of(data)
-    corpus = _corpus(settings, data, TASKS[settings.task].records, cache_dir, counted=bool(weights))
+    files = [weighted(name) for name in settings.data]
+    weights = weights_of(files)
+    corpus = _corpus(settings, files, TASKS[settings.task].records, cache_dir, counted=bool(weights))
     tasks = _tasks(settings, cache_dir)
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
@@ -120,22 +121,19 @@ def load_run_data(
     if settings.token_noise or settings.token_deletion:
         noise = {"noise": settings.token_noise, "deletion": settings.token_deletion}
         train = Noisy(train, tokenizer.special_tokens, tokenizer.N_V, **noise)
-    validation = make(stores.validation)
-    return RunData(
+    data = RunData(
         corpus=corpus,
         tokenizer=tokenizer,
         stores=stores,
         train=train,
-        validation=validation,
+        validation=make(stores.validation),
         labels=getattr(stores.train, "names", ()),
-        notes=tuple(_notes(corpus, settings, tokenizer, stores, train, validation)),
     )
+    return dataclasses.replace(data, notes=tuple(_notes(data, settings)))
 
 
 def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
-    """Return the batches of a part of the data; some tasks make more tokens with its tokenizer. Raises DataError if
-    there are none that fit.
-    """
+    """Return the data set of a part of the data; gato needs the tokenizer. Raises DataError if no example fits."""
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
     return DATASETS[settings.task](store, settings, tokenizer, **sizes)
 
@@ -144,15 +142,21 @@ def _corpus(
     settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, *, counted: bool
 ) -> Corpus[Any]:
     if not data:
-        raise DataError("no data were named; give the name of a data set, or files")
-    streams = functools.partial(_file, kind=kind, cache_dir=cache_dir)
-    paths = [streams(one.path) for one in data]
+        raise DataError("--data: expected the name of a data set, or files, got nothing; give one")
+
+    def file(path: str) -> str:
+        """Return the path, or for a data set of the hub, the path of the file that it is streamed to."""
+        return str(streamed(path, kind, cache_dir or default_cache_dir())) if path.startswith(HUB) else path
+
+    paths = [file(one.path) for one in data]
     named = [name for name in paths if name in SOURCES and not Path(name).is_file()]
     if not named:
-        held_out = [streams(path) for path in settings.validation_data]
+        held_out = [file(path) for path in settings.validation_data]
         return read_corpus(paths, kind, validation_paths=held_out, counted=counted)
     if len(data) > 1 or counted or settings.validation_data:
-        raise DataError(f"{named[0]} is a named data set with its own held-out part: it cannot be joined with files")
+        raise DataError(
+            f"{named[0]} is a named data set with its own held-out part; give it alone, without files or weights"
+        )
     if SOURCES[named[0]].kind != kind:
         fitting = ", ".join(name for name, source in SOURCES.items() if source.kind == kind)
         raise DataError(
@@ -163,42 +167,28 @@ def _corpus(
 
 
 def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
-    """The pairs and the labeled texts that a decoder learns besides its text."""
+    """Return the pairs and labeled texts that a decoder learns in addition to its text."""
     kinds: dict[Kind, tuple[str, ...]] = {"pairs": settings.pairs, "labeled": settings.labeled}
-    given: dict[Kind, tuple[str, ...]] = {kind: names for kind, names in kinds.items() if names}
+    given: dict[Kind, list[Weighted]] = {
+        kind: [Weighted(name, None) for name in names] for kind, names in kinds.items() if names
+    }
     if given and settings.rows != "packed":
         raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
     plain = dataclasses.replace(settings, validation_data=())
-    named: dict[Kind, list[Weighted]] = {
-        kind: [Weighted(name, None) for name in names] for kind, names in given.items()
-    }
-    return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in named.items()]
-
-
-def _file(path: str, kind: Kind, cache_dir: Path | None) -> str:
-    """The path of a file, or of that which a data set of the hub is streamed to."""
-    return str(streamed(path, kind, cache_dir or default_cache_dir())) if path.startswith(HUB) else path
-
-
-def _columns(store: Any) -> list[TokenStore]:
-    """The stores of tokens in the store of a part."""
-    if isinstance(store, PairStore):
-        return [store.source, store.target]
-    return [store.text if isinstance(store, LabeledStore) else store]
+    return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in given.items()]
 
 
 def _texts(record: Any) -> Iterator[str]:
-    """Every text of a record but its label and its place."""
-    names = [name for name in record._fields if name not in ("label", "where")]
-    return (getattr(record, name) for name in names)
+    """Return the texts of a record, without its label and its place."""
+    return (value for name, value in record._asdict().items() if name not in ("label", "where"))
 
 
 def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:
     kind = settings.tokenizer
-    if corpus.kind == "conversations" and kind in ("bytes", "characters", "words", "bpe"):
-        raise DataError(NO_TEMPLATE)
-    if kind not in ("bytes", "characters", "words", "bpe"):
+    if kind not in BUILT:
         return load_tokenizer(kind)
+    if corpus.kind == "conversations":
+        raise DataError(NO_TEMPLATE)
     parts: list[Iterable[Any]] = [one.train for one in (corpus, *tasks)]
     parts += [[Document(SEPARATOR)]] if tasks else []
     if kind == "characters":
@@ -210,17 +200,10 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
     return build_tokenizer(kind, texts)
 
 
-def _notes(
-    corpus: Corpus[Any],
-    settings: Settings,
-    tokenizer: Tokenizer,
-    stores: Splits[Any],
-    train: Dataset,
-    validation: Dataset,
-) -> list[str]:
-    """Return notes for the user about the data."""
+def _notes(data: RunData, settings: Settings) -> list[str]:
+    corpus, stores, train, validation = data.corpus, data.stores, data.train, data.validation
     notes = [
-        f"{path} has {len(found)} files of text, read in the order of their names"
+        f"{path} has {len(found)} text files, read in order of their names"
         for path in (weighted(name).path for name in (*settings.data, *settings.validation_data))
         if corpus.kind == "text" and path not in SOURCES and (found := text_files(Path(path)))
     ]
@@ -228,20 +211,20 @@ def _notes(
     share = sizes[1] / sum(sizes)
     if corpus.held_out and abs(share - corpus.held_out) > corpus.held_out / 10:
         notes.append(
-            f"{100 * share:.1f} % of the data are held out, where {100 * corpus.held_out:.1f} % were to be: the pieces "
-            "that they come in are too few or too uneven; choose them yourself with --validation-data"
+            f"{100 * share:.1f} % of the data are held out instead of {100 * corpus.held_out:.1f} %: the documents are "
+            "too few or too uneven in size; choose them yourself with --validation-data"
         )
     dropped = getattr(stores.train, "dropped_paragraphs", 0)
     if dropped:
-        notes.append(f"{dropped} paragraphs of the training text are held out, so they are left out")
+        notes.append(f"{dropped} paragraphs of the training text are left out, since they occur in held-out text")
     if train.n_too_long + validation.n_too_long:
         of_each = f"{train.n_too_long} training and {validation.n_too_long} held-out"
         notes.append(f"{of_each} {train.too_long}: they have more than l_max = {settings.l_max} tokens")
-    if any(tokenizer.are_mostly_unknown(store.tokens[:COUNTED].tolist()) for store in _columns(stores.train)):
+    if any(data.tokenizer.are_mostly_unknown(store.tokens[:COUNTED].tolist()) for store in token_stores(stores.train)):
         notes.append("more than half of the tokens of the training data are unknown to the tokenizer")
     return notes
 
 
 def _size(store: Any) -> int:
-    """Return the size of a part: a text's bytes, or how many records there are."""
+    """Return the size of a part: the bytes of text, or the number of records."""
     return store.n_bytes if isinstance(store, TokenStore) else len(store)

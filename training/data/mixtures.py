@@ -1,4 +1,4 @@
-"""Mixtures: each batch draws its examples from several files, by their weights."""
+"""Mixtures: each batch draws its examples from several files, in proportion to their weights."""
 
 import dataclasses
 import itertools
@@ -12,11 +12,11 @@ import numpy as np
 
 from training.data.batches import Batch, Dataset
 from training.data.records import DataError
-from training.data.store import LabeledStore, PairStore, TokenStore
+from training.data.store import LabeledStore, PairStore, token_stores
 
 
 class Weighted(NamedTuple):
-    """A file, and the share of the examples that it gives; None where that was not said."""
+    """A file with its weight among the examples; None if not given."""
 
     path: str
     weight: float | None
@@ -45,26 +45,25 @@ def weighted(name: str) -> Weighted:
 
 
 def weights_of(data: Sequence[Weighted]) -> list[float]:
-    """Return the weights of files, none where no file has one. Raises DataError if some have one and others not, or a
-    file is there twice.
+    """Return the weights of files, or an empty list if none are given. Raises DataError if only some files have one, or
+    a file is given twice.
     """
     given = [one.weight for one in data if one.weight is not None]
     if given and len(given) < len(data):
         missing = next(one.path for one in data if one.weight is None)
         raise DataError(f"{missing} has no weight, but others have: give every file one, as in {missing}=0.5, or none")
     if given and len({one.path for one in data}) < len(data):
-        raise DataError("a file is there twice: give it the sum of both weights")
+        raise DataError("a file is given twice: give it once, with the sum of both weights")
     return given
 
 
 class Mixture(Dataset):
-    """Examples of several data sets: which one the next example is of follows from their weights.
+    """Examples drawn from several data sets of one kind and shape, in the ratio of their weights.
 
-    Each of them is shuffled and repeated by itself, so that its examples come equally often, however few they are.
+    Each data set is shuffled and repeated on its own, so all of its examples are drawn equally often.
     """
 
     def __init__(self, parts: Sequence[Dataset], weights: Sequence[float]) -> None:
-        """Mix data sets of one kind and shape; only the ratios of the weights count."""
         first = parts[0]
         self._parts = parts
         self._starts = np.cumsum([0, *(part.n_examples for part in parts)])
@@ -73,10 +72,9 @@ class Mixture(Dataset):
         fingerprints = [part.fingerprint for part in parts]
         super().__init__(*fingerprints, shares, n_examples=int(self._starts[-1]), **sizes)
         self.n_too_long, self.too_long = sum(part.n_too_long for part in parts), first.too_long
-        starts = self._starts.tolist()
         orders = [
             grain.MapDataset.range(start, end).seed(first.seed + k).shuffle().repeat()
-            for k, (start, end) in enumerate(itertools.pairwise(starts))
+            for k, (start, end) in enumerate(itertools.pairwise(self._starts.tolist()))
         ]
         self._order = grain.MapDataset.mix(orders, weights=shares)
 
@@ -92,7 +90,7 @@ class Mixture(Dataset):
 
 
 def documents(store: Any, first: int, end: int) -> Any:
-    """Return the store of some of a store's texts, pairs or labeled texts."""
+    """Return a store with only the texts, pairs or labeled texts of indices `first` to `end` − 1."""
     if isinstance(store, PairStore):
         return PairStore(documents(store.source, first, end), documents(store.target, first, end))
     if isinstance(store, LabeledStore):
@@ -108,21 +106,16 @@ def documents(store: Any, first: int, end: int) -> Any:
 
 
 def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Dataset]) -> Mixture:
-    """Return the mixture of the files of a store, which knows how many records each has; `make` makes a store's data
-    set. Raises DataError if there is too little in a file.
+    """Return the mixture of the files of a store, which has counted their records; `make` returns the data set of a
+    file's store. Raises DataError if a file has too few records.
     """
-    counts = _first_column(store).counts
-    ends = np.cumsum([0, *counts]).tolist()
+    ends = np.cumsum([0, *token_stores(store)[0].counts]).tolist()
     parts = []
     for name, (first, end) in zip(names, itertools.pairwise(ends), strict=True):
         if first == end:
-            raise DataError(f"{name} has nothing that is not held out: leave it out of the mixture, or give more")
+            raise DataError(f"{name} is entirely held out: give it more data, or leave it out of the mixture")
         try:
             parts.append(make(documents(store, first, end)))
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
     return Mixture(parts, weights)
-
-
-def _first_column(store: Any) -> TokenStore:
-    return store.source if isinstance(store, PairStore) else store.text if isinstance(store, LabeledStore) else store

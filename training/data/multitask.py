@@ -1,7 +1,7 @@
-"""Tasks that one decoder learns beside text: pairs and labels as source, separator and target.
+"""Tasks that a decoder learns in addition to text: pairs and labeled texts, as source, separator and target.
 
-A pair is bos, its source, a TAB, its target, eos; a labeled text has the label as its target. The loss is on the target
-and eos. So `generate.py RUN --prompt "SOURCE<TAB>"` answers, and `--shots` has the same form.
+A pair becomes bos, source, TAB, target, eos; the target of a labeled text is its label. The loss is on the target and
+eos. So `generate.py RUN --prompt "SOURCE<TAB>"` answers, and `--shots` uses the same form.
 """
 
 import dataclasses
@@ -18,19 +18,17 @@ SEPARATOR = "\t"
 
 
 def as_pairs(corpus: Corpus[Any]) -> Corpus[Pair]:
-    """Return labeled texts as pairs of a text and its label; pairs stay."""
-    parts = {part: [_pair(record) for record in records] for part, records in corpus.parts().items()}
-    return dataclasses.replace(corpus, **parts)
+    """Return a corpus with every labeled text as a pair of the text and its label; pairs stay as they are."""
 
+    def pair(record: Pair | Labeled) -> Pair:
+        return Pair(record.text, record.label, record.where) if isinstance(record, Labeled) else record
 
-def _pair(record: Pair | Labeled) -> Pair:
-    return Pair(record.text, record.label, record.where) if isinstance(record, Labeled) else record
+    return dataclasses.replace(corpus, **{part: [*map(pair, records)] for part, records in corpus.parts().items()})
 
 
 def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
-    """Return a part's pairs as sequences for a decoder, in memory, that is to predict the targets; each side is
-    tokenized by itself. Raises DataError if a source has a TAB, or a text has something that the tokenizer does not
-    know.
+    """Return the pairs of a part as an in-memory store of sequences for a decoder, whose targets are to be predicted;
+    source and target are tokenized separately. Raises DataError if a source has a TAB, or a text cannot be tokenized.
     """
     sources, targets = [], []
     for record in records:
@@ -38,12 +36,10 @@ def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> T
             raise DataError(f"{record.where}: expected a source without TAB, which separates it from its target")
         sources.append(record.source + SEPARATOR)
         targets.append(record.target)
-    read, predicted = tokenizer.encode_batch(sources), tokenizer.encode_batch(targets)
-    lengths = np.array([len(a) + len(b) + 2 for a, b in zip(read, predicted, strict=True)])
     bos, eos = tokenizer.bos_token, tokenizer.eos_token
-    pairs = list(zip(read, predicted, strict=True))
+    pairs = list(zip(tokenizer.encode_batch(sources), tokenizer.encode_batch(targets), strict=True))
     tokens = np.array([token for a, b in pairs for token in (bos, *a, *b, eos)], np.int32)
     answers = np.array([answer for a, b in pairs for answer in (*[False] * (1 + len(a)), *[True] * (len(b) + 1))], bool)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = np.cumsum([0, *(len(a) + len(b) + 2 for a, b in pairs)], dtype=np.int64)
     own = fingerprint(tokenizer.N_V, tokens.tobytes(), offsets.tobytes())
     return TokenStore(tokens, offsets, tokenizer.N_V, 0, own, part, exact=False, answers=answers)

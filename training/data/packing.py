@@ -1,8 +1,8 @@
-"""Chunks of long sequences, and rows that short ones share.
+"""Chunks of long sequences, and packing of short sequences into rows.
 
-The paper cuts a text longer than ℓ_max into chunks of at most ℓ_max tokens. For next-token prediction a
-chunk begins with the last token of the one before, so that every token but bos is predicted exactly once;
-for masked tokens the chunks are disjoint.
+The paper splits a text longer than ℓ_max into chunks of at most ℓ_max tokens. For next-token prediction a chunk begins
+with the last token of the previous one, so that every token but bos is predicted exactly once; for masked tokens the
+chunks are disjoint.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from jaxtyping import Int
 
 
 class Chunks:
-    """The chunks of consecutive sequences, found by number without listing them.
+    """The chunks of consecutive sequences, located by index without storing a list of them.
 
     Attributes:
-        l_max: tokens in a chunk, at most.
-        overlap: tokens that a chunk shares with the one before.
+        l_max: maximum number of tokens in a chunk.
+        overlap: number of tokens that a chunk shares with the previous one.
     """
 
     def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
@@ -29,22 +29,22 @@ class Chunks:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """Return where the chunks with these numbers start, and their lengths."""
+        """Return the starts and lengths of the chunks with these indices."""
         sequence = np.searchsorted(self._ends, indices, side="right")
         first = np.where(sequence > 0, self._ends[sequence - 1], 0)
         starts = self._offsets[sequence] + (indices - first) * (self.l_max - self.overlap)
         return starts, np.minimum(self.l_max, self._offsets[sequence + 1] - starts)
 
 
-Group = tuple[tuple[int, ...], int]  # the lengths in a row, and how many rows are filled so
+Group = tuple[tuple[int, ...], int]  # the lengths of the items in a row, and the number of such rows
 
 
 def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
-    """Fill rows best fit decreasing, on a histogram: `counts[n]` items of length n."""
+    """Fill rows by best fit decreasing, on a histogram: `counts[n]` items of length n."""
     by_room: list[list[Group]] = [[] for _ in range(capacity + 1)]
     for length in range(capacity, 0, -1):
         left = int(counts[length])
-        for room in range(length, capacity):  # rows with less room than `length` left
+        for room in range(length, capacity):  # rows with this much room, the tightest first
             groups, by_room[room] = by_room[room], []
             for row, number in groups:
                 taken, left = _put(length, left, row, room, number, by_room)
@@ -57,21 +57,21 @@ def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
 def _put(
     length: int, left: int, row: tuple[int, ...], room: int, number: int, by_room: list[list[Group]]
 ) -> tuple[int, int]:
-    """Put up to `left` items into `number` rows, as many as fit; return rows used and items left."""
+    """Put as many of `left` items into `number` rows as fit; return the rows used and the items left."""
     each = room // length
     full = min(number, left // each)
     if full:
         by_room[room - each * length].append(((*row, *[length] * each), full))
         left -= full * each
-    if left and full < number:  # fewer than a row takes
+    if left and full < number:  # too few to fill a row
         by_room[room - left * length].append(((*row, *[length] * left), 1))
         return full + 1, 0
     return full, left
 
 
 def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
-    """Pack items into rows, best fit decreasing: return the items row by row, [n], and the index of each row's
-    first, [rows + 1].
+    """Pack items into rows by best fit decreasing: return the indices of the items row by row, [n], and where each row
+    starts among them, [rows + 1].
 
     Example:
         >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)

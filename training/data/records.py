@@ -1,26 +1,25 @@
-"""Records of a data set, the one error of the data layer, and the split into training, validation and test.
+"""Records of a data set, the error of the data layer, and the split into training, validation and test.
 
-Four kinds of data, four record types, each with `where` (file and line, or the entry's name) for messages:
+Each kind of data has a record type, with `where` (file and line, or the entry's name) for error messages:
 
 * text: `Document(text, where)`;
 * pairs: `Pair(source, target, where)`;
 * labeled text: `Labeled(label, text, where)`;
 * conversations: `Conversation(text, where)`.
 
-A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files,
-so a user iterates over them and never asks for their length.
+A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files, so only
+iterate over them: a stream has no length.
 
     corpus = training.data.corpora.load_corpus("docs")            # a named data set
     corpus = training.data.files.read_corpus(["a.txt"], "text")     # the user's files
     splits = training.data.store.tokenize_text(corpus, tokenizer)   # on disk, memory-mapped
 
-The split depends on the records' contents alone: a record's key (its text, or a pair's source, white space
-normalized) is hashed, and the records with the smallest hashes are held out. Records with the same key are
-on the same side in any order of the files.
+The split depends on the contents of the records alone: a record's key (its text, or a pair's source, with white space
+normalized) is hashed, and the records with the smallest hashes are held out. Records with equal keys are in the same
+part, whatever the order of the files.
 """
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,18 +32,18 @@ Kind = Literal["text", "pairs", "labeled", "conversations"]
 
 
 class DataError(ValueError):
-    """Something is wrong with the data; the message is one sentence with file and line where there is one."""
+    """An error in the data; the message is one sentence, with file and line if they are known."""
 
 
 class Document(NamedTuple):
-    """One text of a text corpus."""
+    """A text of a text corpus."""
 
     text: str
     where: str = ""
 
 
 class Pair(NamedTuple):
-    """One source text and its target text."""
+    """A source text and its target text."""
 
     source: str
     target: str
@@ -52,7 +51,7 @@ class Pair(NamedTuple):
 
 
 class Labeled(NamedTuple):
-    """One text and its class."""
+    """A text and its class."""
 
     label: str
     text: str
@@ -60,7 +59,7 @@ class Labeled(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One conversation: its messages, and the tools that they name, as an object of JSON."""
+    """A conversation: its messages, and the tools that they name, as a JSON object."""
 
     text: str
     where: str = ""
@@ -77,14 +76,14 @@ class Corpus(Generic[R]):
     name: str  # as the user gave it
     kind: Kind  # "text", "pairs", "labeled" or "conversations"
     source: str  # where it comes from
-    license: str  # under which terms
+    license: str  # of the data
     fingerprint: str  # hash of the contents and of the split
     train: Iterable[R]  # re-iterable, like the next two
     validation: Iterable[R]
     test: Iterable[R]  # may be empty
-    held_out: float = 0.0  # the share that was to be held out for validation; 0 where that was not asked for
-    files: tuple[str, ...] = ()  # whose records the store is to count, in their order; empty unless that was asked for
-    n_bytes: int = 0  # size of the data, roughly; 0 where it is not known
+    held_out: float = 0.0  # the share that should be held out for validation; 0 if no share was requested
+    files: tuple[str, ...] = ()  # the files, in order, whose records the store should count; empty if none
+    n_bytes: int = 0  # size of the data, roughly; 0 if unknown
 
     def parts(self) -> dict[str, Iterable[R]]:
         """Return the three collections by name."""
@@ -92,12 +91,12 @@ class Corpus(Generic[R]):
 
 
 def normalized(text: str) -> str:
-    """Return `text` with every run of white space as one space, and none at the ends."""
+    """Return `text` with every run of white space replaced by one space, and stripped."""
     return " ".join(text.split())
 
 
 def record_key(record: Document | Pair | Labeled | Conversation) -> str:
-    """Return what decides a record's side: its text, a pair's source, or what the user says first, normalized."""
+    """Return the key that decides a record's part, normalized: its text, a pair's source, or the first user message."""
     if isinstance(record, Conversation):
         messages = json.loads(record.text)["messages"]
         return normalized(next(str(m["content"]) for m in messages if m["role"] == "user"))
@@ -105,7 +104,7 @@ def record_key(record: Document | Pair | Labeled | Conversation) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the non-blank parts of `text` between blank lines, each without white space at its ends."""
+    """Return the non-blank parts of `text` between blank lines, stripped."""
     return [p for p in (part.strip() for part in re.split(r"\n\s*\n", text)) if p]
 
 
@@ -115,7 +114,7 @@ def hash64(text: str) -> int:
 
 
 def fingerprint(*parts: object) -> str:
-    """Return a hexadecimal SHA-256 of the parts' `str`, in order, each length-prefixed."""
+    """Return the SHA-256, in hexadecimal, of the parts as strings, each prefixed by its length."""
     digest = hashlib.sha256()
     for part in parts:
         data = str(part).encode("utf-8", "surrogatepass")
@@ -130,7 +129,7 @@ def records_fingerprint(records: Iterable[Any]) -> str:
 
 @dataclass(frozen=True)
 class Anew(Generic[T]):
-    """What a function reads, anew at each iteration."""
+    """An iterable that calls `read` for every iteration."""
 
     read: Callable[[], Iterator[T]]
 
@@ -140,11 +139,11 @@ class Anew(Generic[T]):
 
 @dataclass
 class Deduplicated:
-    """Documents without the paragraphs whose hashes are in `seen`; a document left empty disappears."""
+    """Documents without the paragraphs whose hashes are in `seen`; documents left empty are dropped."""
 
     documents: Iterable[Document]  # the documents to filter
     seen: frozenset[int]  # hashes of normalized paragraphs
-    dropped: int = field(default=0, init=False)  # how many paragraphs the last complete iteration left out
+    dropped: int = field(default=0, init=False)  # number of paragraphs that the last complete iteration left out
 
     def __iter__(self) -> Iterator[Document]:
         dropped = 0
@@ -159,32 +158,27 @@ class Deduplicated:
         self.dropped = dropped
 
 
-def _thresholds(records: Iterable[R], key: Callable[[R], str], fractions: tuple[float, float], name: str) -> list[int]:
-    """Return 0, the ends of test and of validation, and 2⁶⁴ on the line of hashes; see `hold_out`."""
-    hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
-    validation, test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)
-    if validation + test >= len(hashes):
-        raise DataError(
-            f"{name} has {len(hashes)} distinct records, too few to hold some out for validation; "
-            "give more data or a validation file"
-        )
-    ends = [int(hashes[n]) for n in (test, test + validation)]
-    return [0, *ends, 1 << 64]
-
-
 def hold_out(
     records: Iterable[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
     """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
-    streams. Records with equal keys are on one side, and each positive fraction of distinct keys is at least one.
-    Raises DataError if nothing would be left for training.
+    streams. Records with equal keys are in the same part, and a positive fraction holds out at least one key. Raises
+    DataError if nothing would be left for training.
     """
-    ends = _thresholds(records, key, fractions, name)
+    hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
+    n_validation, n_test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)
+    if n_validation + n_test >= len(hashes):
+        raise DataError(
+            f"{name} has {len(hashes)} distinct records, too few to hold some out for validation; "
+            "give more data or a validation file"
+        )
+    validation_start, train_start = int(hashes[n_test]), int(hashes[n_test + n_validation])
 
     def between(low: int, high: int) -> Iterable[R]:
         return Anew(lambda: (r for r in records if low <= hash64(key(r)) < high))
 
-    test, validation, train = itertools.starmap(between, itertools.pairwise(ends))
+    test, validation = between(0, validation_start), between(validation_start, train_start)
+    train = between(train_start, 1 << 64)
     if isinstance(records, Sequence):
         return list(train), list(validation), list(test)
     return train, validation, test
@@ -193,7 +187,7 @@ def hold_out(
 def without_shared_paragraphs(
     train: Iterable[Document], validation: Iterable[Document], test: Iterable[Document]
 ) -> tuple[Iterable[Document], Iterable[Document], Iterable[Document]]:
-    """Take the test's paragraphs out of validation, and those of both out of training (perhaps a stream)."""
+    """Remove the paragraphs of test from validation, and those of both from training, which may be a stream."""
     in_test = frozenset(hash64(normalized(p)) for d in test for p in paragraphs(d.text))
     distinct_validation = list(Deduplicated(validation, in_test))
     held_out = in_test | {hash64(normalized(p)) for d in distinct_validation for p in paragraphs(d.text)}
@@ -201,5 +195,5 @@ def without_shared_paragraphs(
 
 
 def joined_bytes(documents: Iterable[Document]) -> bytes:
-    """Return the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte are counted over."""
+    """Return the documents' text as UTF-8, joined by blank lines: the bytes that bits per byte refer to."""
     return "\n\n".join(d.text for d in documents).encode()

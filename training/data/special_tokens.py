@@ -1,4 +1,4 @@
-"""The special tokens of a model that was trained elsewhere, which has them wherever it likes."""
+"""The special tokens of a model that was trained elsewhere, which may have any IDs."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,14 +7,14 @@ from training.data.records import DataError
 
 
 class SpecialTokens(NamedTuple):
-    """The special tokens, which the paper puts at the end of the vocabulary."""
+    """The special tokens; the paper's are the last of the vocabulary."""
 
-    N_V: int  # size of the model's vocabulary, which may have room for more tokens than its tokenizer knows
-    mask: int | None = None  # hides a token; None: the model has no such token
+    N_V: int  # size of the model's vocabulary, which may be larger than its tokenizer's
+    mask: int | None = None  # hides a token; None: the model has no such token, like the next two
     bos: int | None = None  # begins a generated text
-    eos: int | None = None  # ends it
+    eos: int | None = None  # ends a generated text
     before: tuple[int, ...] = ()  # the tokens that the model reads before a text
-    after: tuple[int, ...] = ()  # those that it reads after one
+    after: tuple[int, ...] = ()  # the tokens that the model reads after a text
     others: tuple[int, ...] = ()  # further IDs that never occur in text, such as padding
     ends: tuple[int, ...] = ()  # further IDs that end a generated text, besides eos
 
@@ -31,16 +31,16 @@ class SpecialTokens(NamedTuple):
         return tuple(sorted(own | {*self.before, *self.after, *self.others, *self.ends}))
 
     def framed(self, ids: Sequence[int], *, ends: bool) -> list[int]:
-        """Return a text's token IDs as the model reads them; bos alone for an empty text."""
+        """Return the token IDs of a text with the tokens before it and, if it `ends`, after it; at least bos."""
         return [*self.before, *ids, *(self.after if ends else ())] or [self.token("bos")]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name; `ends` only where there are some, as older files lack it."""
+        """Return the fields by name; `ends` only if not empty, since older files lack it."""
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
         return fields if self.ends else {name: value for name, value in fields.items() if name != "ends"}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "SpecialTokens":
-        """Return what `to_json` described."""
+        """Return the special tokens that `to_json` described."""
         fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in state.items()}
         return cls(**fields)

@@ -1,21 +1,18 @@
-"""Tokenized data on disk, memory-mapped: text is tokenized once, however large it is, and then read at
-random.
+"""Tokenized data on disk, memory-mapped: text of any size is tokenized once, and then read in any order.
 
-    splits = tokenize_text(corpus, tokenizer)          # Splits(train, validation, test) of TokenStore
-    splits = tokenize_pairs(corpus, tokenizer)         # ... of PairStore(source, target)
-    splits = tokenize_labeled(corpus, tokenizer)      # ... of LabeledStore(text, labels, names)
+    splits = tokenize_text(corpus, tokenizer)       # Splits(train, validation, test) of TokenStore
+    splits = tokenize_pairs(corpus, tokenizer)      # ... of PairStore(source, target)
+    splits = tokenize_labeled(corpus, tokenizer)    # ... of LabeledStore(text, labels, names)
 
-Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store lies under the cache
-directory in a folder named by the fingerprint of data and tokenizer, and is renamed into place when it is
-complete, so that a run that is killed leaves no half a store. All of the data are read here, before the
-first step: errors in them are reported here, with file and line.
+Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store is a folder in the cache directory,
+named by the fingerprints of data and tokenizer, and is renamed into place when it is complete, so a killed run leaves
+no partial store. All data are read here, before the first step: errors in them are reported with file and line.
 """
 
 import array
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,30 +30,32 @@ from training.disk import parse_json, read_text, reason
 FORMAT = "token store 2"
 BATCH_CHARACTERS = 1 << 22
 ANSWERS = "answers.bin"
-"""Which tokens of conversations are answers: a byte for each."""
+"""Mask of the tokens of conversations that are answers: one byte per token."""
 
 
 def default_cache_dir() -> Path:
-    """Return `$XDG_CACHE_HOME/formal-algorithms`, or `~/.cache/formal-algorithms` where that is not set."""
+    """Return `$XDG_CACHE_HOME/formal-algorithms`, or `~/.cache/formal-algorithms` if that is not set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "formal-algorithms"
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Sequences of tokens, one after another in one array."""
+    """Sequences of tokens, concatenated in one array."""
 
     tokens: UInt[np.ndarray, " n_tokens"]  # uint16 or uint32, usually memory-mapped
     offsets: Int[np.ndarray, " n+1"]  # sequence i is tokens[offsets[i] : offsets[i + 1]]
     N_V: int  # vocabulary size
-    n_bytes: int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes for each border; a model pays eos for it)
+    n_bytes: (
+        int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes each, to match the eos that a model predicts)
+    )
     fingerprint: str  # of the data, the tokenizer and the part
     part: str = "train"  # "train", "validation" or "test"
-    dropped_paragraphs: int = 0  # how many paragraphs were left out of the texts, because they are held out
-    exact: bool = True  # whether decoding the tokens gives the texts back; it is not asked of the training data
-    # IDs of mask, bos and eos where they are not the paper's; None for one that is missing
+    dropped_paragraphs: int = 0  # number of paragraphs left out of the texts because they are held out
+    exact: bool = True  # whether the tokens decode to the exact texts; not checked for training data
+    # IDs of mask, bos and eos, each None if the model has no such token; None: the paper's
     special: Sequence[int | None] | None = None
-    counts: Sequence[int] = ()  # the number of sequences of each file, where they were counted
-    # of conversations, which tokens are to be predicted; None: all of them
+    counts: Sequence[int] = ()  # the number of sequences of each file, if they were counted
+    # which tokens of conversations are to be predicted; None: all
     answers: Bool[np.ndarray, " n_tokens"] | None = None
 
     def __len__(self) -> int:
@@ -76,9 +75,7 @@ class TokenStore:
         return len(self.tokens)
 
     def special_token(self, name: str) -> int:
-        """Return the ID of "mask", "bos" or "eos". Raises DataError if the tokenizer came with a model that has no such
-        token.
-        """
+        """Return the ID of "mask", "bos" or "eos". Raises DataError if the tokenizer's model has no such token."""
         number = ("mask", "bos", "eos").index(name)
         token = self.N_V - 3 + number if self.special is None else self.special[number]
         if token is None:
@@ -89,8 +86,8 @@ class TokenStore:
     def from_sequences(
         cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
     ) -> "TokenStore":
-        """Return a store in memory of sequences that already have their bos and eos. Raises DataError if a token ID is
-        outside [0, N_V).
+        """Return a store in memory; the sequences must include bos and eos. Raises DataError if a token ID is outside
+        [0, N_V).
         """
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
@@ -113,7 +110,7 @@ class PairStore:
 
 @dataclass(frozen=True)
 class LabeledStore:
-    """A store and the class of each sequence."""
+    """A store with the class of each sequence."""
 
     text: TokenStore  # the sequences
     labels: Int32[np.ndarray, " n"]  # indices into `names`
@@ -134,48 +131,50 @@ class Splits(NamedTuple, Generic[S]):
     test: S
 
 
+def token_stores(store: TokenStore | PairStore | LabeledStore) -> list[TokenStore]:
+    """Return the stores of tokens that a store consists of: source and target of pairs, otherwise one."""
+    if isinstance(store, PairStore):
+        return [store.source, store.target]
+    return [store.text if isinstance(store, LabeledStore) else store]
+
+
 Progress = Callable[[int], None]
-"""Takes the number of bytes of text that were just tokenized."""
+"""Receives the number of bytes of text that were just tokenized."""
 
 
-def _unseen(n_bytes: int) -> None:
+def _ignored(n_bytes: int) -> None:
     pass
 
 
 def token_dtype(N_V: int) -> type[np.unsignedinteger]:
-    """Return the smallest dtype of tokens below N_V: uint16 or uint32."""
+    """Return the smallest dtype for tokens below N_V: uint16 or uint32."""
     return np.uint16 if N_V <= 1 << 16 else np.uint32
 
 
 class _ColumnWriter:
-    """Appends framed sequences to an open file of tokens, and keeps their lengths."""
+    """Appends framed sequences to an open file of tokens, and collects their lengths."""
 
-    def __init__(
-        self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, verify: bool, is_context: bool
-    ) -> None:
-        self._directory = directory
-        self._verify, self._exact = verify, True
-        self._tokenizer = tokenizer
-        self._is_context = is_context
+    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, verify: bool, is_source: bool) -> None:
+        self._directory, self._tokenizer, self._file = directory, tokenizer, file
+        self._verify, self._is_source, self._exact = verify, is_source, True
         self._dtype = token_dtype(tokenizer.N_V)
-        self._file = file
         self._lengths = array.array("q")
         self._bytes = 0
 
     def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
-        """Tokenize texts, frame them with bos and eos, and write them; `where` is for messages."""
+        """Tokenize texts, frame them with bos and eos, and write them; error messages name their place in `where`."""
         tokenizer = self._tokenizer
         for text, ids in zip(texts, _encode(tokenizer, texts, where), strict=True):
             if self._verify and self._exact:
                 self._exact = tokenizer.decode(ids) == text
-            framed = tokenizer.framed(ids) if self._is_context else [tokenizer.bos_token, *ids, tokenizer.eos_token]
+            framed = tokenizer.framed(ids) if self._is_source else [tokenizer.bos_token, *ids, tokenizer.eos_token]
             self._file.write(np.array(framed, self._dtype).tobytes())
             self._lengths.append(len(framed))
         self._bytes += sum(len(text.encode()) for text in texts)
 
     def describe(self, dropped_paragraphs: int, counts: Sequence[int]) -> None:
-        """Write the offsets and the description."""
-        offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))]).astype(np.int64)
+        """Write the offsets and meta.json."""
+        offsets = np.append(0, np.cumsum(self._lengths, dtype=np.int64))
         np.save(self._directory / "offsets.npy", offsets)
         special = self._tokenizer.special
         meta = {
@@ -192,7 +191,7 @@ class _ColumnWriter:
 
 
 class _ConversationWriter(_ColumnWriter):
-    """Appends conversations as their template writes them, and which of their tokens are answers."""
+    """Appends conversations, rendered by the chat template, and the mask of their answers."""
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, **options: bool) -> None:
         super().__init__(directory, tokenizer, file, **options)
@@ -210,7 +209,7 @@ class _ConversationWriter(_ColumnWriter):
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
-    """Tokenize a batch; an error says which text it was."""
+    """Tokenize a batch; an error names the text's place."""
     try:
         return tokenizer.encode_batch(texts)
     except DataError:
@@ -223,7 +222,7 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) ->
 
 
 def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
-    """Group records to about a megabyte of text, so that a tokenizer may work in parallel."""
+    """Group records into batches of a few megabytes of text, so that a tokenizer can work in parallel."""
     batch, size = [], 0
     for record in records:
         batch.append(record)
@@ -246,7 +245,7 @@ def _write_part(
     progress: Progress,
     kind: Kind,
 ) -> None:
-    """Write one store for each column of texts, in the folders 0, 1, … of `directory`."""
+    """Write one store per column of texts, in the folders 0, 1, … of `directory`."""
     counts = dict.fromkeys(files, 0)
     folders = [directory / str(i) for i in range(len(columns))]
     with contextlib.ExitStack() as opened:
@@ -254,9 +253,8 @@ def _write_part(
         for i, folder in enumerate(folders):
             folder.mkdir(parents=True)
             file = opened.enter_context((folder / "tokens.bin").open("wb"))
-            is_context = len(folders) > 1 and i == 0
             writer = _ConversationWriter if kind == "conversations" else _ColumnWriter
-            writers.append(writer(folder, tokenizer, file, verify=verify, is_context=is_context))
+            writers.append(writer(folder, tokenizer, file, verify=verify, is_source=len(folders) > 1 and i == 0))
         for batch in _batches(records):
             where = [record.where for record in batch]
             for writer, column in zip(writers, columns, strict=True):
@@ -269,7 +267,7 @@ def _write_part(
 
 
 def _open(directory: Path, identity: str, part: str) -> TokenStore:
-    """Open a store; its sizes must agree with its description."""
+    """Open a store, and check its sizes against meta.json."""
     try:
         meta = parse_json(read_text(directory / "meta.json"))
         offsets = np.load(directory / "offsets.npy")
@@ -280,7 +278,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         tokens = np.asarray(np.memmap(directory / "tokens.bin", dtype, "r")) if size else np.empty(0, dtype)
         answers = np.fromfile(directory / ANSWERS, bool) if (directory / ANSWERS).is_file() else None
         if answers is not None and len(answers) != len(tokens):
-            raise ValueError(f"{len(answers)} marks of answers, expected {len(tokens)}")
+            raise ValueError(f"{len(answers)} bytes of answers, expected {len(tokens)}")
     except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
         raise DataError(f"the token cache {directory} is damaged ({error}); delete that folder") from None
     return TokenStore(
@@ -299,21 +297,20 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary folder that becomes `directory`, unless that exists."""
+    """Unless `directory` exists, call `write` with a temporary folder and rename it to `directory`."""
     if directory.is_dir():
         return
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory.parent))
-        try:
-            write(temporary)
+        with tempfile.TemporaryDirectory(
+            prefix=".unfinished-", dir=directory.parent, ignore_cleanup_errors=True
+        ) as temporary:
+            write(Path(temporary))
             try:
-                temporary.rename(directory)
+                Path(temporary).rename(directory)
             except OSError:
-                if not directory.is_dir():  # else another process was faster, with the same contents
+                if not directory.is_dir():  # otherwise another process has just written the same contents
                     raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"cannot write the token cache {directory}: {reason(error)}; name another cache directory"
@@ -328,7 +325,7 @@ def _tokenize(
     columns: Sequence[Callable[[Any], str]],
     write_more: Callable[[Path], None] | None = None,
 ) -> tuple[Path, dict[str, list[TokenStore]]]:
-    """Return where the corpus lies tokenized, now if not before, and the columns of each part."""
+    """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
     identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
 
@@ -351,9 +348,9 @@ def _tokenize(
 
 
 def tokenize_text(
-    corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
+    corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
 ) -> Splits[TokenStore]:
-    """Tokenize a text corpus, or one of conversations, into memory-mapped stores of train, validation and test. Raises
+    """Tokenize a corpus of text or conversations into memory-mapped stores of train, validation and test. Raises
     DataError if a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
     """
     _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
@@ -361,7 +358,7 @@ def tokenize_text(
 
 
 def tokenize_pairs(
-    corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
+    corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
 ) -> Splits[PairStore]:
     """Tokenize a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
     columns = [lambda record: record.source, lambda record: record.target]
@@ -370,19 +367,18 @@ def tokenize_pairs(
 
 
 def tokenize_labeled(
-    corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _unseen
+    corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
 ) -> Splits[LabeledStore]:
-    """Tokenize a corpus of labeled texts; see `tokenize_text`. Raises DataError also if there is only one class, or a
-    held-out text has a class that no training text has.
+    """Tokenize a corpus of labeled texts; see `tokenize_text`. Also raises DataError if there is only one class, or a
+    held-out text has a class that does not occur in the training data.
     """
 
     def write_labels(path: Path) -> None:
         names = sorted({record.label for record in corpus.train})
         if len(names) < 2:
             raise DataError(f"{corpus.name} has {len(names)} label in its training data, expected 2 or more")
-        index = {name: i for i, name in enumerate(names)}
         for part, records in corpus.parts().items():
-            np.save(path / f"{part}.npy", _labels(records, index))
+            np.save(path / f"{part}.npy", _labels(records, names))
         (path / "names.json").write_text(json.dumps(names))
 
     directory, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text], write_labels)
@@ -392,13 +388,14 @@ def tokenize_labeled(
     )
 
 
-def _labels(records: Iterable[Labeled], index: dict[str, int]) -> np.ndarray:
+def _labels(records: Iterable[Labeled], names: Sequence[str]) -> np.ndarray:
+    index = {name: i for i, name in enumerate(names)}
     labels = array.array("i")
     for record in records:
         if record.label not in index:
             raise DataError(
                 f"{record.where}: label {record.label!r} does not occur in the training data, "
-                f"whose labels are {', '.join(map(repr, index))}"
+                f"whose labels are {', '.join(map(repr, names))}"
             )
         labels.append(index[record.label])
     return np.array(labels, np.int32)

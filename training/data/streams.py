@@ -1,16 +1,16 @@
-"""Data sets of the hub, streamed by the library datasets: row by row into a file, which is then read like any other.
+"""Data sets of the Hugging Face hub, streamed by the library datasets into a file, which is then read like any other.
 
     hf:NAME, hf:NAME:SPLIT, hf:NAME:SPLIT:COLUMN        such as hf:roneneldan/TinyStories:train[:10000]
 
-NAME is that of the hub, followed by the name of a configuration if there are several (owner/name/configuration), or
-a directory. Of a split such as train[:10000] the first 10000 rows are read, and nothing after them is fetched. The
-file lies in the cache, so a run that is resumed has the same rows, without the network.
+NAME is the name on the hub, followed by the configuration if there are several (owner/name/configuration), or a
+directory. A split such as train[:10000] reads the first 10000 rows and fetches nothing after them. The file is cached,
+so a resumed run has the same rows, without the network.
 """
 
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +23,16 @@ COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pairs": (("source", "target"),),
     "labeled": (("label", "text"),),
 }
-"""The columns that are wanted of a kind of data, the first of these that a data set has."""
+"""The columns of each kind of data; if there are alternatives, the first that the data set has."""
 
 
 class Stream(NamedTuple):
-    """The rows of a data set that are read."""
+    """The rows of a data set to read."""
 
     name: str  # of the data set, or its directory
     configuration: str | None  # of the data set; None: it has only one
-    split: str  # of its parts
-    take: int | None  # how many rows; None: all of them
+    split: str  # name of the split
+    take: int | None  # number of rows; None: all
     column: str | None  # of the text; None: text or messages
 
 
@@ -40,7 +40,7 @@ def parse_stream(written: str) -> Stream:
     """Read hf:NAME[:SPLIT[:COLUMN]].
 
     Raises:
-        DataError: it is something else.
+        DataError: it has another form.
 
     Example:
         >>> parse_stream("hf:owner/stories/en:train[:100]:body")
@@ -57,10 +57,9 @@ def parse_stream(written: str) -> Stream:
     return Stream(name, configuration, split or "train", int(take) if take else None, column)
 
 
-def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int], None] = lambda n: None) -> Path:
-    """Return the file of a data set's rows, as `parse_stream` reads its name, written now if it was not before;
-    `progress` is told how many more bytes are. Raises DataError if there is no such data set, it lacks a column, or
-    cannot be read.
+def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:
+    """Return the file with the rows of a data set, named as for `parse_stream`; it is written unless it is cached.
+    Raises DataError if there is no such data set, it lacks a column, or cannot be read.
     """
     stream = parse_stream(written)
     file = cache_dir / "streams" / f"{fingerprint(kind, *stream)[:32]}.jsonl"
@@ -69,9 +68,7 @@ def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int]
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8") as lines:
-            for line in _lines(written, stream, kind):
-                lines.write(line)
-                progress(len(line))
+            lines.writelines(_lines(written, stream, kind))
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +79,7 @@ def streamed(written: str, kind: Kind, cache_dir: Path, progress: Callable[[int]
 
 
 def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
-    """The rows as lines of JSON."""
+    """Yield the rows as lines of JSON."""
     try:
         rows = importlib.import_module("datasets").load_dataset(
             stream.name, stream.configuration, split=stream.split, streaming=True
@@ -101,7 +98,7 @@ def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
         raise DataError(f"{written}: datasets is not installed: pip install 'formal-algorithms[data]'") from None
     except (DataError, KeyboardInterrupt):
         raise
-    except Exception as error:  # whatever the library raises where it finds nothing, or not what it expects
+    except Exception as error:  # the library raises many types of errors
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"{written}: cannot be read: {first}") from None
     if is_empty:
@@ -109,7 +106,7 @@ def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
 
 
 def _columns(written: str, stream: Stream, kind: Kind, row: Any) -> dict[str, str]:
-    """The columns of a row by what they are to be called."""
+    """Return the columns of a row to read, by the names of the fields that they become."""
     if stream.column is not None and kind != "text":
         raise DataError(f"{written}: expected no column for {kind}, got {stream.column!r}; leave it out")
     for names in COLUMNS[kind] if stream.column is None else ((stream.column,),):

@@ -1,4 +1,4 @@
-"""What every tokenizer offers."""
+"""The interface of all tokenizers."""
 
 import abc
 import json
@@ -14,53 +14,55 @@ UNKNOWN = "<unk>"
 
 
 class Tokenizer(abc.ABC):
-    """What every tokenizer offers; see `training.data.tokenizers`."""
+    """The interface of all tokenizers; see `training.data.tokenizers`."""
 
     N_V: int  # size of the vocabulary
     # the special tokens of the model that the tokenizer came with; None: the paper's
     special: SpecialTokens | None = None
-    # its own IDs for mask, bos and eos, where it has them
+    # the tokenizer's own IDs for mask, bos and eos, if it has them
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
     unknown: int | None = None  # the token for text outside the vocabulary, if there is one
-    # how a conversation is written for the model, if it can have one; see `training.data.chat`
-    chat_template: str | None = None
+    chat_template: str | None = None  # see `training.data.chat`; None: the model was not trained to converse
+
+    @property
+    def _special(self) -> SpecialTokens:
+        """The special tokens of the model, or the paper's."""
+        mask, bos, eos = range(self.N_V - 3, self.N_V)
+        return self.special or SpecialTokens(self.N_V, mask, bos, eos, before=(bos,), after=(eos,))
 
     @property
     def mask_token(self) -> int:
-        """The token that stands for a masked one, N_V-3."""
-        return self.special.token("mask") if self.special else self.N_V - 3
+        """The token that replaces masked tokens, N_V-3."""
+        return self._special.token("mask")
 
     @property
     def bos_token(self) -> int:
         """The token at the beginning of every sequence, N_V-2."""
-        return self.special.token("bos") if self.special else self.N_V - 2
+        return self._special.token("bos")
 
     @property
     def eos_token(self) -> int:
         """The token at the end of every sequence, N_V-1."""
-        return self.special.token("eos") if self.special else self.N_V - 1
+        return self._special.token("eos")
 
     @property
     def end(self) -> int | None:
-        """The token that ends a generated text: eos_token, or None if the model came without one."""
-        return self.special.eos if self.special else self.eos_token
+        """The token that ends a generated text: eos_token, or None if the model has none."""
+        return self._special.eos
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
         """All tokens that end a generated text, `end` first."""
-        ends = (self.end, *(self.special.ends if self.special else ()))
-        return tuple(token for token in ends if token is not None)
+        return tuple(token for token in (self.end, *self._special.ends) if token is not None)
 
     @property
     def special_tokens(self) -> tuple[int, ...]:
         """The tokens that never occur in text."""
-        return self.special.all() if self.special else (self.mask_token, self.bos_token, self.eos_token)
+        return self._special.all()
 
     def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
-        """Return a text's token IDs as a model reads them: after bos, and where the text ends, before eos."""
-        if self.special:
-            return self.special.framed(ids, ends=ends)
-        return [self.bos_token, *ids, *([self.eos_token] if ends else [])]
+        """Return a text's token IDs as a model reads them: after bos, and before eos if the text `ends`."""
+        return self._special.framed(ids, ends=ends)
 
     def are_mostly_unknown(self, ids: Sequence[int]) -> bool:
         """Return whether more than half of the tokens stand for text outside the vocabulary."""
@@ -68,16 +70,14 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the token IDs of `text`, without bos and eos. Raises DataError if the text has something that the
-        vocabulary lacks.
-        """
+        """Return the token IDs of `text`, without bos and eos. Raises DataError if the vocabulary cannot express it."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token IDs of each text; the tokenizers that can do so work in parallel."""
+        """Return the token IDs of each text, computed in parallel if the tokenizer can."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token IDs, of special ones nothing. Raises DataError if an ID is outside [0, N_V)."""
+        """Return the text of token IDs, skipping special ones. Raises DataError if an ID is outside [0, N_V)."""
         ordinary, special = [], set(self.special_tokens)
         for token in map(int, ids):
             if not 0 <= token < self.N_V:
@@ -92,13 +92,13 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` needs: "kind" and the vocabulary."""
+        """Return a description for `from_json`: "kind", and everything to rebuild the tokenizer from."""
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that decides how text becomes tokens."""
+        """Return a hash of everything that decides the tokens of a text."""
         return fingerprint(json.dumps(self.to_json(), sort_keys=True))
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer to one JSON file."""
+        """Write the tokenizer to a JSON file, for `load_tokenizer`."""
         text = json.dumps({"format": FORMAT, **self.to_json()}, ensure_ascii=False, indent=1, sort_keys=True)
         Path(path).write_text(text + "\n", encoding="utf-8")

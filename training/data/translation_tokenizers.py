@@ -1,7 +1,7 @@
-"""Tokenizers of published translation models: SentencePiece with a vocabulary beside it, and Moses with fastBPE.
+"""Tokenizers of published translation models: SentencePiece with a separate vocabulary, and Moses with fastBPE.
 
-Both have a vocabulary for the source and one for the target, which may be the same. The libraries that they
-need are an extra, ``translation``, and imported when such a tokenizer is made.
+Both have a vocabulary for the source and one for the target, which may be the same. Their libraries are in the extra
+``translation``, and are imported when such a tokenizer is constructed.
 """
 
 import base64
@@ -27,10 +27,10 @@ def _needed(module: str) -> Any:
 
 
 class _Translation(Tokenizer):
-    """What reads by one vocabulary and writes by another.
+    """A tokenizer that encodes with one vocabulary and decodes with another.
 
     Attributes:
-        source: the token ID of each piece of the source; it has <unk> for unknown ones.
+        source: the token ID of each piece of the source, including <unk>.
         target: the same for the target.
     """
 
@@ -40,13 +40,13 @@ class _Translation(Tokenizer):
         self.source, self.target, self.special = dict(source), dict(target), special
         self.N_V = special.N_V
         self.unknown = self.source[UNKNOWN]
-        self._written = {token: piece for piece, token in self.target.items()}
+        self._target_pieces = {token: piece for piece, token in self.target.items()}
 
     def _ids(self, pieces: Sequence[str]) -> list[int]:
         return [self.source.get(piece, self.source[UNKNOWN]) for piece in pieces]
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self._written.get(token, UNKNOWN) for token in ids]
+        return [self._target_pieces.get(token, UNKNOWN) for token in ids]
 
     def _vocabularies(self) -> dict[str, Any]:
         assert self.special
@@ -54,12 +54,12 @@ class _Translation(Tokenizer):
 
 
 class SentencePieceTokenizer(_Translation):
-    """SentencePiece, whose pieces have the token IDs of another file: Marian's.
+    """Marian's tokenizer: SentencePiece, with the token IDs of its pieces in a separate vocabulary.
 
-    A text may begin with the language to translate into, as ``>>fr<<``.
+    A text may begin with the language to translate into, such as ``>>fr<<``.
 
     Attributes:
-        models: what source.spm and target.spm hold.
+        models: the contents of source.spm and target.spm.
     """
 
     def __init__(
@@ -77,32 +77,32 @@ class SentencePieceTokenizer(_Translation):
         if not all(self.models):
             raise DataError("a SentencePiece model is damaged: it is empty")
         try:
-            self._reads, self._writes = (Processor(model_proto=model) for model in self.models)
+            self._encoder, self._decoder = (Processor(model_proto=model) for model in self.models)
         except RuntimeError as error:
             raise DataError(f"a SentencePiece model is damaged: {error}") from None
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of `text`."""
         language = text[: text.find("<<") + 2] if text.startswith(">>") and "<<" in text else ""
-        pieces = self._reads.encode(text[len(language) :], out_type=str)
+        pieces = self._encoder.encode(text[len(language) :], out_type=str)
         return self._ids([language, *pieces] if language else pieces)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._writes.decode_pieces(self._pieces(ids)).replace("▁", " ").strip()
+        return self._decoder.decode_pieces(self._pieces(ids)).replace("▁", " ").strip()
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind, the two models and the vocabularies."""
-        reads, writes = (base64.b64encode(model).decode() for model in self.models)
-        return {"kind": "sentencepiece", "source_model": reads, "target_model": writes, **self._vocabularies()}
+        source, target = (base64.b64encode(model).decode() for model in self.models)
+        return {"kind": "sentencepiece", "source_model": source, "target_model": target, **self._vocabularies()}
 
 
 class MosesTokenizer(_Translation):
-    """The words that the Moses scripts find in a text, cut by fastBPE: FSMT's.
+    """FSMT's tokenizer: the Moses scripts split text into words, and fastBPE splits words into pieces.
 
     Attributes:
-        languages: codes of those of the source and of the target.
-        merges: pairs of pieces that are joined, the most frequent first.
-        lower: whether texts are lower-cased.
+        languages: language codes of the source and of the target.
+        merges: pairs of pieces to merge, the most frequent first.
+        lower: whether to lowercase texts.
     """
 
     def __init__(
@@ -120,24 +120,26 @@ class MosesTokenizer(_Translation):
         self.languages, self.lower = tuple(languages), lower
         self.merges = [(first, second) for first, second in merges]
         reads, writes = self.languages
-        self._cleans = moses.MosesPunctNormalizer(reads, pre_replace_unicode_punct=True, post_remove_control_chars=True)
-        self._splits, self._joins = moses.MosesTokenizer(reads), moses.MosesDetokenizer(writes)
-        joined = (piece for pair in self.merges for piece in (*pair, "".join(pair)))
-        known = dict.fromkeys([UNKNOWN, *self.source, *joined])
+        self._normalizer = moses.MosesPunctNormalizer(
+            reads, pre_replace_unicode_punct=True, post_remove_control_chars=True
+        )
+        self._tokenizer, self._detokenizer = moses.MosesTokenizer(reads), moses.MosesDetokenizer(writes)
+        merged = (piece for pair in self.merges for piece in (*pair, "".join(pair)))
+        known = dict.fromkeys([UNKNOWN, *self.source, *merged])
         numbers = {piece: i for i, piece in enumerate(known)}
-        self._cuts = library.Tokenizer(
+        self._bpe = library.Tokenizer(
             models.BPE(numbers, self.merges, unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD)
         )
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of `text`."""
-        clean = self._cleans.normalize(text.lower() if self.lower else text)
-        words = self._splits.tokenize(clean, aggressive_dash_splits=True, escape=True)
-        return self._ids(self._cuts.encode(words, is_pretokenized=True).tokens) if words else []
+        clean = self._normalizer.normalize(text.lower() if self.lower else text)
+        words = self._tokenizer.tokenize(clean, aggressive_dash_splits=True, escape=True)
+        return self._ids(self._bpe.encode(words, is_pretokenized=True).tokens) if words else []
 
     def _decode(self, ids: list[int]) -> str:
         text = "".join(self._pieces(ids)).replace(END_OF_WORD, " ")
-        return self._joins.detokenize(text.split())
+        return self._detokenizer.detokenize(text.split())
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind, the languages, the merges and the vocabularies."""
@@ -147,8 +149,8 @@ class MosesTokenizer(_Translation):
 
 
 def from_json(state: dict[str, Any]) -> Tokenizer:
-    """Return one of the two tokenizers from what its `to_json` described. Raises KeyError or TypeError if that is
-    incomplete or of an unknown kind, and DataError if the library that it needs is not installed.
+    """Return the tokenizer that `to_json` described. Raises KeyError or TypeError if it is incomplete or of an unknown
+    kind, and DataError if its library is not installed.
     """
     shared = {
         "source": state["source"],
@@ -157,5 +159,5 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
     }
     if state["kind"] == "moses":
         return MosesTokenizer(state["languages"], state["merges"], lower=state["lower"], **shared)
-    reads, writes = (base64.b64decode(state[f"{side}_model"]) for side in ("source", "target"))
-    return SentencePieceTokenizer(reads, writes, **shared)
+    source, target = (base64.b64decode(state[f"{side}_model"]) for side in ("source", "target"))
+    return SentencePieceTokenizer(source, target, **shared)

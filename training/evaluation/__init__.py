@@ -1,1 +1,1 @@
-"""How good a trained model is on held-out data."""
+"""Evaluation of trained models on held-out data."""

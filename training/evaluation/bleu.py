@@ -1,4 +1,4 @@
-"""BLEU of translations."""
+"""BLEU and chrF of translations."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import sacrebleu
 
 
 def bleu(outputs: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    """Return sacrebleu's corpus BLEU and chrF, with its defaults, between 0 and 100.
+    """Return sacrebleu's corpus BLEU and chrF with its defaults, between 0 and 100.
 
-    BLEU counts sequences of up to four words; where no reference has that many, as among single words, it is left out.
+    BLEU counts n-grams of up to four words, so it is left out if no reference is that long, as for single words.
     """
     scores = {"chrF": sacrebleu.corpus_chrf(list(outputs), [list(targets)]).score}
     if any(len(target.split()) >= 4 for target in targets):

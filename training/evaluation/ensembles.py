@@ -1,8 +1,10 @@
-"""Several models as one: the mean of their probabilities, and the mean of their parameters.
+"""Ensembles: the mean of several models' probabilities, or of their parameters.
 
-members = of_checkpoints("runs/docs")                   # or [load_run(path) for path in paths]
-totals = ensemble_totals(members, settings)             # sums over a batch, as `make_totals` gives them
-run = averaged(members)                                 # a model like each of them
+    members = list(of_checkpoints("runs/docs").values())    # or [load_run(path) for path in paths]
+    totals = ensemble_totals(members, settings)             # sums over a batch, like those of `make_totals`
+    run = averaged(members)                                 # one model of the same sizes
+
+The members have the same task, tokenizer and classes; `check_alike` checks that.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +26,12 @@ from training.tasks.objectives import Batch, Totals, cast
 
 
 def of_checkpoints(directory: str | Path) -> dict[int, Run]:
-    """Return the models of a run's checkpoints by their steps, the last one first. Raises RunError if there is no run,
-    or it has no checkpoints, and CheckpointError if one is damaged.
+    """Return the models of a run's checkpoints by step, the last one first. Raises RunError if the directory is not a
+    run or has no checkpoints, and CheckpointError if one is damaged.
     """
     files = RunDirectory(directory)
     description = files.description()
-    steps = list(saved_steps(files.checkpoints)) if files.checkpoints.is_dir() else []
+    steps = saved_steps(files.checkpoints)
     if not steps:
         raise RunError(f"the run in {files.path} has no checkpoint yet")
     settings, config = description.settings, description.config
@@ -46,8 +48,8 @@ def of_checkpoints(directory: str | Path) -> dict[int, Run]:
 
 
 def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
-    """Check that models can be used as one; with `sizes`, that these are equal, too. Raises RunError if one of them has
-    another task, tokenizer, classes or sizes than the first.
+    """Raise RunError if the task, tokenizer or classes of a model differ from those of the first; with `sizes`, also if
+    the model's sizes differ.
     """
     first = runs[0]
     for run, name in zip(runs[1:], names[1:], strict=True):
@@ -59,20 +61,20 @@ def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> No
         }
         what = next((what for what, differs in differing.items() if differs), None)
         if what:
-            raise RunError(f"{name}: expected the same {what} as {names[0]}, got another; name runs that are alike")
+            raise RunError(f"{name}: expected the same {what} as {names[0]}, got another; name matching runs")
 
 
 def averaged(runs: Sequence[Run]) -> Run:
-    """Return the model whose parameters are the mean of those of several models of equal sizes."""
+    """Return the model with the mean of the parameters of several models of equal sizes."""
     trees = [run.theta for run in runs]
     mean = jax.tree.map(lambda *arrays: sum(a.astype(jnp.float32) for a in arrays) / len(arrays), *trees)
     return runs[0]._replace(theta=mean)
 
 
 def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, Batch], Totals]:
-    """Return the function (parameters of all models, batch) → sums over the batch, to be compiled.
+    """Return a function for jit, from the parameters of all models and a batch to sums over the batch.
 
-    The distribution of a column is the mean of the models' distributions.
+    The predicted distribution of a column is the mean of the models' distributions.
     """
     objective = TASKS[runs[0].task].objective
     variants = [run.config.variant.without_dropout() for run in runs]

@@ -1,10 +1,10 @@
-"""A trained decoder as a model of lm-evaluation-harness, whose tasks it can be evaluated on.
+"""A trained decoder as a model for lm-evaluation-harness, to evaluate it on the harness's tasks.
 
-The package is the extra ``lm-eval``; docs/generation.md shows how to evaluate a run with it.
+The package is in the extra ``lm-eval``; docs/generation.md shows how to evaluate a run with it.
 """
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,37 +21,33 @@ KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 
 
 class HarnessModel(LM):
-    """Answers the three kinds of requests that the tasks make; every text begins after bos, as in training."""
+    """Answers the three kinds of requests of the harness; every text begins with bos, as in training."""
 
     def __init__(self, run: Run, *, batch_size: int = 16) -> None:
-        """Wrap a trained decoder that reads this many texts side by side. Raises ValueError if the run is not a
-        decoder.
-        """
+        """Wrap a trained decoder. Raises ValueError if the run is not a decoder."""
         if run.task != "d":
             raise ValueError(f"the run is of the task {run.task}; the harness needs a decoder, task d")
         super().__init__()
         self._run, self._batch_size = run, batch_size
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation after its context, in nats, and whether it is the greedy one.
+        """Return the log-probability of each continuation given its context, in nats, and whether it is the greedy one.
 
-        Where both outgrow l_max, the context is cut on the left.
+        The context is truncated on the left if both together exceed l_max.
 
         Raises:
-            ValueError: a continuation has no tokens, or as many as l_max.
+            ValueError: a continuation has no tokens, or l_max or more.
         """
         pairs = [self._encoded(*request.args) for request in requests]
         l_max = self._run.config.l_max
-        for continuation in (continuation for _, continuation in pairs):
-            if not 0 < len(continuation) < l_max:
-                raise ValueError(
-                    f"a continuation has {len(continuation)} tokens, expected 1 to l_max − 1 = {l_max - 1}"
-                )
-        texts = [(context + continuation)[-l_max:] for context, continuation in pairs]
-        return self._scored(texts, [len(continuation) for _, continuation in pairs])
+        counts = [len(continuation) for _, continuation in pairs]
+        for n in counts:
+            if not 0 < n < l_max:
+                raise ValueError(f"a continuation has {n} tokens, expected 1 to l_max − 1 = {l_max - 1}")
+        return self._scored([(context + continuation)[-l_max:] for context, continuation in pairs], counts)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
-        """Return how likely each text is, in nats, every token given as many of those before it as its window has."""
+        """Return the log-probability of each text, in nats, every token given the previous tokens of its window."""
         found = []
         for request in requests:
             tokens = self._run.tokenizer.encode(request.args[0])
@@ -63,15 +59,13 @@ class HarnessModel(LM):
         return found
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
-        """Continue each context up to one of the texts that end it. Raises ValueError if an option of the task's is not
-        known here.
-        """
+        """Continue each context until one of its stop texts. Raises ValueError if the task has an unknown option."""
         texts = []
         for request in requests:
             context, how = request.args
             unknown = sorted(how.keys() - KNOWN)
             if unknown:
-                raise ValueError(f"the task asks for {unknown[0]}, but this knows {', '.join(sorted(KNOWN))}")
+                raise ValueError(f"the task's options: expected {', '.join(sorted(KNOWN))}, got {unknown[0]}")
             until = how.get("until") or ()
             until = [until] if isinstance(until, str) else until
             draws = how.get("do_sample", False)
@@ -80,7 +74,7 @@ class HarnessModel(LM):
                 tau=how.get("temperature", 1.0) if draws else 0.0,
                 top_k=how.get("top_k") if draws else None,
                 top_p=how.get("top_p") if draws else None,
-                stop=tuple(filter(None, until)) or None,  # some tasks name "", which ends nothing
+                stop=tuple(filter(None, until)) or None,  # some tasks have "", which stops nothing
             )
             texts.append(Continuer(self._run, options).answers([context])[0][0]["text"])
         return texts
@@ -89,7 +83,7 @@ class HarnessModel(LM):
         return self._run.tokenizer.framed([], ends=False)
 
     def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of both; spaces between them belong to the continuation, as tokenizers have it."""
+        """Return the tokens of both; spaces between them belong to the continuation, as in most tokenizers."""
         spaces = len(context) - len(context.rstrip())
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
@@ -97,9 +91,9 @@ class HarnessModel(LM):
         whole, first = encode(context + continuation), encode(context) if context else []
         return self._prefix() + whole[: len(first)], whole[len(first) :]
 
-    def _scored(self, texts: Sequence[Sequence[int]], counts: Iterable[int]) -> list[tuple[float, bool]]:
-        """Return how likely the last tokens of each text are, and whether they are the likeliest."""
-        found, counts = [], list(counts)
+    def _scored(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[tuple[float, bool]]:
+        """Return the log-probability of each text's last `counts` tokens, and whether each of them is the likeliest."""
+        found = []
         for i in range(0, len(texts), self._batch_size):
             some = texts[i : i + self._batch_size]
             x, lengths = padded_rows([*some, *[some[0][:1]] * (self._batch_size - len(some))])

@@ -2,13 +2,20 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
-from training.data.batches import Batch
-from training.tasks.objectives import Totals
+from training.data.batches import Batch, Dataset
+from training.runs.directory import Run
+from training.settings import Settings
+from training.tasks import TASKS
+from training.tasks.objectives import Totals, make_totals
+
+Progress = Callable[[int, int], None]
+"""Receives how many batches or examples were done since the last call, and the total."""
 
 
 def evaluate(
@@ -20,10 +27,9 @@ def evaluate(
     tokens_per_byte: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return loss in nats per predicted token, perplexity, accuracy and bits_per_byte on the held-out batches, or
-    on the first `limit` of them, whose bits per byte are an estimate from their loss. `tokens_per_byte` counts
-    predicted tokens of the whole text (None: no bits per byte); `check` is called before every batch, and may
-    raise.
+    """Return loss in nats per predicted token, perplexity, accuracy and bits_per_byte on the held-out batches, or on
+    the first `limit` of them, which makes bits_per_byte an estimate. `tokens_per_byte` is that of the whole text (None:
+    no bits_per_byte); `check` is called before every batch, and may raise.
     """
     sums = np.zeros(3)
     for batch in itertools.islice(batches, limit or None):
@@ -37,6 +43,20 @@ def evaluate(
     return {name: float(value) for name, value in results.items()}
 
 
+def evaluate_run(
+    run: Run, settings: Settings, data: Dataset, progress: Progress = lambda n, total: None
+) -> dict[str, float]:
+    """Evaluate a run on all of a data set, as `evaluate` does."""
+
+    def batches() -> Iterator[Batch]:
+        for batch in data.evaluation_batches():
+            yield batch
+            progress(1, data.n_steps)
+
+    totals = jax.jit(make_totals(TASKS[run.task].objective, settings, run.config.variant))
+    return evaluate(totals, run.theta, batches(), tokens_per_byte=data.tokens_per_byte)
+
+
 def perplexity(loss: float) -> float:
-    """Return e^loss, infinite where that is too large."""
+    """Return e^loss, or infinity if that is too large."""
     return math.exp(loss) if loss < 700 else math.inf

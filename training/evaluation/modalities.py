@@ -1,6 +1,5 @@
-"""Apply a run of Gato to held-out text, to digits that it names and draws, and to a pendulum that it steers."""
+"""Evaluation of Gato: on held-out text, on digits that it names and draws, and on a pendulum that it steers."""
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,35 +10,33 @@ from training.data.batches import NextTokens
 from training.data.loading import RunData
 from training.data.modalities import digits, pendulum
 from training.data.modalities.batches import IN_VIEW
-from training.evaluation.held_out import evaluate
+from training.evaluation.held_out import evaluate_run
 from training.generation.modalities import Gato, of_text
 from training.runs.directory import Description, Run
-from training.tasks import TASKS
-from training.tasks.objectives import make_totals
 
 DRAWN = 5  # drawings of each digit
 SWINGS = 16
-AT_ONCE = 120
-BEYOND = 0.95  # cos θ above which the pendulum counts as upright
+AT_ONCE = 120  # images in a batch
+UPRIGHT = 0.95  # cos θ above which the pendulum counts as upright
 
 
 class Swings(NamedTuple):
-    """What became of pendulums."""
+    """The swings of several pendulums."""
 
     cos: np.ndarray  # of the angle from upright, [swings, steps]
     torques: np.ndarray  # [swings, steps]
     rewards: np.ndarray  # [swings, steps]
 
     def figures(self) -> dict[str, float]:
-        """Return the mean sum of the rewards, and the share of the last half of the time that it stood upright."""
+        """Return the mean return (sum of rewards), and the share of the second half of the steps spent upright."""
         half = self.cos.shape[1] // 2
-        upright = float((self.cos[:, half:] > BEYOND).mean())
+        upright = float((self.cos[:, half:] > UPRIGHT).mean())
         return {"return": float(self.rewards.sum(axis=1).mean()), "upright": upright}
 
 
 def swing(controller: Any, *, n: int = SWINGS, seed: int = 1000, steps: int = pendulum.STEPS) -> Swings:
-    """Steer n pendulums in a closed loop, without disturbances: the controller maps observations so far, [n, steps,
-    3], and torques, [n, steps − 1, 1], to the next ones [n].
+    """Steer n pendulums in a closed loop, without disturbances: the controller maps the observations so far, [n, steps,
+    3], and the torques, [n, steps − 1, 1], to the next torques [n].
     """
     state = pendulum.starts(n, np.random.default_rng(seed))
     seen, done, rewards = [], [], []
@@ -55,12 +52,11 @@ def swing(controller: Any, *, n: int = SWINGS, seed: int = 1000, steps: int = pe
 
 
 def cloned(gato: Gato) -> Any:
-    """Return the controller that a model is: it reads as many of the last steps as it was trained on."""
+    """Return the model as a controller, which reads as many of the last steps as in training."""
 
     def controller(observations: np.ndarray, torques: np.ndarray) -> np.ndarray:
-        before = torques[:, len(torques[0]) - min(IN_VIEW - 1, len(torques[0])) :] / pendulum.TORQUE
-        seen = observations[:, -len(before[0]) - 1 :] / pendulum.UNIT
-        return gato.actions(list(seen), list(before))[:, 0] * pendulum.TORQUE
+        seen, done = observations[:, -IN_VIEW:] / pendulum.UNIT, torques[:, 1 - IN_VIEW :] / pendulum.TORQUE
+        return gato.actions(list(seen), list(done))[:, 0] * pendulum.TORQUE
 
     return controller
 
@@ -76,20 +72,20 @@ def by_nobody(observations: np.ndarray, _: np.ndarray) -> np.ndarray:
 
 
 def draw(gato: Gato, *, n: int = DRAWN, tau: float = 0.5, seed: int = 0) -> np.ndarray:
-    """Return drawings of each digit by its name: shades [10, n, 8, 8]."""
+    """Return the shades of n drawings of each digit, [10, n, 8, 8]."""
     asked = [name for name in digits.NAMES for _ in range(n)]
     options = {"n": digits.SIDE**2, "levels": digits.SHADES, "tau": tau, "key": jax.random.key(seed)}
     return gato.drawings(asked, **options).reshape(10, n, digits.SIDE, digits.SIDE)
 
 
 def named(gato: Gato, held_out: digits.Digits) -> list[str]:
-    """Return the model's names of images."""
+    """Return the names that the model gives to images."""
     pixels = held_out.pixels
     return [name for i in range(0, len(pixels), AT_ONCE) for name in gato.names(list(pixels[i : i + AT_ONCE]))]
 
 
 def figures(run: Run, description: Description, data: RunData, part: str) -> dict[str, dict[str, float]]:
-    """Return figures by method, this model first; bits per byte are of the text, accuracy is of the digits."""
+    """Return figures by method, this model first: bits per byte of the text, accuracy on the digits, swings."""
     from sklearn.linear_model import LogisticRegression  # as slow to import as to fit
 
     gato, train, held_out = Gato(run), digits.load("train"), digits.load("validation")
@@ -99,11 +95,9 @@ def figures(run: Run, description: Description, data: RunData, part: str) -> dic
     drawings = draw(gato)
     recognized = simple.predict(drawings.reshape(-1, digits.SIDE**2) / 16).reshape(10, -1) == np.arange(10)[:, None]
     theirs = float(simple.score(held_out.shades.reshape(len(truth), -1) / 16, held_out.labels))
-    text = bits_per_byte(run, description, data, part)
+    of_digits = {"accuracy": accuracy, "recognized": float(recognized.mean())}
     return {
-        "this model": text
-        | {"accuracy": accuracy, "recognized": float(recognized.mean())}
-        | swing(cloned(gato)).figures(),
+        "this model": bits_per_byte(run, description, data, part) | of_digits | swing(cloned(gato)).figures(),
         "logistic regression": {"accuracy": theirs},
         "the expert": swing(by_expert).figures(),
         "no torque": swing(by_nobody).figures(),
@@ -111,19 +105,16 @@ def figures(run: Run, description: Description, data: RunData, part: str) -> dic
 
 
 def bits_per_byte(run: Run, description: Description, data: RunData, part: str) -> dict[str, float]:
-    """Return the bits per byte of held-out text, or its loss where tokens do not give every byte back."""
+    """Return the bits per byte of held-out text, or its loss if the tokens do not decode to the exact text."""
     settings, store = description.settings, getattr(data.stores, part)
     sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    batches = NextTokens(store, mode="packed", **sizes)
-    decoder = of_text(run)
-    totals = jax.jit(make_totals(TASKS[decoder.task].objective, settings, decoder.config.variant))
-    found = evaluate(totals, decoder.theta, batches.evaluation_batches(), tokens_per_byte=batches.tokens_per_byte)
+    found = evaluate_run(of_text(run), settings, NextTokens(store, mode="packed", **sizes))
     name = "bits_per_byte" if "bits_per_byte" in found else "loss"
     return {name: found[name]}
 
 
 def picture_of_digits(gato: Gato, path: Path, *, shown: int = 10) -> None:
-    """Draw, by the model, each digit a few times, and some held-out images with the model's names below."""
+    """Plot held-out images with the model's names, and below them its drawings of every digit."""
     from matplotlib.figure import Figure
 
     held_out = digits.load("validation")
@@ -150,7 +141,7 @@ def picture_of_digits(gato: Gato, path: Path, *, shown: int = 10) -> None:
 
 
 def picture_of_pendulum(gato: Gato, path: Path, *, n: int = 4) -> dict[str, float]:
-    """Draw angle and torque of n pendulums that the model steers, with the expert's angle; return their figures."""
+    """Plot angle and torque of n pendulums that the model steers, with the expert's angle; return their figures."""
     from matplotlib.figure import Figure
 
     ours, theirs = swing(cloned(gato), n=n), swing(by_expert, n=n)
@@ -166,4 +157,4 @@ def picture_of_pendulum(gato: Gato, path: Path, *, n: int = 4) -> dict[str, floa
     above.legend(loc="lower right")
     below.set(ylabel="its torque", xlabel="seconds")
     figure.savefig(path, dpi=110)
-    return ours.figures() if math.isfinite(ours.rewards.sum()) else {}
+    return ours.figures()

@@ -1,13 +1,13 @@
-"""How good a trained run is on held-out data, beside simpler methods.
+"""Evaluation of a trained run on held-out data, compared with simpler methods.
 
     comparison = compare(run, description, data, "test", limit=1000)
     comparison.rows["this model"]["F1"], comparison.rows["TF-IDF and logistic regression"]["F1"]
-    summary(settings, data, results)        # lines for the end of a training; `sample` adds a text
+    summary(settings, data, results)        # lines for the end of training; `sample` adds a text
 
-| task | figures | beside |
+| task | figures | compared with |
 |---|---|---|
 | `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model (needs nltk) |
-| `e` | loss, perplexity, accuracy at the masked tokens | the most frequent token |
+| `e` | loss, perplexity, accuracy at masked tokens | token frequencies |
 | `ed` | exact match, BLEU (needs sacrebleu) | |
 | `gato` | bits per byte of text, accuracy and drawings of digits, a pendulum | logistic regression, the expert |
 | `classify` | accuracy, precision, recall, F1 | TF-IDF and logistic regression (needs scikit-learn) |
@@ -25,32 +25,27 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from training.data.batches import Batch, Dataset
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation import modalities
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
-from training.evaluation.held_out import evaluate
+from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
 from training.generation.modalities import of_text
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
 from training.runs.directory import Description, Run
 from training.settings import Settings
-from training.tasks import TASKS
-from training.tasks.objectives import make_totals
 
 PARTS = ("validation", "test")
 THIS = "this model"
-SHOWN = 8
-AT_ONCE = 64
+SHOWN = 8  # examples
+AT_ONCE = 64  # examples in a batch
 SAMPLED = 60  # tokens
-
 LIMITED = ("ed", "classify")
+"""Tasks that --limit applies to."""
 
 Figures = dict[str, float]
-Progress = Callable[[int, int], None]
-"""Takes how many are done since, and how many there are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +53,11 @@ class Comparison:
     """The results of an evaluation."""
 
     rows: dict[str, Figures]  # figures by method, this model first
-    samples: list[str] = dataclasses.field(default_factory=list)  # lines that show examples of the model's output
-    missing: list[str] = dataclasses.field(default_factory=list)  # packages that would have added a method
+    samples: list[str] = dataclasses.field(default_factory=list)  # examples of the model's output, and remarks
+    missing: list[str] = dataclasses.field(default_factory=list)  # packages to install for further methods
 
     def baseline(self, module: str, package: str) -> ModuleType | None:
-        """Return a module of baselines, or notes that it needs a package that is not installed."""
+        """Return a module of baselines; if its package is not installed, record that in `missing` and return None."""
         try:
             return importlib.import_module(f"training.evaluation.{module}")
         except ModuleNotFoundError as error:
@@ -81,9 +76,8 @@ def compare(
     limit: int = 0,
     progress: Progress = lambda n, total: None,
 ) -> Comparison:
-    """Measure a run on a held-out part of its data, one of `PARTS`, at most `limit` examples to translate or classify
-    (0: all). `progress` is called with how many batches or examples are done since, and how many there are. Raises
-    DataError if the part is empty, or `limit` is given where nothing is translated or classified.
+    """Evaluate a run on a held-out part of its data, one of `PARTS`: on at most `limit` examples to translate or
+    classify (0: all). Raises DataError if the part is empty, or `limit` is given for another task.
     """
     if limit and run.task not in LIMITED:
         raise DataError(f"--limit: expected a run of {' or '.join(LIMITED)}, got one of {run.task}; leave it out")
@@ -95,31 +89,20 @@ def compare(
     return EVALUATIONS[run.task].compare(run, description, data, part, chosen, progress)
 
 
-def _figures(run: Run, description: Description, data: Dataset, progress: Progress) -> Figures:
-    totals = jax.jit(make_totals(TASKS[run.task].objective, description.settings, run.config.variant))
-    return evaluate(totals, run.theta, _watched(data, progress), tokens_per_byte=data.tokens_per_byte)
-
-
-def _watched(data: Dataset, progress: Progress) -> Iterator[Batch]:
-    for batch in data.evaluation_batches():
-        yield batch
-        progress(1, data.n_steps)
-
-
 def _decoder(
     run: Run, description: Description, data: RunData, part: str, _: Iterable[Document], progress: Progress
 ) -> Comparison:
-    store = getattr(data.stores, part)
-    found = Comparison({THIS: _figures(run, description, make_dataset(description.settings, store), progress)})
+    store, settings = getattr(data.stores, part), description.settings
+    found = Comparison({THIS: evaluate_run(run, settings, make_dataset(settings, store), progress)})
     if store.answers is not None:
-        found.samples.append("the figures are of the answers alone, given what is said before them")
+        found.samples.append("the figures are for the answers alone, given the messages before them")
         return found
     ngram = found.baseline("baselines.ngram", "nltk")
     if ngram:
         score = ngram.ngram_score(data.stores.train, store)._asdict()
         found.rows["3-gram, Witten-Bell"] = score if store.exact else {"perplexity": score["perplexity"]}
     if not store.exact:
-        found.samples.append("no bits per byte: this run's tokenizer does not give the text back")
+        found.samples.append("no bits per byte: this run's tokenizer does not reproduce the text")
         return found
     for name, bits in compressed_bits_per_byte(joined_bytes(getattr(data.corpus, part))).items():
         found.rows[name] = {"bits_per_byte": bits}
@@ -130,7 +113,7 @@ def _encoder(
     run: Run, description: Description, data: RunData, part: str, _: Iterable[Document], progress: Progress
 ) -> Comparison:
     held_out = make_dataset(description.settings, getattr(data.stores, part))
-    found = Comparison({THIS: _figures(run, description, held_out, progress)})
+    found = Comparison({THIS: evaluate_run(run, description.settings, held_out, progress)})
     counts = np.bincount(data.stores.train.tokens, minlength=run.config.N_V) + 1.0
     nats = -np.log(counts / counts.sum())
     masked = np.concatenate([batch["x"][batch["loss_mask"]] for batch in held_out.evaluation_batches()])
@@ -200,7 +183,7 @@ def _classifier(
 
 
 def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
-    """The likeliest class of each text; longer ones are cut to l_max as in training."""
+    """Return the likeliest class of each text, cut to l_max as in training."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
     x = np.full((len(rows), l_max), tokenizer.eos_token, np.int64)
@@ -211,7 +194,7 @@ def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
-    """Return accuracy, and precision, recall and F1: of the `positive` class of two, or the mean over more.
+    """Return accuracy, precision, recall and F1: for the `positive` class of two, or the mean over more classes.
 
     Example:
         >>> figures = classification_figures(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]), positive=1, classes=2)
@@ -225,9 +208,8 @@ def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive
 
 
 def _of_class(truth: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
-    hits = float(np.sum(truth & predicted))
-    found, there = max(float(predicted.sum()), 1), max(float(truth.sum()), 1)
-    return hits / found, hits / there, 2 * hits / max(float(predicted.sum() + truth.sum()), 1)
+    hits, found, actual = (float(mask.sum()) for mask in (truth & predicted, predicted, truth))
+    return hits / max(found, 1), hits / max(actual, 1), 2 * hits / max(found + actual, 1)
 
 
 def _continuation(run: Run) -> str:
@@ -242,10 +224,9 @@ def _continuation(run: Run) -> str:
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated."""
 
-    # from run, description, data, part, the chosen records of it and a `Progress` to what was found
+    # takes run, description, data, part, the chosen records of the part, and a `Progress`
     compare: Callable[..., Comparison]
-    # shows an example of the trained model's output; None where there is nothing to show
-    sample: Callable[[Run], str] = lambda run: ""
+    sample: Callable[[Run], str] = lambda run: ""  # returns an example of the model's output, if any
 
 
 def _modalities(run: Run, description: Description, data: RunData, part: str, *_: Any) -> Comparison:
@@ -259,11 +240,11 @@ EVALUATIONS: dict[str, Evaluation] = {
     "classify": Evaluation(_classifier),
     "gato": Evaluation(_modalities, lambda run: _continuation(of_text(run))),
 }
-"""How the runs of a task are evaluated."""
+"""The evaluation of each task."""
 
 
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
-    """Yield lines about the results on all held-out data."""
+    """Yield lines that report the results on all held-out data."""
     of = "answers" if data.corpus.kind == "conversations" else "data"
     yield (
         f"held-out {of}: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
@@ -271,17 +252,16 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
     )
     if "bits_per_byte" in results:
         held_out = joined_bytes(data.corpus.validation)
-        others = {f"{name}": bits for name, bits in compressed_bits_per_byte(held_out).items()}
         yield f"bits per byte of the {len(held_out)} held-out bytes:"
-        for name, bits in {"this model": results["bits_per_byte"], **others}.items():
+        for name, bits in {THIS: results["bits_per_byte"], **compressed_bits_per_byte(held_out)}.items():
             yield f"    {name:<12}{bits:.3f}"
 
 
 def default_part(data: RunData) -> str:
-    """Return the part to measure a run on: the test data, or else the validation data."""
+    """Return the part to evaluate a run on: test if there is one, otherwise validation."""
     return "test" if len(data.stores.test) else "validation"
 
 
 def sample(run: Run) -> str:
-    """Return an example of a run's output: a text that a decoder generates; nothing for other tasks."""
+    """Return a text that a run generates, or "" for the tasks that generate none."""
     return EVALUATIONS[run.task].sample(run)

@@ -328,7 +328,7 @@ STORE = distinct_store()
         ),
         (
             lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5, batch_size=1),
-            "none of the 2 train pairs fits into l_max = 5 tokens, bos and eos included; the",
+            "none of the 2 train pairs fits into l_max = 5 tokens, special tokens included; the",
         ),
         (
             lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),

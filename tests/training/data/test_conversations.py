@@ -244,11 +244,11 @@ def test_what_conversations_cannot_be_used_for_is_said(chats, tmp_path):
             load_run_data(settings, tokenizer=tokenizer, cache_dir=tmp_path / "cache")
         return str(error.value)
 
-    no_template = "--data: expected text, as the model has no chat template, got conversations; continue --from a model"
+    no_template = "--data: expected text, as the model has no chat template, got conversations; continue --from an "
     assert no_template in refused()
     assert no_template in refused(tokenizer=tokenizer_of(None))
     assert "--data: expected text for e, got conversations; train d on them" in refused(task="e")
     text = tmp_path / "text.txt"
     text.write_text("a text\n" * 50)
     message = refused(data=[str(chats), str(text)], tokenizer=tokenizer_of(CHATML))
-    assert f'{text}:1: expected {{"messages": […]}}, as other data have, got none; give one kind of data' in message
+    assert f'{text}:1: expected {{"messages": […]}}, as in the other data, got none; give one kind of data' in message

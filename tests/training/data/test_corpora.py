@@ -159,10 +159,14 @@ MISSING = {index: Package(index, "no-such-package-anywhere", "1.0", "0" * 64) fo
 
 def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, and .* has none"):
+    with pytest.raises(
+        DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, but .* does not have it"
+    ):
         fetch(MISSING["pip"], tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, and there is none"):
+    with pytest.raises(
+        DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, but is not on the PATH"
+    ):
         fetch(MISSING["npm"], tmp_path)
 
 
@@ -184,7 +188,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
     monkeypatch.setattr(packages.subprocess, "run", run)
     with pytest.raises(
         DataError,
-        match=r"pip gave no file no_such_package_anywhere-1\.0-py3-none-any\.whl for no-such-package-anywhere 1\.0",
+        match=r"pip did not download no_such_package_anywhere-1\.0-py3-none-any\.whl for no-such-package-anywhere 1\.0",
     ):
         fetch(MISSING["pip"], tmp_path)
 
@@ -199,7 +203,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
 def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "packages").write_text("a file")
     with pytest.raises(
-        DataError, match=r"^cannot keep no_such_package_anywhere-1\.0-py3-none-any\.whl in .*packages: "
+        DataError, match=r"^cannot write no_such_package_anywhere-1\.0-py3-none-any\.whl to .*packages: "
     ):
         fetch(MISSING["pip"], tmp_path)
 

@@ -266,7 +266,9 @@ def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"expected a directory of the library datasets .*, or of text"):
         read_corpus([tmp_path], "text")
     write(tmp_path / "a.txt", "a\n")
-    with pytest.raises(DataError, match="is a directory of 1 files: a mixture weighs files; give each its weight"):
+    with pytest.raises(
+        DataError, match="is a directory of 1 files, but only files have weights; give each file its weight"
+    ):
         read_corpus([tmp_path], "text", counted=True)
     with pytest.raises(DataError, match="expected a directory of the library datasets"):
         read_corpus([tmp_path], "pairs")

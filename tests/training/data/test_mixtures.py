@@ -101,7 +101,7 @@ def test_names_and_weights(tmp_path, monkeypatch):
         weighted("a.txt=-1")
     with pytest.raises(DataError, match=r"b\.txt has no weight, but others have"):
         weights_of([weighted("a.txt=1"), weighted("b.txt")])
-    with pytest.raises(DataError, match="a file is there twice"):
+    with pytest.raises(DataError, match="a file is given twice"):
         weights_of([weighted("a.txt=1"), weighted("a.txt=2")])
 
 

@@ -93,7 +93,7 @@ def test_a_directory_of_text_says_how_many_files_it_has(tmp_path):
         (tmp_path / "texts" / name).write_text(f"All that {name} says.\n\n" * 300)
     settings = settings_from({"data": [str(tmp_path / "texts")], "l_max": 16, "batch_size": 2}, task="d")
     notes = load_run_data(settings, tokenizer=ByteTokenizer(), cache_dir=tmp_path / "cache").notes
-    assert f"{tmp_path / 'texts'} has 3 files of text, read in the order of their names" in notes
+    assert f"{tmp_path / 'texts'} has 3 text files, read in order of their names" in notes
 
 
 def test_what_is_written_is_read():

@@ -59,5 +59,5 @@ def test_what_cannot_be_is_said():
     train = TokenStore.from_sequences(SEQUENCES, N_V)
     with pytest.raises(ValueError, match="order: expected at least 1, got 0"):
         ngram_model(train, order=0)
-    with pytest.raises(ValueError, match="the training text has N_V = 8, the held-out text 9: expected one"):
+    with pytest.raises(ValueError, match="held-out text: expected N_V = 8, as in the training text, got 9"):
         ngram_score(train, TokenStore.from_sequences(SEQUENCES, 9))

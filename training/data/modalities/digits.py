@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn carries: 1,797 images of 8 × 8 pixels in 17 shades, 0 to 16."""
+"""The handwritten digits of scikit-learn: 1,797 images of 8 × 8 pixels in 17 shades, 0 to 16."""
 
 from typing import Any, NamedTuple
 
@@ -18,12 +18,12 @@ class Digits(NamedTuple):
 
     @property
     def pixels(self) -> np.ndarray:
-        """The images as Gato reads them: numbers from −1 to 1, [n, 8, 8, 1]."""
+        """The images as Gato reads them: values from −1 to 1, [n, 8, 8, 1]."""
         return (self.shades / (SHADES - 1) * 2 - 1)[..., None].astype(np.float32)
 
 
 def load(part: str) -> Digits:
-    """Return the digits to train on ("train"), or those that are held out."""
+    """Return the digits for training ("train") or the held-out ones (any other part)."""
     from sklearn.datasets import load_digits  # takes a second to import, and few runs need it
 
     data: Any = load_digits()

@@ -1,7 +1,7 @@
-"""A pendulum to be swung up and held: its motion, a controller that can, and episodes to learn from.
+"""Swinging a pendulum up and holding it there: its motion, an expert controller, and episodes to learn from.
 
-The state is the angle θ from upright, in radians, and the angular velocity ω; a torque of at most 2 is too weak to lift
-the pendulum at once, so it must be swung. What is observed is (cos θ, sin θ, ω).
+The state is the angle θ from upright, in radians, and the angular velocity ω. A torque of at most 2 is too weak to lift
+the pendulum directly, so it must be swung. An observation is (cos θ, sin θ, ω).
 """
 
 from typing import NamedTuple
@@ -11,20 +11,20 @@ import numpy as np
 TORQUE, SPEED = 2.0, 8.0
 """The largest torque, and the largest angular velocity."""
 UNIT = 100.0
-"""What observations are given to a model in, so that the μ-law makes bins of them that are as wide as 0.02 or more, and
-each is seen often. Bins of sin θ itself would be 0.0002 wide around upright."""
+"""Models read observations divided by this, so that the bins of the μ-law are at least 0.02 wide and each occurs often.
+Without it, bins of sin θ would be 0.0002 wide near upright."""
 GRAVITY, DT = 10.0, 0.05
 STEPS = 200
-"""Of a swing that is shown: 10 seconds."""
+"""Steps of a swing: 10 seconds."""
 
 
 class Episodes(NamedTuple):
     """Episodes of control."""
 
     observations: np.ndarray  # cos θ, sin θ and ω, [episodes, steps, 3]
-    torques: np.ndarray  # what the controller asked for, [episodes, steps, 1]
-    acted: np.ndarray  # what acted, [episodes, steps, 1]
-    rewards: np.ndarray  # of each step, [episodes, steps]
+    torques: np.ndarray  # the torques that the controller asked for, [episodes, steps, 1]
+    acted: np.ndarray  # the torques that acted, [episodes, steps, 1]
+    rewards: np.ndarray  # the reward of each step, [episodes, steps]
 
 
 def moved(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
@@ -39,13 +39,13 @@ def moved(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
 
 
 def observed(state: np.ndarray) -> np.ndarray:
-    """Return what is seen of states θ, ω: cos θ, sin θ, ω, [n, 3]."""
+    """Return the observations cos θ, sin θ, ω, [n, 3], of states θ, ω, [n, 2]."""
     theta, omega = state.T
     return np.stack([np.cos(theta), np.sin(theta), omega], axis=1)
 
 
 def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
-    """Return −(θ² + ω²/10 + u²/1000), with θ within ±π: 0 where the pendulum is upright and at rest."""
+    """Return −(θ² + ω²/10 + u²/1000), with θ within ±π: 0 for a pendulum upright and at rest."""
     theta = (state[:, 0] + np.pi) % (2 * np.pi) - np.pi
     return -(theta**2 + 0.1 * state[:, 1] ** 2 + 0.001 * np.clip(torque, -TORQUE, TORQUE) ** 2)
 
@@ -53,8 +53,8 @@ def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
 def expert(observation: np.ndarray) -> np.ndarray:
     """Return the torques [n] of a controller that swings the pendulum up and holds it, for observations [n, 3].
 
-    Near the top it is a linear feedback; elsewhere it gives the energy that is missing, in the direction of ω. Its
-    torques are whole numbers: what is to be learned is which of five, instead of one of a thousand.
+    Near the top it is linear feedback; elsewhere it adds the missing energy, in the direction of ω. Its torques are
+    integers, so that a model learns to choose one of five, not one of a thousand.
     """
     cos, sin, omega = observation.T
     theta = np.arctan2(sin, cos)
@@ -65,17 +65,16 @@ def expert(observation: np.ndarray) -> np.ndarray:
 
 
 def starts(n: int, rng: np.random.Generator, *, angle: float = 1.0, speed: float = 1.0) -> np.ndarray:
-    """Return n states to begin with: at most this far from hanging down, and at most this fast."""
+    """Return n random initial states, at most `angle` from hanging down and at most `speed` fast."""
     return np.stack([np.pi + rng.uniform(-angle, angle, n), rng.uniform(-speed, speed, n)], axis=1)
 
 
 def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, disturbance: float = 1.0) -> Episodes:
-    """Return n episodes of the expert.
+    """Return n episodes of the expert, which start at up to `speed`.
 
-    The torque that acts is not the one that was asked for: it is disturbed, and rounded to a whole number again. So
-    what to do away from the expert's own path is seen, too, and the torques that acted before do not tell the next one:
-    a clone of undisturbed episodes would learn to do again what it did before. They begin at up to this speed;
-    `disturbance` is the standard deviation of what is added to the torque.
+    The torque that acts is the expert's plus noise with standard deviation `disturbance`, rounded to an integer. So the
+    episodes also show what to do off the expert's path, and earlier torques do not predict the next one: a clone of
+    undisturbed episodes would learn to repeat its own last torque.
     """
     rng = np.random.default_rng(seed)
     state, seen, asked, acted, rewards = starts(n, rng, angle=np.pi, speed=speed), [], [], [], []

@@ -1,13 +1,13 @@
-"""What elements of several modalities are as one sequence: tokens, patches, and which of them are to be predicted.
+"""Sequences of several modalities: their tokens and patches, and the columns to predict.
 
     Text("seven")                          tokens of the tokenizer
     Image(pixels)                          patches, in raster order
-    Discrete(shades)                       integers from 0 to 1,023, as tokens of their own
-    Control(observations, actions)         continuous values, as the same tokens: μ-law and 1,024 bins for what is
-                                           observed, the bins alone for actions, which are within ±1
+    Discrete(shades)                       integers from 0 to 1,023, as additional tokens
+    Control(observations, actions)         continuous values, as the same tokens: μ-law and 1,024 bins for
+                                           observations, the bins alone for actions, which are within ±1
 
-A sequence begins with bos; a separator comes before the answer: the name of an image, the drawing of a text, and
-each action. As with Gato, the loss is on text and actions (a drawing's shades are actions), never on images,
+A sequence begins with bos; a separator comes before every answer: the name of an image, the drawing of a text, and
+each action. As in Gato, the loss is on text and actions (the shades of a drawing are actions), never on images,
 observations and separators.
 """
 
@@ -45,7 +45,7 @@ class Image(NamedTuple):
 
 
 class Discrete(NamedTuple):
-    """Integers from 0 to 1,023, [n] or of any shape, which is read row by row."""
+    """Integers from 0 to 1,023, of any shape, read row by row."""
 
     values: np.ndarray
 
@@ -53,43 +53,42 @@ class Discrete(NamedTuple):
 class Control(NamedTuple):
     """Steps of control."""
 
-    observations: np.ndarray  # what is observed, [steps, d]
-    actions: np.ndarray  # what is to be done then, within ±1, [steps or steps − 1, d]
-    # what was done where it was something else, which the next steps read; None: the actions
-    done: np.ndarray | None = None
+    observations: np.ndarray  # [steps, d]
+    actions: np.ndarray  # the actions to predict, within ±1, [steps or steps − 1, d]
+    done: np.ndarray | None = None  # the actions that were done, which the next steps read; None: `actions`
 
 
 ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete), (Control,))
 """The orders of modalities that a model is trained on."""
 EXTRA_TOKENS = BINS + 1
-"""Tokens besides the tokenizer's: the values, and the separator."""
+"""Tokens in addition to the tokenizer's: one for each value, and the separator."""
 
 
 class Columns(NamedTuple):
     """A sequence."""
 
-    x: np.ndarray  # token IDs, [l]; 0 where there is a patch
-    read: np.ndarray  # the token IDs that the model reads: x, but with the actions done for those asked for, [l]
-    at: np.ndarray  # the number of the patch there, or −1, [l]
+    x: np.ndarray  # token IDs, [l]; 0 in columns with a patch
+    read: np.ndarray  # the token IDs that the model reads, [l]: x with the actions done in place of those asked for
+    at: np.ndarray  # the index of the column's patch, or −1, [l]
     predicted: np.ndarray  # whether the column is to be predicted, [l]
     patches: np.ndarray  # [n, side, side, channels]
     places: np.ndarray  # row and column of each patch in its image, [n, 2]
 
 
 class Vocabulary(NamedTuple):
-    """What numbers the tokens have, and how images are divided."""
+    """The token IDs of all modalities, and the division of images into patches."""
 
     tokenizer: Tokenizer  # of text, whose tokens come first
     config: GatoConfig  # the model's sizes
 
     @property
     def first(self) -> int:
-        """The token of the value 0; those of the others follow."""
+        """The token of the value 0; the tokens of the other values follow."""
         return self.tokenizer.N_V
 
     @property
     def separator(self) -> int:
-        """The token before what answers."""
+        """The token before an answer."""
         return self.first + BINS
 
     def observed(self, values: np.ndarray) -> np.ndarray:
@@ -101,29 +100,29 @@ class Vocabulary(NamedTuple):
         return self.first + np.asarray(discretize(jnp.asarray(values, jnp.float32)))
 
     def action_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the values that `actions` made these tokens of, to within 1/1,024."""
+        """Return the values of tokens made by `actions`, to within 1/1,024."""
         return np.asarray(undiscretize(jnp.asarray(tokens) - self.first))
 
     def observation_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the values that `observed` made these tokens of, to within half a bin."""
+        """Return the values of tokens made by `observed`, to within half a bin."""
         return np.asarray(inverse_mu_law(undiscretize(jnp.asarray(tokens) - self.first)))
 
     def discrete(self, values: np.ndarray) -> np.ndarray:
-        """Return the tokens of integers from 0 to 1,023, or raise DataError if there are others among them."""
+        """Return the tokens of integers from 0 to 1,023. Raises DataError for any other value."""
         values = np.asarray(values)
         if values.dtype.kind not in "iu":
             raise DataError(f"discrete values: expected integers from 0 to {BINS - 1}, got {values.dtype}")
         if values.size and not (values.min() >= 0 and values.max() < BINS):
             raise DataError(
                 f"discrete values: expected integers from 0 to {BINS - 1}, got {values.min()} to {values.max()}; "
-                "number them anew, or give them as continuous ones"
+                "renumber them, or give them as continuous values"
             )
         return self.first + values.ravel().astype(np.int32)
 
     def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
-        """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless it
-        `ends` there, the model is to continue with what answers. Raises DataError if the model knows no such order, or
-        for an impossible value, and ValueError for an image that patches do not tile or that has too many, or for
+        """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless the
+        sequence `ends`, the model continues it with an answer. Raises DataError for any other order or a value of the
+        wrong shape or type, and ValueError for an image that patches do not tile or that has too many of them, or for
         values that are not finite or out of range.
         """
         kinds = tuple(type(element) for element in elements)
@@ -142,7 +141,7 @@ class Vocabulary(NamedTuple):
         return joined(parts)
 
     def to_draw(self, text: str) -> Columns:
-        """Return a text and the separator after it, which a drawing answers."""
+        """Return a text and a separator, as a prompt for a drawing."""
         asked = self.sequence([Text(text)], ends=False)
         return joined([asked, _tokens([self.separator], predicted=False)])
 
@@ -174,21 +173,21 @@ class Vocabulary(NamedTuple):
                 f"{len(actions)}"
             )
         seen = self.observed(observations).reshape(steps, -1)
-        asked = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # there may be none
+        asked = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # may be empty
         done = asked if element.done is None else self.actions(np.asarray(element.done)).reshape(asked.shape)
-        x, read = (self._steps(seen, of_steps) for of_steps in (asked, done))
+        x, read = (self._steps(seen, acted) for acted in (asked, done))
         width = seen.shape[1] + 1 + asked.shape[1]
         return _tokens(x, predicted=np.arange(len(x)) % width > seen.shape[1])._replace(read=read)
 
     def _steps(self, seen: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Return the tokens of the steps, one after another; the last step may lack its action."""
+        """Return the concatenated tokens of the steps; the last step may have no action."""
         separators = np.full((len(seen), 1), self.separator)
         whole = np.concatenate([seen[: len(done)], separators[: len(done)], done], axis=1)
         return np.concatenate([whole.ravel(), *seen[len(done) :], *separators[len(done) :]]).astype(np.int32)
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Return sequences one after another, with the patches of all."""
+    """Concatenate sequences and their patches."""
     before = np.cumsum([0, *(len(part.places) for part in parts)])
     at = [np.where(part.at < 0, -1, part.at + n) for part, n in zip(parts, before, strict=False)]
     patches = [part.patches for part in parts if len(part.patches)]

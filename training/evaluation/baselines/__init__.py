@@ -1,1 +1,1 @@
-"""Simpler methods, to hold a trained model against."""
+"""Simpler methods to compare a trained model with."""

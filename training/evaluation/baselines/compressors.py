@@ -1,4 +1,4 @@
-"""What general compressors need for the same text, to hold a language model's bits per byte against."""
+"""General-purpose compressors, to compare a language model's bits per byte with."""
 
 import bz2
 import gzip
@@ -6,10 +6,10 @@ import lzma
 
 
 def compressed_bits_per_byte(data: bytes) -> dict[str, float]:
-    """Return the bits for each byte of `data` that gzip -9, bzip2 -9 and xz -9e take, by the command's name.
+    """Return the bits per byte of `data` that gzip -9, bzip2 -9 and xz -9e need, by command.
 
     Raises:
-        ValueError: the text is empty.
+        ValueError: `data` is empty.
 
     Example:
         >>> compressed_bits_per_byte(bytes(1000))["gzip -9"] < 0.5

@@ -1,13 +1,11 @@
-"""An n-gram model with interpolation, to hold a language model's perplexity against; needs nltk (extra
-"compare").
+"""An interpolated n-gram model, to compare a language model's perplexity with; needs nltk (extra "compare").
 
-Witten–Bell interpolation of the orders n, …, 1, and at last the uniform distribution, so that no token has
-probability
-zero: with h the last n − 1 tokens, T(h) the number of different tokens seen after h and c(h) their number,
+Witten–Bell interpolation of the orders n, …, 1 and the uniform distribution, so that no token has probability zero:
+with h the last n − 1 tokens, c(h) the number of tokens seen after h and T(h) the number of distinct ones,
 
     p(w | h) = (c(h w) + T(h) p(w | h')) / (c(h) + T(h)),        h' = h without its first token.
 
-Counting and scoring are plain Python: about 25 and 50 microseconds for a token.
+Counting and scoring are plain Python: about 25 and 50 microseconds per token.
 """
 
 import math
@@ -25,12 +23,12 @@ from training.data.store import TokenStore
 class NgramScore(NamedTuple):
     """How well an n-gram model predicts held-out text."""
 
-    perplexity: float  # of a token, bos not counted
-    bits_per_byte: float  # of the text's UTF-8 bytes
+    perplexity: float  # per token, without bos
+    bits_per_byte: float  # per UTF-8 byte of the text
 
 
 class _WittenBellToUniform(WittenBell):
-    """nltk's Witten–Bell smoothing, interpolated below the single tokens with the uniform distribution."""
+    """nltk's Witten–Bell smoothing, with unigrams interpolated with the uniform distribution."""
 
     def __init__(self, vocabulary: Any, counter: Any, *, N_V: int) -> None:
         super().__init__(vocabulary, counter)
@@ -43,8 +41,8 @@ class _WittenBellToUniform(WittenBell):
 
 
 def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
-    """Count the n-grams of framed sequences: `unmasked_score(token, context)` is a token's probability after a tuple of
-    them. Raises ValueError if the order is less than 1.
+    """Count the n-grams of framed sequences; the model's `unmasked_score(token, context)` is the probability of a token
+    after a tuple of tokens. Raises ValueError if the order is less than 1.
     """
     if order < 1:
         raise ValueError(f"order: expected at least 1, got {order}")
@@ -52,16 +50,16 @@ def ngram_model(train: TokenStore, *, order: int = 3) -> LanguageModel:
     bos = (train.special_token("bos"),)
     for i in range(len(train)):
         grams = everygrams(train[i].tolist(), max_len=order)
-        model.counts.update([[gram for gram in grams if gram != bos]])  # bos is given, never predicted
+        model.counts.update([[gram for gram in grams if gram != bos]])  # bos is never predicted
     return model
 
 
 def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> NgramScore:
-    """Train an n-gram model and score held-out text, every token but bos once, by perplexity and bits per byte. Raises
-    ValueError if the order is less than 1, or the stores' vocabularies differ.
+    """Train an n-gram model and score every token of held-out text except bos. Raises ValueError if the order is less
+    than 1, or the vocabulary sizes differ.
     """
     if train.N_V != held_out.N_V:
-        raise ValueError(f"the training text has N_V = {train.N_V}, the held-out text {held_out.N_V}: expected one")
+        raise ValueError(f"held-out text: expected N_V = {train.N_V}, as in the training text, got {held_out.N_V}")
     model = ngram_model(train, order=order)
     nats = [
         -math.log(model.unmasked_score(sequence[t], tuple(sequence[max(0, t - order + 1) : t])))

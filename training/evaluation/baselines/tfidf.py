@@ -1,4 +1,4 @@
-"""TF-IDF features and logistic regression, to hold a text classifier against."""
+"""TF-IDF features and logistic regression, to compare a text classifier with."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from training.data.records import DataError
 
 
 def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
-    """Train scikit-learn's classifier with its defaults on the words of (text, label) pairs, and return the labels of
-    texts. Raises DataError if the training texts have no words.
+    """Train on (text, label) pairs, with scikit-learn's defaults, and return the predicted labels of texts. Raises
+    DataError if the training texts have no words.
     """
     model = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     try:
