@@ -1,4 +1,4 @@
-"""Causal attention, forward and backward: every implementation beside the printed lines and PyTorch's SDPA."""
+"""Causal attention, forward and backward: every implementation beside the paper's lines and PyTorch's SDPA."""
 
 import functools
 import importlib.util
@@ -20,7 +20,7 @@ PRODUCTS = {"forward": 2, "forward and backward": 7}
 
 
 def run(rounds: int) -> str:
-    """Measure, and return the Markdown tables."""
+    """Return the measurements as Markdown tables."""
     on_gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     implementations: list[Implementation] = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
@@ -61,7 +61,7 @@ def _table(
 
 
 def memory() -> str:
-    """Temporary memory of forward and backward, compiled and not run, as a Markdown table."""
+    """Return the temporary memory of forward and backward, compiled but not run, as a Markdown table."""
     header = ["l", "paper MB", "blockwise MB", "share"]
     rows = []
     for l in (4096, 8192, 16384):
@@ -72,7 +72,7 @@ def memory() -> str:
 
 
 def windows(rounds: int) -> str:
-    """GPT-3's locally banded attention beside dense attention, as a Markdown table."""
+    """Return the time of GPT-3's locally banded attention beside dense attention, as a Markdown table."""
     width, passes = 256, "forward and backward"
     header = ["l", "dense ms", "window ms", "dense / window", "window MB"]
     rows = []

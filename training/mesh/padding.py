@@ -1,6 +1,6 @@
-"""Columns of embeddings that are not tokens, so that the mesh axis `model` divides the vocabulary.
+"""Padding of the vocabulary, so that the mesh axis `model` divides it.
 
-They are 0 and stay 0: no token reads them, and their logits are −∞. Tokens keep their numbers, the special ones too.
+The padding is 0 and stays 0: no token reads it, and its logits are −∞. All tokens keep their IDs.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 OF_VOCABULARY = {"W_e": -1, "W_u": -2, "b_u": -1}
-"""The parameters with an entry for each token, and its axis."""
+"""Parameter → its axis with an entry for each token."""
 
 
 def padded_size(N_V: int, multiple: int) -> int:
-    """Return the smallest multiple that has room for all tokens.
+    """Return N_V rounded up to a multiple.
 
     Example:
         >>> padded_size(50257, 128)
@@ -24,7 +24,7 @@ def padded_size(N_V: int, multiple: int) -> int:
 
 
 def padded(theta: Any, N_V: int, multiple: int) -> Any:
-    """Return parameters with zeros after those of the last token; those of a context's own tokens stay."""
+    """Return parameters with zeros after those of the last token; a separate context vocabulary is not padded."""
     more = padded_size(N_V, multiple) - N_V
 
     def of_leaf(array, axis):
@@ -35,7 +35,7 @@ def padded(theta: Any, N_V: int, multiple: int) -> Any:
 
 
 def unpadded(theta: Any, N_V: int, multiple: int) -> Any:
-    """Return parameters without the columns that `padded` added."""
+    """Return parameters without the zeros that `padded` added."""
     size = padded_size(N_V, multiple)
 
     def of_leaf(array, axis):

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: remembered when they come, acted on where it is safe, also while XLA compiles.
+"""Ctrl-C and SIGTERM: recorded when they arrive, acted on when it is safe, even while XLA compiles.
 
-Python runs a signal's handler between two instructions of the main thread, so a compilation of minutes in that thread
-would hold it up. `Interrupts.run` does such work in another thread, while the main one waits for it or for a signal.
+Python runs signal handlers between two bytecode instructions of the main thread, so a long compilation in that thread
+would delay them. `Interrupts.run` does such work in another thread, while the main thread waits for it or for a signal.
 """
 
 import os
@@ -17,11 +17,11 @@ POLL = 0.05  # seconds
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM came.
+    """Ctrl-C or SIGTERM arrived.
 
     Attributes:
-        status: the exit status that says so: 130 or 143.
-        working: whether a thread of `Interrupts.run` still works; only `os._exit` ends such a process at once.
+        status: the exit status: 130 or 143.
+        working: whether a thread of `Interrupts.run` is still running; only `os._exit` ends such a process at once.
     """
 
     def __init__(self, status: int, *, working: bool = False) -> None:
@@ -31,10 +31,10 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """A context in which Ctrl-C and SIGTERM are remembered; the second one ends the process on the spot.
+    """A context in which the first Ctrl-C or SIGTERM is recorded; the second ends the process at once.
 
     Attributes:
-        status: 0, or the exit status of the signal that came.
+        status: 0, or the exit status of the signal that arrived.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class Interrupts:
         self.status = 128 + number
 
     def check(self) -> None:
-        """Raise Interrupted if a signal came."""
+        """Raise Interrupted if a signal arrived."""
         if self.status:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function in another thread and return its result, or raise its error. Raises Interrupted if a signal
-        came; the function continues, and its result is lost.
+        arrives; the function keeps running, but its result is lost.
         """
         self.check()
         outcome: list[Any] = []
