@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,21 +27,17 @@ def run(rounds: int) -> str:
     implementations: list[Implementation] = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
     peak = matrix_product_peak(dtype)
     title = f"{jnp.dtype(dtype).name}, causal; matrix products peak at {peak / 1e9:.0f} GFLOP/s."
-    sizes = GPU_SIZES if on_gpu else SIZES
-    tables = [
-        f"Attention {passes}, {title}\n\n{_table(sizes, implementations, passes, dtype, peak, rounds)}"
+    cases: list[Any] = [(title, GPU_SIZES if on_gpu else SIZES, implementations, rounds)]
+    cases += [] if on_gpu else [("small.", SMALL_SIZES, ["paper", "auto"], 3 * rounds)]
+    return "\n\n".join(
+        f"Attention {passes}, {what}\n\n{_table(*options, passes=passes, dtype=dtype, peak=peak)}"
+        for what, *options in cases
         for passes in PRODUCTS
-    ]
-    if not on_gpu:
-        tables += [
-            f"Attention {passes}, small.\n\n{_table(SMALL_SIZES, ['paper', 'auto'], passes, dtype, peak, 3 * rounds)}"
-            for passes in PRODUCTS
-        ]
-    return "\n\n".join(tables)
+    )
 
 
 def _table(
-    sizes, implementations: list[Implementation], passes: str, dtype: jnp.dtype, peak: float, rounds: int
+    sizes, implementations: list[Implementation], rounds: int, *, passes: str, dtype: jnp.dtype, peak: float
 ) -> str:
     header = ["heads x l x d", *(f"{name} ms" for name in implementations), "PyTorch SDPA ms", "paper / auto"]
     header += ["PyTorch / auto", "GFLOP/s", "share of peak"]

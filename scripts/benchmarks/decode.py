@@ -192,14 +192,10 @@ def beside_memory(rounds: int) -> str:
 
 def run(rounds: int) -> str:
     """Return the measurements of a small model and of GPT-2's size as Markdown tables."""
-    parts = (
-        (f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}", beside_pytorch),
-        ("The same model, batch 1, by the tokens of context", by_context),
-        (
-            "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights",
-            beside_memory,
-        ),
-    )
+    small = f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}"
+    large = "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights"
+    context = "The same model, batch 1, by tokens of context"
+    parts = ((small, beside_pytorch), (context, by_context), (large, beside_memory))
     return "\n\n".join(f"{title}.\n\n{measure(rounds)}" for title, measure in parts)
 
 

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from training.mesh.cpu import as_devices
@@ -68,7 +69,6 @@ class Parser(argparse.ArgumentParser):
         return message.removeprefix("argument ")
 
     def _flags(self) -> list[str]:
-        """Return the flags of this parser and of its subcommands."""
         own = [word for word in self._option_string_actions if word.startswith("--")]
         parsers = (parser for action in self._subcommands() for parser in action.choices.values())
         return own + [word for parser in parsers for word in parser._flags()]
@@ -109,8 +109,9 @@ def add_dtype(add: Callable[..., Any]) -> None:
 
 
 def add_cache(add: Callable[..., Any]) -> None:
-    """Add ``--cache``, the directory of tokenized and downloaded data."""
-    add("--cache", metavar="DIR", help="where to keep tokens and downloaded data (default: ~/.cache/formal-algorithms)")
+    """Add ``--cache``, the directory of tokenized and downloaded data; None by default, and if empty."""
+    kept = "where to keep tokens and downloaded data (default: ~/.cache/formal-algorithms)"
+    add("--cache", metavar="DIR", type=lambda text: Path(text) if text else None, help=kept)
 
 
 def add_inference(add: Callable[..., Any]) -> None:

@@ -8,7 +8,6 @@ The held-out data are those of the first run. Exit status: 0 done; 2 invalid usa
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
@@ -42,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.average and RunDirectory(arguments.average).path.exists():
         raise RunError(f"--average: expected a new directory, got {arguments.average}, which exists; name another one")
     description = RunDirectory(arguments.runs[0]).description()
-    cache = Path(arguments.cache) if arguments.cache else None
-    data = load_run_data(description.settings, tokenizer=runs[0].tokenizer, cache_dir=cache)
+    data = load_run_data(description.settings, tokenizer=runs[0].tokenizer, cache_dir=arguments.cache)
     held_out = make_dataset(description.settings, data.stores.validation, tokenizer=runs[0].tokenizer)
     groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
     if one_model:

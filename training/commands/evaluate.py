@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, add_cache, at_least
@@ -86,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = load_run(arguments.run)
     files = RunDirectory(arguments.run)
     description = files.description()
-    cache = Path(arguments.cache) if arguments.cache else None
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with Reading(quiet=False) as reading:
-        data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache, progress=reading.tokenized)
+        options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
+        data = load_run_data(description.settings, **options, progress=reading.tokenized)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
     part = arguments.part or default_part(data)
@@ -99,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
     print(f"{part} data of {files.path}:")
     show_table(comparison)
-    results = {"part": part, "data": arguments.data, "rows": comparison.rows, "samples": comparison.samples}
-    results = {name: value for name, value in results.items() if value is not None}
+    other = {"data": arguments.data} if arguments.data else {}
+    results = {"part": part, **other, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    other = f"-{data.corpus.fingerprint[:8]}" if arguments.data else ""  # the record of the run's own data stays
-    kept = files.path / f"evaluation-{part}{other}.json"
+    suffix = f"-{data.corpus.fingerprint[:8]}" if other else ""  # leaves the results on the run's own data
+    kept = files.path / f"evaluation-{part}{suffix}.json"
     try:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:

@@ -47,7 +47,6 @@ class Pace:
             self._seen.popleft()
 
     def _window(self) -> _Seen:
-        """The updates, seconds and tokens of the window."""
         if not self._seen:
             return _Seen(0, 0.0, 0.0)
         return _Seen(*(last - first for first, last in zip(self._seen[0], self._seen[-1], strict=True)))

@@ -234,7 +234,7 @@ def _prepared(
     with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {
             "tokenizer": load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None,
-            "cache_dir": Path(arguments.cache) if arguments.cache else None,
+            "cache_dir": arguments.cache,
             "progress": reading.tokenized,
         }
         data = interrupts.run(lambda: load_run_data(settings, **options))

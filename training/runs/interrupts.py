@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -67,22 +68,18 @@ class Interrupts:
         arrives; the function keeps running, but its result is lost.
         """
         self.check()
-        outcome: list[Any] = []
-        errors: list[BaseException] = []
+        future: Future[T] = Future()
 
         def work() -> None:
             try:
-                outcome.append(function())
+                future.set_result(function())
             except BaseException as error:
-                errors.append(error)
+                future.set_exception(error)
 
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(POLL)
-            if self.status and thread.is_alive():
+        threading.Thread(target=work, daemon=True).start()
+        while not future.done():
+            wait([future], POLL)
+            if self.status and not future.done():
                 raise Interrupted(self.status, working=True)
         self.check()
-        if errors:
-            raise errors[0]
-        return outcome[0]
+        return future.result()
