@@ -166,14 +166,15 @@ class Trainer:
 
     def _restore_or_begin(self) -> None:
         def begin(key, params):
-            c = self._description
+            s, config = self._settings, self._description.config
             if self._frozen is not None:
-                params = init_adapter(key, shapes, rank=c.settings.lora_rank, matrices=c.settings.lora_matrices)
-                return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
-            if params is None:
-                params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
-            params = padded(params, c.config.N_V, c.settings.vocabulary_multiple)
-            return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay, dtype=c.settings.dtype)
+                params = init_adapter(key, shapes, rank=s.lora_rank, matrices=s.lora_matrices)
+            else:
+                if params is None:
+                    N_C = len(self._description.labels)
+                    params = init_model(key, s.task, config, scheme=s.init, N_C=N_C)
+                params = padded(params, config.N_V, s.vocabulary_multiple)
+            return init_state(params, self._optimizer, ema_decay=s.ema_decay, dtype=s.dtype)
 
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._frozen)
         template = self._placement.placed(jax.eval_shape(begin, self._init_key, self._initial))

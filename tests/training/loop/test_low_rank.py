@@ -7,7 +7,7 @@ import pytest
 
 from tests.training_cases import N_V, data_for, make_trainer, settings_for
 from training.loop.optimizers import decays, optimizer_from
-from training.loop.train_step import batch_loss, init_state, make_step
+from training.loop.train_step import LossScale, batch_loss, init_state, make_step
 from training.runs.checkpoints import read_checkpoint, saved_steps
 from training.runs.directory import FROZEN, Description, RunDirectory, RunError, frozen_fingerprint, load_run
 from training.runs.interrupts import Interrupted
@@ -118,8 +118,8 @@ def test_defaults_follow_from_the_rank():
         ({"lora_rank": 2}, "--lora-rank: expected --from RUN, the model to adapt, got none"),
         ({"start_from": "x", "lora_rank": -1}, "--lora-rank: expected at least 0"),
         ({"start_from": "x", "lora_rank": 2, "lora_alpha": -1.0}, "--lora-alpha: expected a positive number, got -1.0"),
-        ({"start_from": "x", "lora_alpha": 1.0}, "--lora-alpha: expected --lora-rank beside it, got none"),
-        ({"lora_matrices": ["W_q"]}, "--lora-matrices: expected --lora-rank beside it, got none"),
+        ({"start_from": "x", "lora_alpha": 1.0}, "--lora-alpha: expected --lora-rank with it, got none"),
+        ({"lora_matrices": ["W_q"]}, "--lora-matrices: expected --lora-rank with it, got none"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_said(values, message):
@@ -226,6 +226,13 @@ def test_the_best_adapter_is_kept(base, tmp_path):
     expected = merged(load_run(base).theta, jax.tree.map(jnp.asarray, kept), 1.5)
     np.testing.assert_array_equal(load_run(files.path).theta.layers.mlp.W_mlp1, expected.layers.mlp.W_mlp1)
     assert results["loss"] > 0
+
+
+def test_the_loss_of_an_adapter_is_scaled_in_float16(base, tmp_path):
+    trained(tmp_path / "run", base, dtype="float16")
+    template = {"loss_scale": jax.eval_shape(LossScale.first)}
+    found = read_checkpoint(RunDirectory(tmp_path / "run").checkpoints, 8, template).trees["loss_scale"]
+    assert found.scale > 1
 
 
 def test_a_model_that_is_gone_or_has_changed_is_said(base, tmp_path):
