@@ -285,7 +285,7 @@ class Settings:
             raise SettingsError(f"--lora-alpha: expected a positive number, got {self.lora_alpha}")
         if not self.lora_rank and (self.lora_alpha or self.lora_matrices):
             name = "lora_alpha" if self.lora_alpha else "lora_matrices"
-            raise SettingsError(f"{flag(name)}: expected --lora-rank beside it, got none; give the rank")
+            raise SettingsError(f"{flag(name)}: expected --lora-rank with it, got none; give the rank")
 
 
 GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "mesh": "running"}

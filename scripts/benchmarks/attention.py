@@ -1,4 +1,4 @@
-"""Causal attention, forward and backward: every implementation beside the paper's lines and PyTorch's SDPA."""
+"""Causal attention, forward and backward: all implementations, compared with the paper's lines and PyTorch's SDPA."""
 
 import functools
 import importlib.util
@@ -69,7 +69,7 @@ def memory() -> str:
 
 
 def windows(rounds: int) -> str:
-    """Return the time of GPT-3's locally banded attention beside dense attention, as a Markdown table."""
+    """Return the times of GPT-3's locally banded attention and of dense attention as a Markdown table."""
     width, passes = 256, "forward and backward"
     header = ["l", "dense ms", "window ms", "dense / window", "window MB"]
     rows = []

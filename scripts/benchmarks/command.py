@@ -1,4 +1,4 @@
-"""Measure the speed and memory of the algorithms beside alternatives, and print Markdown tables.
+"""Compare the speed and memory of the algorithms with alternatives, and print Markdown tables.
 
     python scripts/benchmark.py                 everything, some minutes
     python scripts/benchmark.py attention       one part

@@ -1,4 +1,4 @@
-"""Generation from a cache: beside Hugging Face, by context length, and beside the memory bandwidth."""
+"""Generation from a cache, compared with Hugging Face's, by context length, and with the memory bandwidth."""
 
 import importlib
 import importlib.util
@@ -68,7 +68,7 @@ def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
 
 
 def beside_pytorch(rounds: int) -> str:
-    """Return a table of generation beside Hugging Face's, at batch 1 and 16, with its faster number of threads."""
+    """Return a table of generation here and by Hugging Face (at its faster number of threads), at batch 1 and 16."""
     model, theirs = generator(SMALL), hugging_face(SMALL)
     rows = []
     for B in (1, 16):
@@ -88,7 +88,7 @@ def beside_pytorch(rounds: int) -> str:
 
 
 def beside_llama(rounds: int) -> str:
-    """Return a table of a Llama of 135M parameters at batch 1, by type of the weights, beside Hugging Face's."""
+    """Return a table of a Llama of 135M parameters at batch 1, here and at Hugging Face, by type of the weights."""
     prompts = np.random.default_rng(0).integers(LLAMA_135M.N_V, size=(1, PROMPT))
     candidates = {
         "float32": greedy(generator(LLAMA_135M), prompts),
@@ -112,9 +112,9 @@ WORK = {1: (512, 32), 8: (32, 16), 16: (32, 16)}
 
 
 def llama_by_work(rounds: int) -> str:
-    """Return a table of that Llama in float32 beside Hugging Face's: the time of the first token, and of a further one.
+    """Return a table of that Llama's time in float32, here and at Hugging Face, to the first token and per later token.
 
-    A further token's time is that of all tokens but the first, divided by their number.
+    The latter is the time of all tokens but the first, divided by their number.
     """
     ours, theirs = generator(LLAMA_135M), continuing(hugging_face(LLAMA_135M))
     rows = []

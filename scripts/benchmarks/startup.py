@@ -36,9 +36,9 @@ def _commands(place: Path, i: int) -> dict[str, list[str]]:
     imports = "import jax, jax.numpy, jaxtyping, numpy, optax"
     return {
         "`train.py`, empty cache": [*train, "--run", str(place / f"cold-{i}"), "--clear-compilation-cache"],
-        "`train.py`, what it compiles is in the cache": [*train, "--run", str(place / f"warm-{i}")],
+        "`train.py`, filled cache": [*train, "--run", str(place / f"warm-{i}")],
         "`generate.py`, empty cache": [*generate, "--clear-compilation-cache"],
-        "`generate.py`, what it compiles is in the cache": generate,
+        "`generate.py`, filled cache": generate,
         "`import algorithms`": ["-c", "import algorithms"],
         f"`{imports}`": ["-c", imports],
     }

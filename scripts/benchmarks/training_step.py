@@ -1,4 +1,4 @@
-"""A full training step of Algorithm 10 with AdamW, beside Hugging Face's GPT-2 in PyTorch at the same sizes."""
+"""A full training step of Algorithm 10 with AdamW, compared with Hugging Face's GPT-2 in PyTorch of the same sizes."""
 
 import functools
 import importlib.util

@@ -122,8 +122,8 @@ def add_inference(add: Callable[..., Any]) -> None:
 
 
 def placement_of(mesh: str) -> Placement | None:
-    """Return the placement on a mesh; None for one device. Raises MeshError if the mesh is invalid or does not have as
-    many devices as there are.
+    """Return the placement on a mesh; None for one device. Raises MeshError if the mesh is invalid, or for another
+    number of devices.
     """
     if not mesh:
         return None

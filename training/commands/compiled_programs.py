@@ -1,4 +1,4 @@
-"""The store behind JAX's compilation cache: compiled programs on disk, by key.
+"""The store of JAX's compilation cache: compiled programs on disk, by key.
 
 JAX computes the key from the program, its shapes, the versions of JAX and XLA, the options, the devices and the
 processor's features. JAX's own bounded store is not used: it writes files in place, so a process that is killed leaves

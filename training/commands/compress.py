@@ -2,7 +2,7 @@
 
     scripts/compress.py RUN compress book.txt book.fat
     scripts/compress.py RUN decompress book.fat book.txt
-    scripts/compress.py RUN report book.txt                # only the bits per byte, beside those of xz and bzip2
+    scripts/compress.py RUN report book.txt                # prints the bits per byte, and those of xz and bzip2
 
 A file is decompressed by the same run, on the machine that compressed it. Exit status: 0 done; 2 invalid usage or
 input; 130 after Ctrl-C.

@@ -1,4 +1,4 @@
-"""Evaluate a trained run on held-out data, beside simpler methods.
+"""Evaluate a trained run on held-out data, and compare it with simpler methods.
 
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000

@@ -65,7 +65,7 @@ class Pace:
 class Display:
     """Shows steps, loss, tokens per second and the time left, and at every evaluation its loss and a sample.
 
-    If `quiet`, it shows only where a training resumes, and warnings.
+    If `quiet`, it shows only the step that a training resumes from, and warnings.
     """
 
     def __init__(self, settings: Settings, *, quiet: bool) -> None:

@@ -60,7 +60,7 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
 
 
 def enter() -> None:
-    """In the child: print where the parent prints, leave JAX's output to the log, and exit when the parent is gone."""
+    """In the child: print to the parent's streams, leave JAX's output in the log, and exit when the parent is gone."""
     for name, stream in zip(("stdout", "stderr"), os.environ[STREAMS].split(), strict=True):
         setattr(sys, name, os.fdopen(int(stream), "w", buffering=1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the parent, which forwards it

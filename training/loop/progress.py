@@ -1,4 +1,4 @@
-"""The training loop's state besides the arrays, and its measured rates."""
+"""The training loop's state other than arrays, and its rates."""
 
 import dataclasses
 import math

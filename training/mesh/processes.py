@@ -162,7 +162,7 @@ def _check(address: str, count: int | None, index: int | None) -> None:
     if not host or not port.isdecimal():
         raise ProcessesError(f"--coordinator: expected HOST:PORT or {AUTOMATIC}, got {address!r}")
     if count is None or index is None:
-        raise ProcessesError("--coordinator: expected --num-processes and --process-id beside it, got none; give both")
+        raise ProcessesError("--coordinator: expected --num-processes and --process-id with it, got none; give both")
     if not 0 <= index < count:
         raise ProcessesError(f"--process-id: expected 0 to {count - 1}, one less than --num-processes, got {index}")
 

@@ -1,4 +1,4 @@
-"""The key-value store of JAX's coordinator, by which processes exchange messages outside the computation.
+"""The key-value store of JAX's coordinator, through which processes exchange messages outside the computation.
 
 It is internal to JAX, because no public API serves. A collective operation (`jax.experimental.multihost_utils`) waits
 for every process, so forever for one that is gone. JAX's own heartbeat (`heartbeat_timeout_seconds` of

@@ -15,7 +15,7 @@ from training.disk import parse_json, write_atomically
 
 
 class Writer(Protocol):
-    """Receives scalars besides metrics.jsonl."""
+    """Another destination of the metrics."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
         """Write a number."""

@@ -23,7 +23,7 @@ class Task:
     init: Callable[..., Any]  # initializer: ``init(key, config, scheme=…)``, with ``N_C=…`` if the records are labeled
     objective: Objective  # the loss to minimize
     flops: Callable[[Any, int], int]  # (sizes, tokens) → FLOPs of a sequence's matrix products in the forward pass
-    settings: tuple[str, ...]  # settings besides the common ones
+    settings: tuple[str, ...]  # names of its settings, in addition to the common ones
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # defaults that differ from the common ones
     extra_tokens: int = 0  # tokens of the model after the tokenizer's
 

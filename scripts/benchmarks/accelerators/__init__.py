@@ -1,4 +1,4 @@
-"""Costs of steps on TPUs and H100s, estimated from compiled programs, beside a plain GPT-2; nothing is run."""
+"""Costs of steps on TPUs and H100s, read from compiled programs, compared with plain models; nothing is run."""
 
 import os
 import subprocess

@@ -41,7 +41,7 @@ def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
         fcntl.flock(_LOCK[0], fcntl.LOCK_EX)
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except Exception as error:  # libtpu raises errors of its own
+    except Exception as error:  # whatever libtpu raises
         raise ValueError(f"libtpu gives no topology {topology!r}: {str(error).splitlines()[0]}") from error
     return _mesh(devices, chips)
 

@@ -38,7 +38,7 @@ LLAMA_1G = Model("Llama 1.1 G", LLAMA, llama.LLAMA_1G, llama)
 class Case(NamedTuple):
     """A step on one device."""
 
-    device: str  # "h100", or a TPU topology, of which one chip is used
+    device: str  # "h100", or a TPU topology (its first chip is used)
     B: int  # sequences
     remat: bool = False  # whether a training step recomputes the layers' activations
     model: Model = GPT2_124M

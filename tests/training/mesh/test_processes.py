@@ -267,7 +267,7 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
     ("arguments", "message"),
     [
         (("localhost", 2, 0), r"--coordinator: expected HOST:PORT or auto, got 'localhost'"),
-        (("localhost:1", None, 0), r"--coordinator: expected --num-processes and --process-id beside it, got none"),
+        (("localhost:1", None, 0), r"--coordinator: expected --num-processes and --process-id with it, got none"),
         (("localhost:1", 2, 2), r"--process-id: expected 0 to 1, one less than --num-processes, got 2"),
     ],
 )
