@@ -33,7 +33,7 @@ FINE_TUNING: dict[str, Any] = {"optimizer": "adamw", "schedule": "cosine"}
 FINE_TUNING_DIVISOR = 40
 """Divisor of the default learning rates in fine-tuning."""
 LOW_RANK_DIVISOR = 4
-"""The divisor for low-rank adapters, which need ten times the learning rate (and no weight decay)."""
+"""The divisor for low-rank adapters, which tolerate ten times higher learning rates (and need no weight decay)."""
 RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
 """Optimizers with weight decay."""

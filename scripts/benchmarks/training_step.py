@@ -98,15 +98,13 @@ def loss(
     variant: Variant,
     implementation: Implementation = "auto",
     dtype: Any = jnp.bfloat16,
-    **layers: bool,
+    remat: bool = False,
+    unroll: bool = False,
 ) -> jax.Array:
-    """Return the nats of the next tokens of x: [B, l], divided by the size of x; computed in ``dtype``.
-
-    ``layers`` are ``remat`` and ``unroll`` of `d_hidden_state`.
-    """
+    """Return the nats of the next tokens of x: [B, l], divided by the size of x; computed in ``dtype``."""
     theta = jax.tree.map(lambda a: a.astype(dtype), theta)
     W_u, targets = variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1)
-    X = d_hidden_state(x, theta, variant=variant, implementation=implementation, **layers)
+    X = d_hidden_state(x, theta, variant=variant, implementation=implementation, remat=remat, unroll=unroll)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
     return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 

@@ -103,13 +103,14 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:
     """Yield the prompts, or stdin, line by line if the run takes lines; with --shots, each after the examples."""
+    lines = (line.rstrip("\n") for line in sys.stdin)
     if arguments.shots:
-        shots, prompts = read_shots(arguments.shots), arguments.prompt or (line.rstrip("\n") for line in sys.stdin)
-        yield from (few_shot(shots, prompt) for prompt in prompts)
+        shots = read_shots(arguments.shots)
+        yield from (few_shot(shots, prompt) for prompt in arguments.prompt or lines)
     elif arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        yield from lines
     else:
         yield "".join(sys.stdin)
 

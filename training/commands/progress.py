@@ -49,7 +49,8 @@ class Pace:
     def _window(self) -> _Seen:
         if not self._seen:
             return _Seen(0, 0.0, 0.0)
-        return _Seen(*(last - first for first, last in zip(self._seen[0], self._seen[-1], strict=True)))
+        first, last = self._seen[0], self._seen[-1]
+        return _Seen(last.step - first.step, last.seconds - first.seconds, last.tokens - first.tokens)
 
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second, or None if it is too early to tell."""

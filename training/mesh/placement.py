@@ -74,8 +74,8 @@ class Placement:
         """Return the sequences of a batch that the devices of this process need."""
         if jax.process_count() == 1:
             return slice(None)
-        places = self.of_batch.addressable_devices_indices_map((batch_size,)).values()
-        ranges: list[Any] = [rows.indices(batch_size) for (rows,) in places]
+        places: Any = self.of_batch.addressable_devices_indices_map((batch_size,)).values()
+        ranges = [rows.indices(batch_size) for (rows,) in places]
         return slice(min(first for first, _, _ in ranges), max(end for _, end, _ in ranges))
 
     def batch(self, arrays: Mapping[str, np.ndarray], batch_size: int) -> Mapping[str, Any]:

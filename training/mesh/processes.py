@@ -109,7 +109,7 @@ class Processes:
         return self.count > 1 and multihost_utils.reached_preemption_sync_point(step)
 
     def leave(self, reason: str = "") -> None:
-        """Leave the others: at once, telling them a reason, or without one when all are done."""
+        """Leave the other processes: with a reason, tell them and return; without one, wait until all are done."""
         if self._store is None or self._left.is_set():
             return
         self._speaks.acquire()  # never released: if the watching thread has it, that thread ends the process
