@@ -26,7 +26,7 @@ Arguments = Sequence[str] | None
 
 EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
-PIPE = 128 + signal.SIGPIPE
+BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
@@ -57,7 +57,7 @@ def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
         return _failed(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
     except BrokenPipeError:  # `| head -1`: the reader closed the pipe
         _discard_output()
-        return PIPE
+        return BROKEN_PIPE
     except (ValueError, OverflowError, RecursionError) as error:
         return _failed(name, str(error), 2)
     except OSError as error:

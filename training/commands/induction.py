@@ -36,9 +36,9 @@ from training.runs.directory import Run, load_run
 
 EVERY = 25
 """Steps between two measurements."""
-LEAST_PREVIOUS = 0.2
+MIN_PREVIOUS = 0.2
 """Minimum score of a previous-token head, in the models trained here."""
-LEAST = 0.3
+MIN_INDUCTION = 0.3
 """Minimum score of an induction head."""
 B, LENGTH, DRAWS = 4, 50, 5
 """Sequences that a run reads twice, tokens of each, and random draws of other heads."""
@@ -109,7 +109,7 @@ def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
         numbers.append(step)
     heads = list(np.ndindex(L, experiment.CONFIG.H))
     each = [induction.loss_without(theta, tokens, jnp.array([head]), **options) for head in heads]
-    previous = [head for head in heads if found[-1].previous[head] >= LEAST_PREVIOUS]
+    previous = [head for head in heads if found[-1].previous[head] >= MIN_PREVIOUS]
     together = found[-1].again
     if previous:
         together = induction.loss_without(theta, tokens, jnp.array(previous), **options)
@@ -131,7 +131,7 @@ def report(L: int, seed: int, trained: Trained) -> None:
     for l, h in np.ndindex(last.previous.shape):
         scores = f"{last.previous[l, h]:14.2f} {last.induction[l, h]:10.2f}"
         print(f"  ({l}, {h})  {scores}  {trained.without[l, h]:26.2f}")
-    names = ", ".join(f"({l}, {h})" for l, h in np.argwhere(last.previous >= LEAST_PREVIOUS)) or "none"
+    names = ", ".join(f"({l}, {h})" for l, h in np.argwhere(last.previous >= MIN_PREVIOUS)) or "none"
     print(f"  without all previous-token heads, {names}: {trained.without_previous:.2f}")
     print(f"  largest K-composition of two heads: {trained.K[0].max():.2f} before, {trained.K[-1].max():.2f} after")
 
@@ -200,7 +200,7 @@ def find(run: Run, path: Path) -> None:
     tokens = induction.twice(rng.choice(ordinary, (B, n)), np.array(before, int))
     say(f"reading {B} sequences of {n} random tokens twice")
     found = jax.tree.map(np.asarray, induction.measured(run.theta, tokens, variant=variant))
-    heads = induction.induction_heads(found.induction, LEAST)
+    heads = induction.induction_heads(found.induction, MIN_INDUCTION)
     print(f"loss on random tokens: {found.first:.2f} the first time, {found.again:.2f} the second")
     _draw_scores(found, path)
     if not len(heads):

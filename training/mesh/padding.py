@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-OF_VOCABULARY = {"W_e": -1, "W_u": -2, "b_u": -1}
+VOCABULARY_AXES = {"W_e": -1, "W_u": -2, "b_u": -1}
 """Parameter → its axis with an entry for each token."""
 
 
@@ -31,7 +31,7 @@ def padded(theta: Any, N_V: int, multiple: int) -> Any:
         widths = [(0, more if i == axis % array.ndim else 0) for i in range(array.ndim)]
         return jnp.pad(array, widths)
 
-    return _of_vocabulary(theta, N_V, of_leaf) if more else theta
+    return _map_vocabulary(theta, N_V, of_leaf) if more else theta
 
 
 def unpadded(theta: Any, N_V: int, multiple: int) -> Any:
@@ -41,12 +41,12 @@ def unpadded(theta: Any, N_V: int, multiple: int) -> Any:
     def of_leaf(array, axis):
         return array[(..., slice(N_V), *[slice(None)] * (-1 - axis))]
 
-    return _of_vocabulary(theta, size, of_leaf) if size > N_V else theta
+    return _map_vocabulary(theta, size, of_leaf) if size > N_V else theta
 
 
-def _of_vocabulary(theta: Any, size: int, function: Callable[[Any, int], Any]) -> Any:
+def _map_vocabulary(theta: Any, size: int, function: Callable[[Any, int], Any]) -> Any:
     def of_leaf(path, leaf):
-        axis = OF_VOCABULARY.get(path[-1].name)
+        axis = VOCABULARY_AXES.get(path[-1].name)
         return leaf if axis is None or leaf.shape[axis] != size else function(leaf, axis)
 
     return jax.tree_util.tree_map_with_path(of_leaf, theta)

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from training.mesh.shape import OF_BATCH, check_devices, parse, written
+from training.mesh.shape import BATCH_AXES, check_devices, parse, written
 from training.mesh.table import spec_of
 
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
@@ -98,7 +98,7 @@ class Placement:
     @property
     def of_batch(self) -> Sharding:
         """The sharding of a batch's arrays."""
-        return self._on_mesh(P(tuple(axis for axis in OF_BATCH if axis in self.sizes)))
+        return self._on_mesh(P(tuple(axis for axis in BATCH_AXES if axis in self.sizes)))
 
     def gathered(self, tree: Any) -> Any:
         """Return a pytree with each array whole: on one device, or in NumPy in each of several processes."""

@@ -16,9 +16,9 @@ from jax.experimental import multihost_utils
 
 from training.mesh.store import Store
 
-BEAT = 2.0  # seconds between two heartbeats
+HEARTBEAT = 2.0  # seconds between two heartbeats
 SILENCE = 30.0  # seconds without a heartbeat after which a process counts as gone
-TO_AGREE = 1800.0  # seconds to wait for the other processes, which may still tokenize their data
+AGREEMENT_TIMEOUT = 1800.0  # seconds to wait for the other processes, which may still tokenize their data
 AUTOMATIC = "auto"
 
 
@@ -37,7 +37,7 @@ class Processes:
     def __init__(self) -> None:
         self.index, self.count = 0, 1
         self._store: Store | None = None
-        self._left, self._speaks = threading.Event(), threading.Lock()
+        self._left, self._ending = threading.Event(), threading.Lock()
 
     @property
     def is_main(self) -> bool:
@@ -82,7 +82,7 @@ class Processes:
         if self._store is None:
             return
         self._store.put(f"{what}/{self.index}", json.dumps(facts, default=str))
-        all_facts = [json.loads(self._store.wait_for(f"{what}/{i}", TO_AGREE)) for i in range(self.count)]
+        all_facts = [json.loads(self._store.wait_for(f"{what}/{i}", AGREEMENT_TIMEOUT)) for i in range(self.count)]
         for i, facts_of_i in enumerate(all_facts):
             for name, value in all_facts[0].items():
                 if facts_of_i.get(name) != value:
@@ -97,7 +97,7 @@ class Processes:
             return value
         if self.is_main:
             self._store.put(what, value)
-        return self._store.wait_for(what, TO_AGREE)
+        return self._store.wait_for(what, AGREEMENT_TIMEOUT)
 
     def wait_for_all(self, what: str) -> None:
         """Wait until all processes call this."""
@@ -112,7 +112,7 @@ class Processes:
         """Leave the other processes: with a reason, tell them and return; without one, wait until all are done."""
         if self._store is None or self._left.is_set():
             return
-        self._speaks.acquire()  # never released: if the watching thread has it, that thread ends the process
+        self._ending.acquire()  # never released: if the watching thread has it, that thread ends the process
         self._left.set()
         if reason:
             self._tell(self._store, reason)
@@ -123,12 +123,12 @@ class Processes:
         """Tell the others why this process ends; the coordinator waits until they have read it."""
         with contextlib.suppress(Exception):  # the coordinator may be gone
             store.put(f"gone/{self.index}", reason)
-            threading.Event().wait(2 * BEAT if self.is_main else 0)
+            threading.Event().wait(2 * HEARTBEAT if self.is_main else 0)
 
     def _watch(self, store: Store) -> None:
         heard = {i: ("", 0) for i in range(self.count) if i != self.index}
         for n in itertools.count(1):
-            if self._left.wait(BEAT):
+            if self._left.wait(HEARTBEAT):
                 return
             try:
                 store.replace(f"beat/{self.index}", str(n))
@@ -142,7 +142,7 @@ class Processes:
                 return
 
     def _end(self, store: Store, reason: str) -> None:
-        if self._speaks.acquire(blocking=False):
+        if self._ending.acquire(blocking=False):
             self._tell(store, reason)
             self._on_loss(reason)
 
@@ -152,7 +152,7 @@ class Processes:
                 return f"process {i} ended: {gone[f'gone/{i}']}"
             beat = beats.get(f"beat/{i}", "")
             heard[i] = beat, 0 if beat != last else unchanged + 1
-            if heard[i][1] * BEAT >= SILENCE:
+            if heard[i][1] * HEARTBEAT >= SILENCE:
                 return f"process {i} has not answered for {SILENCE:.0f} seconds"
         return ""
 

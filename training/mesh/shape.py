@@ -12,7 +12,7 @@ AXES = {
     "model": "divides heads, hidden units and vocabulary",
 }
 """The axes of a mesh; along the last one, devices are neighbors."""
-OF_BATCH = ("replica", "data")
+BATCH_AXES = ("replica", "data")
 """The axes that divide the sequences of a batch."""
 
 
@@ -76,7 +76,7 @@ def check_sizes(settings: Settings, N_V: int | None = None) -> None:
     Raises MeshError if it does not, or is not a mesh.
     """
     sizes, parts = parse(settings.mesh), settings.accumulation_steps
-    split = {axis: n for axis, n in sizes.items() if axis in OF_BATCH}
+    split = {axis: n for axis, n in sizes.items() if axis in BATCH_AXES}
     n = math.prod(split.values())
     if settings.batch_size % (n * parts):
         each = f"batch_size is {settings.batch_size}" + (f" in {parts} parts" if parts > 1 else "")

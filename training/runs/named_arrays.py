@@ -14,7 +14,7 @@ import safetensors
 import safetensors.numpy
 from jax.sharding import Sharding
 
-AT_ONCE = 1 << 22
+CHUNK = 1 << 22
 """Bytes of an array to read at once."""
 
 ALIGNMENT = 64
@@ -75,8 +75,8 @@ def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum:
 
 
 def _chunks(rows: range, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[slice]:
-    """Split rows of an array into chunks of at most AT_ONCE bytes."""
-    step = max(1, AT_ONCE // max(1, math.prod(shape[1:]) * dtype.itemsize))
+    """Split rows of an array into chunks of at most CHUNK bytes."""
+    step = max(1, CHUNK // max(1, math.prod(shape[1:]) * dtype.itemsize))
     return (slice(i, min(i + step, rows.stop)) for i in range(rows.start, rows.stop, step))
 
 

@@ -29,7 +29,7 @@ def _is_on_host(leaf: Any) -> bool:
     return leaf.is_fully_addressable and all(device.platform == "cpu" for device in leaf.devices())
 
 
-def _along(xp: Any, axis: int, n: int) -> Any:
+def _axis_terms(xp: Any, axis: int, n: int) -> Any:
     """The axis's terms of the words' multipliers, by position: even, so that 1 plus all axes' terms is odd."""
     place = (xp.arange(n, dtype=xp.uint32) + xp.uint32(axis + 1)) * xp.uint32(0x9E3779B1)
     return (place ^ (place >> 15)) * xp.uint32(0x85EBCA76)
@@ -43,7 +43,7 @@ def _sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def _sum(words: jax.Array) -> jax.Array:
     place = jnp.ones((1,) * words.ndim, jnp.uint32)
     for axis, n in enumerate(words.shape):
-        place = place + _along(jnp, axis, n).reshape([n if i == axis else 1 for i in range(words.ndim)])
+        place = place + _axis_terms(jnp, axis, n).reshape([n if i == axis else 1 for i in range(words.ndim)])
     return (words * place).sum(dtype=jnp.uint32)
 
 
@@ -52,7 +52,7 @@ def _host_sum(words: np.ndarray) -> int:
     total = 0
     for axis in reversed(range(words.ndim)):
         others = words.sum(axis=tuple(range(axis)), dtype=np.uint32)
-        total += int((others * _along(np, axis, words.shape[axis])).sum(dtype=np.uint32))
+        total += int((others * _axis_terms(np, axis, words.shape[axis])).sum(dtype=np.uint32))
         words = words.sum(axis=axis, dtype=np.uint32)
     return (total + int(words)) % 2**32
 
