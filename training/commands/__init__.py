@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from training.disk import reason
+from training.runs.interrupts import handling
 
 __all__ = [
     "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
@@ -35,14 +36,14 @@ def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(argv: Arguments = None) -> int:
-        return _run(main, name, argv)
+        with handling(_exit):
+            return _run(main, name, argv)
 
     return run
 
 
 def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
     sys.excepthook = _main_thread_only
-    before = {number: signal.signal(number, _exit) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs pages about an error that we print
         status = main(argv)
@@ -66,9 +67,6 @@ def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
         return _failed(name, str(error), 1)
     except MemoryError:
         return _failed(name, "out of memory", 1)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _main_thread_only(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

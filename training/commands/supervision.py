@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from training.commands.terminal import say
+from training.runs.interrupts import handling
 
 STREAMS = "FORMAL_ALGORITHMS_STREAMS"
 """Environment variable that gives the child the parent's descriptors of stdout and stderr."""
@@ -42,12 +43,8 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
             signals.append(number)
 
         signals: list[int] = []
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handling(pass_on):
             status = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if status >= 0:
             Path(log.name).unlink()
             return status

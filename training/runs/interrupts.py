@@ -4,12 +4,13 @@ Python runs signal handlers between two bytecode instructions of the main thread
 would delay them. `Interrupts.run` does such work in another thread, while the main thread waits for it or for a signal.
 """
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,17 @@ class Interrupted(BaseException):
         self.working = working
 
 
+@contextlib.contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM by a function, and restore the handlers at the end."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 class Interrupts:
     """A context in which the first Ctrl-C or SIGTERM is recorded; the second ends the process at once.
 
@@ -40,18 +52,14 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.status = 0
-        self._before: dict[int, Any] = {}
+        self._handling = handling(self._handle)
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        self._handling.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *error: Any) -> None:
+        self._handling.__exit__(*error)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.status:
