@@ -1,4 +1,4 @@
-"""Files: read only if they are files, written whole or not at all, and what kept either from happening."""
+"""Files: reading only regular files, writing atomically, and the reasons for failures."""
 
 import contextlib
 import errno
@@ -15,18 +15,16 @@ KINDS: dict[str, Callable[[int], bool]] = {
     "a socket": stat.S_ISSOCK,
     "a directory": stat.S_ISDIR,
 }
-"""Kinds of paths that are not files."""
+"""Kinds of paths that are not regular files."""
 
 
 def reason(error: OSError) -> str:
-    """Return the operating system's message, or that of NumPy or a decompressor."""
+    """Return the operating system's message, or the library's if the error comes from NumPy or a decompressor."""
     return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def require_file(path: Path) -> Path:
-    """Return the path, if it is a file: a pipe would be waited for, and could not be read twice. Raises OSError if it
-    is something else, or there is nothing.
-    """
+    """Return the path, or raise OSError if it is not a regular file: reading a pipe would wait, and work only once."""
     mode = path.stat().st_mode
     for kind, is_one in KINDS.items():
         if is_one(mode):
@@ -35,9 +33,7 @@ def require_file(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8. Raises OSError if it cannot be read, or is not a file, and ValueError if it
-    is not UTF-8.
-    """
+    """Return the text of a file in UTF-8. Raises OSError if it cannot be read, and ValueError if it is not UTF-8."""
     try:
         return require_file(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -45,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a text in JSON, or raise ValueError if it is not JSON, or is nested too deeply to be read."""
+    """Return the value of a JSON text, or raise ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -53,11 +49,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` make a file beside `path`, and rename it when it is on the disk. Raises OSError if it cannot be
-    written; nothing is left of it then, and `path` is as it was.
+    """Call `write` with a temporary path beside `path`, flush the file to disk, and rename it. Raises OSError if it
+    cannot be written; `path` is unchanged then, and the temporary file is removed.
     """
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.unlink(missing_ok=True)  # a link would be written through
+    unfinished.unlink(missing_ok=True)  # writing through a link would change its target
     try:
         write(unfinished)
         with unfinished.open("rb") as file:

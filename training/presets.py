@@ -10,9 +10,9 @@ LLAMA_SIZES: dict[str, dict[str, Any]] = {
     "llama-1b": {"L": 22, "H": 32, "H_kv": 4, "d_e": 2048, "d_mlp": 5632, "l_max": 2048}
     | {"batch_size": 1024, "accumulation_steps": 64, "learning_rate": 4e-4, "steps": 480_000},
 }
-"""Llama's shape at three sizes: two of llama2.c's, and TinyLlama's, whose heads share keys and values."""
+"""Llama at three sizes: two of llama2.c's, and TinyLlama's, with grouped-query attention."""
 ADAMW = {"optimizer": "adamw", "schedule": "cosine", "warmup": 2000, "final_fraction": 0.1, "beta2": 0.95, "eps": 1e-8}
-"""How language models are trained since GPT-3."""
+"""The usual optimizer of language models since GPT-3."""
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "demo": (
         "d",
@@ -47,4 +47,4 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"warmup": 10_000, "final_fraction": 0.0, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01},
     ),
 }
-"""The task and the settings of known models by name: this project's demo, and models of the literature."""
+"""Name → task and settings: this project's demo, and published models."""

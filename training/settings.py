@@ -1,6 +1,6 @@
-"""The settings of a training run: every one with a default, a sentence of help, and a check.
+"""The settings of a training run, each with a default, a help text and a check.
 
-`training.tasks` knows which of them a task has, and where its defaults differ.
+`training.tasks` decides which of them a task has, and which of its defaults differ.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ VARIANTS = (
     "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3",
     "OLMO2", "GEMMA", "GEMMA2", "GEMMA3", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "BART", "T5", "MARIAN", "FSMT",
 )  # fmt: skip
-# A choice brings its own defaults; they hold where it differs from the task's own choice.
+# An optimizer or schedule sets other defaults if it is not the task's own.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "weight_decay": 0.0},
     "adam": {"learning_rate": 4e-3, "weight_decay": 0.0},
@@ -29,50 +29,59 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "vaswani": {"learning_rate": 1.0, "warmup": 4000},
 }
 FINE_TUNING: dict[str, Any] = {"optimizer": "adamw", "schedule": "cosine"}
-"""Defaults of a training that starts from a trained model, which would not survive muon's rates."""
+"""Defaults of a training that starts from a trained model, which muon's learning rates would destroy."""
 FINE_TUNING_DIVISOR = 40
-"""Its learning rates are those that an optimizer and a schedule bring, divided by this."""
+"""Divisor of the default learning rates in fine-tuning."""
 LOW_RANK_DIVISOR = 4
-"""The same where only low-rank matrices are trained, which bear ten times the rate (and have no weight decay)."""
+"""The divisor for low-rank adapters, which tolerate ten times higher learning rates (and need no weight decay)."""
 RATES = ("learning_rate", "embedding_learning_rate", "vector_learning_rate")
 DECAYING = ("adamw", "lion", "muon")
-"""The optimizers that have a weight decay."""
+"""Optimizers with weight decay."""
 REMAT: dict[str, Any] = {
     "nothing": False,
     "all-but-products": "all but products",
     "all-but-attention": "all but attention",
     "all": True,
 }
-
-
 PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_in", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
+EXPECTED = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    tuple[str, ...]: "a list of strings",
+}
+"""The types of settings, in words."""
+
+_MANY = 1 << 40
+_COUNT, _POSITIVE, _SHARE = (0, _MANY), (1, _MANY), (0, 1)
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting or an option; the paper's names stay as the paper writes them.
+    """Return the flag of a setting or an option; the paper's names keep the paper's spelling.
 
     Example:
         >>> flag("batch_size"), flag("l_max")
         ('--batch-size', '--l_max')
     """
-    name = {"start_from": "from"}.get(name, name)  # a word that Python keeps for itself
+    name = {"start_from": "from"}.get(name, name)  # a keyword of Python
     return "--" + (name if name in PAPER_NAMES else name.replace("_", "-"))
 
 
 class SettingsError(ValueError):
-    """A setting is unknown, of the wrong kind, or impossible; the message is one sentence."""
+    """A setting is unknown or invalid; the message is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting's description, for the command line."""
+    """A setting's description."""
 
-    help: str  # a sentence
+    help: str  # help text of its flag
     common: bool = True  # whether every task has it
     choices: tuple[str, ...] | None = None  # its values, if there are few
-    # whether a run may be resumed with another value: it changes no number, or only its rounding
-    continues: bool = False
-    depends: tuple[str, ...] = ()  # the settings that its default depends on
+    within: tuple[float, float] | None = None  # its least value, and the first that is too large
+    continues: bool = False  # whether a run may be resumed with another value: it changes nothing, or only rounding
+    depends: tuple[str, ...] = ()  # settings that its default depends on
 
 
 def _setting(default: Any, sentence: str, **options: Any) -> Any:
@@ -87,178 +96,170 @@ class Settings:
     # data
     data: tuple[str, ...] = _setting(
         ("docs",),
-        "a named data set (training/data/corpora lists them), files, directories of .txt and .md, or "
-        "hf:NAME:SPLIT:COLUMN to stream one of the hub; FILE=WEIGHT for each draws from them by weight",
+        "named data sets (listed in training/data/corpora), files, directories of .txt and .md files, or "
+        "hf:NAME:SPLIT:COLUMN to stream from the Hugging Face hub; FILE=WEIGHT samples them by weight",
     )
-    validation_data: tuple[str, ...] = _setting(
-        (), "files to validate on; without them, a part of the data is held out"
-    )
+    validation_data: tuple[str, ...] = _setting((), "files to validate on; if none, part of the data is held out")
     tokenizer: str = _setting(
-        "bpe",
-        "bytes, characters, words or bpe (built from the training data), or the path of a tokenizer",
+        "bpe", "bytes, characters, words or bpe (built from the training data), or the path of a tokenizer"
     )
-    N_V: int = _setting(2048, "size of the vocabulary that words and bpe aim at, with the three special tokens")
-    l_max: int = _setting(128, "longest sequence, in tokens")
+    N_V: int = _setting(2048, "target vocabulary size of words and bpe, including the three special tokens")
+    l_max: int = _setting(128, "maximum length of a sequence, in tokens")
     rows: str = _setting(
         "packed",
-        "how documents become sequences: cut into chunks, cut as one text into windows, or several packed in a row",
+        "how documents become sequences: cut into chunks, joined and cut into windows, or packed several to a row",
         common=False,
         choices=("chunks", "windows", "packed"),
     )
     masking: str = _setting(
-        "paper", "how tokens are hidden: Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
+        "paper", "how tokens are masked: by Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
     )
-    p_mask: float = _setting(0.15, "probability to hide a token", common=False)
+    p_mask: float = _setting(0.15, "probability of masking a token", common=False)
     pairs: tuple[str, ...] = _setting(
-        (), "pairs that the decoder learns besides: a named data set or files, as source, TAB and target", common=False
+        (), "pairs that the decoder also learns: a named data set or files of source, TAB and target", common=False
     )
     labeled: tuple[str, ...] = _setting(
-        (), "labeled texts that the decoder learns besides: likewise, as text, TAB and label", common=False
+        (), "labeled texts that the decoder also learns: a named data set or files of text, TAB and label", common=False
     )
     token_noise: float = _setting(
-        0.0, "probability to replace a token that the model reads in training by a random one", common=False
+        0.0, "probability of replacing an input token by a random one in training", common=False, within=_SHARE
     )
     token_deletion: float = _setting(
-        0.0, "probability to leave a token out of a source, or of a text to classify, in training", common=False
+        0.0, "probability of deleting an input token (of a source or a text) in training", common=False, within=_SHARE
     )
     fold: str = _setting(
-        "", "I/K: hold out the I-th of K equal parts of the training and validation data, from 1", common=False
+        "", "I/K: hold out fold I of K equal ones (from 1) of the training and validation data", common=False
     )
     # model
-    variant: str = _setting(
-        "PAPER",
-        "the pseudocode, or the published model that differs from it",
-        choices=VARIANTS,
-    )
+    variant: str = _setting("PAPER", "the pseudocode, or a published model that differs from it", choices=VARIANTS)
     L: int = _setting(4, "layers", common=False)
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
     shared_layers: int = _setting(
-        0, "how many layers in a row have the same parameters (0: all of ALBERT's, and 1, which is none, of others)"
+        0, "number of consecutive layers that share parameters; 0: all for ALBERT, else 1 (no sharing)", within=_COUNT
     )
-    patch: int = _setting(4, "side of a patch of an image, in pixels", common=False)
+    patch: int = _setting(4, "side of an image patch, in pixels", common=False)
     d_r: int = _setting(16, "channels of the residual block that embeds a patch", common=False)
-    n_groups: int = _setting(4, "groups of channels that its norms are taken over", common=False)
-    n_places: int = _setting(16, "rows of patches, and columns of patches, that an image may have", common=False)
+    n_groups: int = _setting(4, "channel groups of its group norms", common=False)
+    n_places: int = _setting(16, "maximum rows, and columns, of patches in an image", common=False)
     H: int = _setting(4, "heads")
-    H_kv: int = _setting(0, "heads of keys and values, each of which several heads share (0: as many as heads)")
-    d_e: int = _setting(128, "dimensions of the residual stream")
-    d_in: int = _setting(0, "rows of ALBERT's embeddings, which are projected to d_e (0: d_e)", common=False)
+    H_kv: int = _setting(0, "heads of keys and values, each shared by several query heads; 0: as many as heads")
+    d_e: int = _setting(128, "dimension of the residual stream")
+    d_in: int = _setting(
+        0, "dimension of ALBERT's embeddings, which are projected to d_e; 0: d_e", common=False, within=_COUNT
+    )
     d_mlp: int = _setting(512, "hidden units of an MLP")
     vocabulary_multiple: int = _setting(
-        1, "pad the embeddings to a multiple of this many tokens, so that the mesh divides them; padding is not a token"
+        1, "pad the vocabulary (not with tokens) to a multiple of this, which the mesh divides", within=_POSITIVE
     )
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
-    init: str = _setting("gpt2", "how parameters start", choices=("glorot", "gpt2"))
+    init: str = _setting("gpt2", "initialization of the parameters", choices=("glorot", "gpt2"))
     start_from: str = _setting(
-        "", "directory of a run or a checkpoint to continue from, with its sizes, parameters and tokenizer"
+        "", "directory of a run or a checkpoint to start from, with its sizes, parameters and tokenizer"
     )
     lora_rank: int = _setting(
-        0, "train only low-rank matrices B A of this rank beside the frozen ones of --from; 0: train all", common=False
+        0, "train only adapters B A of this rank, for the model of --from; 0: train all", common=False, within=_COUNT
     )
     lora_alpha: float = _setting(
-        0.0,
-        "the matrices are W + s·B A, where s is this divided by the rank",
-        common=False,
-        depends=("lora_rank",),
+        0.0, "s times the rank, where adapted matrices are W + s·B A", common=False, depends=("lora_rank",)
     )
     lora_matrices: tuple[str, ...] = _setting(
-        (), "the layers' matrices that get such ones, as W_q W_v; without it, all of them", common=False
+        (), "matrices of the layers to adapt, such as W_q W_v; if none, all of them", common=False
     )
-    dropout: float = _setting(0.0, "probability to drop an attention weight or an activation of an MLP")
+    dropout: float = _setting(
+        0.0, "probability of dropping an attention weight or an activation of an MLP", within=_SHARE
+    )
     # optimization
-    steps: int = _setting(600, "updates of the parameters")
-    batch_size: int = _setting(16, "sequences in an update")
+    steps: int = _setting(600, "updates of the parameters", within=_POSITIVE)
+    batch_size: int = _setting(16, "sequences per update", within=_POSITIVE)
     accumulation_steps: int = _setting(
-        1,
-        "parts that a batch is computed in, one after another, to save memory; more where it is short",
-        continues=True,
+        1, "sequential parts of a batch, to save memory; raised if memory is short", continues=True, within=_POSITIVE
     )
-    seed: int = _setting(0, "decides parameters, order of the data, masks and dropout")
-    optimizer: str = _setting("muon", "the update rule", choices=tuple(OPTIMIZERS), depends=("start_from",))
+    seed: int = _setting(
+        0, "random seed of the parameters, the order of the data, the masks and dropout", within=(0, 1 << 32)
+    )
+    optimizer: str = _setting("muon", "update rule", choices=tuple(OPTIMIZERS), depends=("start_from",))
     learning_rate: float = _setting(
         2e-2,
-        "its largest learning rate, of muon that of the matrices; with the schedule vaswani, a factor",
+        "peak learning rate; muon's is that of the matrices, and the schedule vaswani multiplies by it",
         depends=("optimizer", "schedule", "start_from", "lora_rank"),
     )
     embedding_learning_rate: float = _setting(
-        1e-2, "muon's largest learning rate of W_e, W_p, W_u and W_c, by Adam", depends=("start_from",)
+        1e-2, "muon's peak learning rate of W_e, W_p, W_u and W_c, by Adam", depends=("start_from",)
     )
     vector_learning_rate: float = _setting(
-        4e-3, "muon's largest learning rate of biases and norms, by Adam", depends=("start_from",)
+        4e-3, "muon's peak learning rate of biases and norms, by Adam", depends=("start_from",)
     )
-    schedule: str = _setting(
-        "linear", "how the learning rate changes", choices=tuple(SCHEDULES), depends=("start_from",)
-    )
+    schedule: str = _setting("linear", "learning-rate schedule", choices=tuple(SCHEDULES), depends=("start_from",))
     warmup: int = _setting(
-        0, "steps over which the learning rate rises; a tenth of all unless given", depends=("steps", "schedule")
+        0, "warmup steps; unless given, a tenth of all steps", depends=("steps", "schedule"), within=_COUNT
     )
     final_fraction: float = _setting(
-        0.0, "share of the learning rate that cosine, linear and wsd end with", depends=("schedule",)
+        0.0, "final fraction of the peak rate for cosine, linear and wsd", depends=("schedule",), within=(0, 1.0000001)
     )
-    momentum: float = _setting(0.95, "decay rate of muon's momentum, which is Nesterov's")
-    beta1: float = _setting(0.9, "decay rate of Adam's first moment, and lion's")
-    beta2: float = _setting(0.98, "decay rate of Adam's second moment, and lion's momentum", depends=("optimizer",))
-    eps: float = _setting(1e-9, "what Adam adds to the root of its second moment")
+    momentum: float = _setting(0.95, "decay rate of muon's Nesterov momentum", within=_SHARE)
+    beta1: float = _setting(0.9, "decay rate of Adam's and lion's first moment", within=_SHARE)
+    beta2: float = _setting(
+        0.98, "decay rate of Adam's second moment, and of lion's momentum", depends=("optimizer",), within=_SHARE
+    )
+    eps: float = _setting(1e-9, "Adam's ε, added to the root of the second moment")
     weight_decay: float = _setting(
-        0.1, "of adamw, lion and muon; biases, norms and embeddings are spared", depends=("optimizer", "lora_rank")
+        0.1, "weight decay of matrices, for adamw, lion and muon", depends=("optimizer", "lora_rank"), within=_COUNT
     )
-    clip_norm: float = _setting(1.0, "largest global norm of a gradient; 0 leaves gradients as they are")
-    label_smoothing: float = _setting(0.0, "share of the target that is spread over all tokens")
+    clip_norm: float = _setting(1.0, "maximum global norm of a gradient; 0: no clipping", within=_COUNT)
+    label_smoothing: float = _setting(0.0, "share of the target distribution that is uniform", within=_SHARE)
     ema_decay: float = _setting(
-        0.0,
-        "decay of an exponential moving average of the parameters, which is then what is evaluated and kept; 0: none",
+        0.0, "decay of an exponential moving average of the parameters to evaluate and save; 0: none", within=_SHARE
     )
     dtype: str = _setting(
         "float32",
-        "of the computation; parameters and optimizer stay float32; in float16 the loss is scaled",
+        "type of the computation; parameters and optimizer state stay float32; float16 scales the loss",
         choices=("float32", "bfloat16", "float16"),
     )
     remat: str = _setting(
         "nothing",
-        "what the backward pass recomputes of each layer, to save memory; with all, attention's kernel runs twice",
+        "what the backward pass recomputes in each layer, to save memory; all also reruns attention's kernel",
         choices=tuple(REMAT),
     )
     unroll: bool = _setting(
-        False,
-        "compile each layer for itself: faster steps on an accelerator, and several times the time to compile them",
-        continues=True,
+        False, "compile each layer separately: faster steps on accelerators, much slower compilation", continues=True
     )
     # running
     mesh: str = _setting(
         "",
-        "how devices divide the work, such as data=4,model=2: replica and data divide the batch, data the parameters, "
-        "model heads, hidden units and vocabulary, and context the tokens of a sequence; without it, one device",
+        "how to divide the work among devices, such as data=4,model=2: replica and data divide the batch, data also "
+        "the parameters, model the heads, hidden units and vocabulary, context the tokens; without it, one device",
         continues=True,
     )
-    log_every: int = _setting(1, "steps between two lines of metrics.jsonl", continues=True)
-    eval_every: int = _setting(100, "steps between two evaluations on held-out data", continues=True)
+    log_every: int = _setting(1, "steps between lines of metrics.jsonl", continues=True, within=_POSITIVE)
+    eval_every: int = _setting(100, "steps between evaluations on held-out data", continues=True, within=_POSITIVE)
     eval_batches: int = _setting(
-        32,
-        "batches of an evaluation on the way, 0 for all; the last one is always on all held-out data",
-        continues=True,
+        32, "batches per evaluation, 0 for all; the final one uses all held-out data", continues=True, within=_COUNT
     )
     patience: int = _setting(
-        0, "evaluations without a better loss after which to stop, keeping the best parameters; 0: never"
+        0, "stop after this many evaluations without a better loss, keep the best parameters; 0: never", within=_COUNT
     )
-    explosion: float = _setting(10.0, "stop where the loss exceeds this multiple of a uniform guess's", continues=True)
-    checkpoint_every: int = _setting(200, "steps between two checkpoints", continues=True)
-    max_to_keep: int = _setting(2, "checkpoints to keep", continues=True)
-    tensorboard: bool = _setting(True, "whether to write TensorBoard's event files, too", continues=True)
+    explosion: float = _setting(
+        10.0, "stop if the loss exceeds this multiple of a uniform guess's", continues=True, within=(1, math.inf)
+    )
+    checkpoint_every: int = _setting(200, "steps between checkpoints", continues=True, within=_POSITIVE)
+    max_to_keep: int = _setting(2, "number of checkpoints to keep", continues=True, within=_POSITIVE)
+    tensorboard: bool = _setting(True, "whether to write TensorBoard event files", continues=True)
     wandb: bool = _setting(
-        False, "whether to write to Weights & Biases, too (WANDB_MODE=offline: to DIR/wandb)", continues=True
+        False, "whether to log to Weights & Biases (WANDB_MODE=offline: to DIR/wandb)", continues=True
     )
-    profile: bool = _setting(False, "whether to write a trace of some steps to DIR/profile", continues=True)
-    peak: float = _setting(0.0, "the machine's peak at matrix products in FLOP/s; 0: measure it", continues=True)
+    profile: bool = _setting(False, "whether to write a profiler trace of some steps to DIR/profile", continues=True)
+    peak: float = _setting(
+        0.0, "the machine's peak FLOP/s of matrix products; 0: measure it", continues=True, within=(0, math.inf)
+    )
 
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             if setting.choices and value not in setting.choices:
                 raise SettingsError(f"{flag(name)}: expected one of {', '.join(setting.choices)}, got {value!r}")
-        for name, (low, high) in _RANGES.items():
-            if not low <= getattr(self, name) < high:
-                value = getattr(self, name)
+            if setting.within and not setting.within[0] <= value < setting.within[1]:
+                low, high = setting.within
                 raise SettingsError(f"{flag(name)}: expected at least {low} and less than {high}, got {value}")
         if self.batch_size % self.accumulation_steps:
             raise SettingsError(
@@ -279,56 +280,24 @@ class Settings:
 
     def _check_low_rank(self) -> None:
         if self.lora_rank and not self.start_from:
-            raise SettingsError("--lora-rank: expected --from RUN, whose parameters it is beside, got none; name a run")
+            raise SettingsError("--lora-rank: expected --from RUN, the model to adapt, got none; name a run")
         if self.lora_rank and not 0 < self.lora_alpha < math.inf:
             raise SettingsError(f"--lora-alpha: expected a positive number, got {self.lora_alpha}")
         if not self.lora_rank and (self.lora_alpha or self.lora_matrices):
             name = "lora_alpha" if self.lora_alpha else "lora_matrices"
-            raise SettingsError(f"{flag(name)}: expected --lora-rank beside it, got none; give the rank")
+            raise SettingsError(f"{flag(name)}: expected --lora-rank with it, got none; give the rank")
 
 
 GROUPS = {"data": "data", "variant": "model", "steps": "optimization", "mesh": "running"}
-"""The groups of settings, by the first of each."""
+"""First setting of a group → the group's name."""
 SETTINGS: dict[str, Setting] = {
     field.name: field.metadata["setting"] for field in dataclasses.fields(Settings) if "setting" in field.metadata
 }
 KINDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
 
-_MANY = 1 << 40
-_RANGES = {
-    "shared_layers": (0, _MANY),
-    "d_in": (0, _MANY),
-    "steps": (1, _MANY),
-    "batch_size": (1, _MANY),
-    "accumulation_steps": (1, _MANY),
-    "vocabulary_multiple": (1, _MANY),
-    "seed": (0, 1 << 32),
-    "warmup": (0, _MANY),
-    "final_fraction": (0, 1.0000001),
-    "momentum": (0, 1),
-    "beta1": (0, 1),
-    "beta2": (0, 1),
-    "weight_decay": (0, _MANY),
-    "clip_norm": (0, _MANY),
-    "label_smoothing": (0, 1),
-    "ema_decay": (0, 1),
-    "lora_rank": (0, _MANY),
-    "dropout": (0, 1),
-    "token_noise": (0, 1),
-    "token_deletion": (0, 1),
-    "log_every": (1, _MANY),
-    "eval_every": (1, _MANY),
-    "eval_batches": (0, _MANY),
-    "patience": (0, _MANY),
-    "explosion": (1, float("inf")),
-    "checkpoint_every": (1, _MANY),
-    "max_to_keep": (1, _MANY),
-    "peak": (0, float("inf")),
-}
-
 
 def converted(name: str, value: Any) -> Any:
-    """Return the value of a setting from JSON, or raise SettingsError if it is of another kind."""
+    """Return the value of a setting from JSON, or raise SettingsError if it has the wrong type."""
     kind = KINDS[name]
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
@@ -337,23 +306,18 @@ def converted(name: str, value: Any) -> Any:
         return float(value)
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    expected = (
-        "a list of strings"
-        if kind == tuple[str, ...]
-        else {int: "an integer", str: "a string", bool: "true or false"}.get(kind, "a number")
-    )
-    raise SettingsError(f"{flag(name)}: expected {expected}, got {value!r}")
+    raise SettingsError(f"{flag(name)}: expected {EXPECTED[kind]}, got {value!r}")
 
 
 def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of a task's settings that depend on given ones, where these are not the default."""
-    goes_on = bool(given.get("start_from"))
-    found: dict[str, Any] = dict(FINE_TUNING) if goes_on else {}
+    """Return the task's defaults that change with the given settings."""
+    fine_tunes = bool(given.get("start_from"))
+    found: dict[str, Any] = dict(FINE_TUNING) if fine_tunes else {}
     chosen = {**defaults, **found, **given}
     for choice, tables in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-        if chosen[choice] != defaults[choice] or goes_on:
+        if chosen[choice] != defaults[choice] or fine_tunes:
             found |= tables.get(chosen[choice], {})
-    if goes_on:
+    if fine_tunes:
         divisor = LOW_RANK_DIVISOR if given.get("lora_rank") else FINE_TUNING_DIVISOR
         found |= {name: found.get(name, defaults[name]) / divisor for name in RATES}
     if given.get("lora_rank"):
@@ -364,8 +328,8 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
-    """Return what keeps a run that has made `done` updates from being resumed with new settings, as "name: old, now
-    new"; the number of steps may change where it decides nothing about them.
+    """Return the changes, as "name: old, now new", that keep a run with `done` updates from resuming with new settings.
+    The number of steps may change if the updates so far do not depend on it.
     """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]
@@ -377,16 +341,15 @@ def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
 
 
 def _may_change(name: str, old: Settings, new: Settings, done: int) -> bool:
-    if name == "steps":  # the rates of these schedules do not depend on it, at least not so far
+    if name == "steps":  # has not affected the rates of these schedules so far
         falls = min(steps - decay_steps(steps) for steps in (old.steps, new.steps))
-        return done <= new.steps and (
-            old.schedule in ("constant", "vaswani") or (old.schedule == "wsd" and done <= falls)
-        )
-    if name in ("eval_every", "eval_batches") and old.patience:  # they decide when the training stops
+        is_same = old.schedule in ("constant", "vaswani") or (old.schedule == "wsd" and done <= falls)
+        return done <= new.steps and is_same
+    if name in ("eval_every", "eval_batches") and old.patience:  # which decide when the training stops
         return False
     return SETTINGS[name].continues
 
 
 def decay_steps(steps: int) -> int:
-    """Return over how many of the last steps the schedule wsd goes down: a fifth of them."""
+    """Return the number of steps over which the schedule wsd decays: the last fifth."""
     return -(-steps // 5)

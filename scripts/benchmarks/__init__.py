@@ -1,1 +1,1 @@
-"""What ``scripts/benchmark.py`` measures, one subject a file."""
+"""The measurements of ``scripts/benchmark.py``, one subject per file."""

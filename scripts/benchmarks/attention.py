@@ -1,8 +1,9 @@
-"""Causal attention, forward and backward: every implementation beside the printed lines and PyTorch's SDPA."""
+"""Causal attention, forward and backward: all implementations, compared with the paper's lines and PyTorch's SDPA."""
 
 import functools
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +21,23 @@ PRODUCTS = {"forward": 2, "forward and backward": 7}
 
 
 def run(rounds: int) -> str:
-    """Measure, and return the Markdown tables."""
+    """Return the measurements as Markdown tables."""
     on_gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     implementations: list[Implementation] = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
     peak = matrix_product_peak(dtype)
     title = f"{jnp.dtype(dtype).name}, causal; matrix products peak at {peak / 1e9:.0f} GFLOP/s."
-    sizes = GPU_SIZES if on_gpu else SIZES
-    tables = [
-        f"Attention {passes}, {title}\n\n{_table(sizes, implementations, passes, dtype, peak, rounds)}"
+    cases: list[Any] = [(title, GPU_SIZES if on_gpu else SIZES, implementations, rounds)]
+    cases += [] if on_gpu else [("small.", SMALL_SIZES, ["paper", "auto"], 3 * rounds)]
+    return "\n\n".join(
+        f"Attention {passes}, {what}\n\n{_table(*options, passes=passes, dtype=dtype, peak=peak)}"
+        for what, *options in cases
         for passes in PRODUCTS
-    ]
-    if not on_gpu:
-        tables += [
-            f"Attention {passes}, small.\n\n{_table(SMALL_SIZES, ['paper', 'auto'], passes, dtype, peak, 3 * rounds)}"
-            for passes in PRODUCTS
-        ]
-    return "\n\n".join(tables)
+    )
 
 
 def _table(
-    sizes, implementations: list[Implementation], passes: str, dtype: jnp.dtype, peak: float, rounds: int
+    sizes, implementations: list[Implementation], rounds: int, *, passes: str, dtype: jnp.dtype, peak: float
 ) -> str:
     header = ["heads x l x d", *(f"{name} ms" for name in implementations), "PyTorch SDPA ms", "paper / auto"]
     header += ["PyTorch / auto", "GFLOP/s", "share of peak"]
@@ -61,7 +58,7 @@ def _table(
 
 
 def memory() -> str:
-    """Temporary memory of forward and backward, compiled and not run, as a Markdown table."""
+    """Return the temporary memory of forward and backward, compiled but not run, as a Markdown table."""
     header = ["l", "paper MB", "blockwise MB", "share"]
     rows = []
     for l in (4096, 8192, 16384):
@@ -72,7 +69,7 @@ def memory() -> str:
 
 
 def windows(rounds: int) -> str:
-    """GPT-3's locally banded attention beside dense attention, as a Markdown table."""
+    """Return the times of GPT-3's locally banded attention and of dense attention as a Markdown table."""
     width, passes = 256, "forward and backward"
     header = ["l", "dense ms", "window ms", "dense / window", "window MB"]
     rows = []

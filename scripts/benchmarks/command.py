@@ -1,10 +1,10 @@
-"""Measure the speed and the memory of the algorithms beside the alternatives, in one run; print Markdown tables.
+"""Compare the speed and memory of the algorithms with alternatives, and print Markdown tables.
 
-    python scripts/benchmark.py                 all of it, some minutes
+    python scripts/benchmark.py                 everything, some minutes
     python scripts/benchmark.py attention       one part
 
-The candidates of a table alternate, so that they share what else the machine does; times are medians with the lower and
-the upper quartile. PyTorch and transformers are measured where they are installed (pip install -e .[compare]).
+The candidates of a table alternate, so that other load on the machine affects all of them; times are medians with the
+lower and upper quartile. PyTorch and transformers are included if installed (pip install -e .[compare]).
 """
 
 from collections.abc import Sequence
@@ -30,19 +30,17 @@ PARTS = {
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("part", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all by default")
-    main.add_argument(
-        "--rounds", type=at_least(2), default=11, metavar="N", help="how often each candidate runs (default: 11)"
-    )
+    main.add_argument("part", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
+    main.add_argument("--rounds", type=at_least(2), default=11, metavar="N", help="runs per candidate (default: 11)")
     return main
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, print the tables, and return the exit status."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     unknown = sorted(set(arguments.part) - set(PARTS))
     if unknown:
-        parser().error(f"unknown part {unknown[0]!r}: expected any of {', '.join(PARTS)}")
+        parser().error(f"PART: expected any of {', '.join(PARTS)}, got {unknown[0]!r}")
     print(f"Measured on {machine()}.", flush=True)
     for name in arguments.part or PARTS:
         print(f"\n{PARTS[name](arguments.rounds)}", flush=True)

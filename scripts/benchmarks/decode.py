@@ -1,4 +1,4 @@
-"""Generation from a cache: beside Hugging Face's, by the length of the context, and beside the memory's bandwidth."""
+"""Generation from a cache, compared with Hugging Face's, by context length, and with the memory bandwidth."""
 
 import importlib
 import importlib.util
@@ -34,7 +34,7 @@ def greedy(model: Generator, prompts: np.ndarray, n: int = L_GEN) -> Callable[[]
 
 
 def hugging_face(config: DTransformerConfig) -> Any:
-    """Return Hugging Face's model of the same sizes, with random parameters; None where it is not installed."""
+    """Return Hugging Face's model of the same sizes, with random parameters; None if it is not installed."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return None
     transformers = importlib.import_module("transformers")
@@ -50,7 +50,7 @@ def hugging_face(config: DTransformerConfig) -> Any:
 
 
 def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
-    """Return a function from prompts to a call that continues them with a Hugging Face model, on some threads."""
+    """Return a function (prompts, threads, n) → a call that continues the prompts with a Hugging Face model."""
     torch = importlib.import_module("torch")
 
     def of_prompts(prompts: np.ndarray, threads: int, n: int = L_GEN) -> Callable[[], Any]:
@@ -68,7 +68,7 @@ def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
 
 
 def beside_pytorch(rounds: int) -> str:
-    """Return the table of generation beside Hugging Face's, at batch 1 and 16, with the better number of threads."""
+    """Return a table of generation here and by Hugging Face (at its faster number of threads), at batch 1 and 16."""
     model, theirs = generator(SMALL), hugging_face(SMALL)
     rows = []
     for B in (1, 16):
@@ -88,7 +88,7 @@ def beside_pytorch(rounds: int) -> str:
 
 
 def beside_llama(rounds: int) -> str:
-    """Return the table of a Llama of 135M parameters, batch 1, by the type of the weights, beside Hugging Face's."""
+    """Return a table of a Llama of 135M parameters at batch 1, here and at Hugging Face, by type of the weights."""
     prompts = np.random.default_rng(0).integers(LLAMA_135M.N_V, size=(1, PROMPT))
     candidates = {
         "float32": greedy(generator(LLAMA_135M), prompts),
@@ -108,13 +108,13 @@ def beside_llama(rounds: int) -> str:
 
 
 WORK = {1: (512, 32), 8: (32, 16), 16: (32, 16)}
-"""Prompts that are continued side by side → the tokens of each, and by how many they are continued."""
+"""Batch size → tokens of each prompt, and tokens generated."""
 
 
 def llama_by_work(rounds: int) -> str:
-    """Return the table of that Llama's work in float32, beside Hugging Face's: reading prompts, and every further step.
+    """Return a table of that Llama's time in float32, here and at Hugging Face, to the first token and per later token.
 
-    A step's time is that of all tokens but the first, divided by their number.
+    The latter is the time of all tokens but the first, divided by their number.
     """
     ours, theirs = generator(LLAMA_135M), continuing(hugging_face(LLAMA_135M))
     rows = []
@@ -134,13 +134,13 @@ def llama_by_work(rounds: int) -> str:
 
 
 def per(timing: Timing, n: int) -> str:
-    """Return the time of one of n parts."""
+    """Return the time per token (or read) of n."""
     median, low, high = (1e3 * seconds / n for seconds in timing)
     return f"{median:.2f} ({low:.2f}-{high:.2f})"
 
 
 def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
-    """Return a call that generates n tokens; the last has `context` tokens before it."""
+    """Return a call that generates n tokens; the last is preceded by `context` tokens."""
     state = states.empty_state(model.weights, B=1, C=capacity(context), bos=0)
     keys, greedy = jax.random.split(jax.random.key(0), 1), model.sampling_arrays([{"tau": 0.0}])
     ready = [state]
@@ -156,7 +156,7 @@ def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
 
 
 def by_context(rounds: int) -> str:
-    """Return the table of the time per token by the length of the context."""
+    """Return a table of the time per token by context length."""
     model, n = generator(SMALL), 32
     contexts = (64, 128, 256, 512, 1024)
     timing = alternate({str(context): steps_at(model, context, n) for context in contexts}, rounds)
@@ -166,9 +166,9 @@ def by_context(rounds: int) -> str:
 
 
 def beside_memory(rounds: int) -> str:
-    """Return the table of the share of the memory's bandwidth at the size of GPT-2, batch 1."""
+    """Return a table of the share of the memory bandwidth that generation reaches at GPT-2's size, batch 1."""
     model, n = generator(GPT2_124M), 8
-    # W_p gives one column, and an untied W_e; everything else is read for every token.
+    # Every token reads all weights, except for all but one column of W_p and of an untied W_e.
     weights: Any = model.weights
     W_u = weights.W_e if weights.W_u is None else weights.W_u
     read = jax.block_until_ready(jax.tree.leaves((weights.layers, weights.norm, W_u)))
@@ -191,24 +191,20 @@ def beside_memory(rounds: int) -> str:
 
 
 def run(rounds: int) -> str:
-    """Measure a small model, and return the Markdown tables."""
-    parts = (
-        (f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}", beside_pytorch),
-        ("The same model, batch 1, by the tokens of context", by_context),
-        (
-            "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights",
-            beside_memory,
-        ),
-    )
+    """Return the measurements of a small model and of GPT-2's size as Markdown tables."""
+    small = f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}"
+    large = "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights"
+    context = "The same model, batch 1, by tokens of context"
+    parts = ((small, beside_pytorch), (context, by_context), (large, beside_memory))
     return "\n\n".join(f"{title}.\n\n{measure(rounds)}" for title, measure in parts)
 
 
 def llama(rounds: int) -> str:
-    """Measure a Llama of 135M parameters, and return the Markdown table."""
+    """Return the measurements of a Llama of 135M parameters as a Markdown table."""
     return f"A Llama of 135M parameters, float32, greedy.\n\n{llama_by_work(rounds)}"
 
 
 def narrow(rounds: int) -> str:
-    """Measure the same Llama with narrow weights, and return the Markdown table."""
+    """Return the measurements of the same Llama with int8 weights as a Markdown table."""
     title = f"The same Llama, batch 1, greedy, {L_GEN} tokens after a prompt of {PROMPT}"
     return f"{title}.\n\n{beside_llama(rounds)}"

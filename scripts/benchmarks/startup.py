@@ -1,4 +1,4 @@
-"""The processor time of whole commands, with what they compile in the cache and without; and of the import."""
+"""The processor time of whole commands, with and without a filled compilation cache, and of the import."""
 
 import os
 import pydoc_data.topics
@@ -16,7 +16,7 @@ TRAIN = "--tokenizer bytes --L 2 --d_e 32 --d_mlp 64 --H 2 --l_max 32 --batch-si
 
 
 def run(rounds: int) -> str:
-    """Measure, and return the Markdown table."""
+    """Return the measurements as a Markdown table."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         (place / "book.txt").write_text("".join(pydoc_data.topics.topics.values())[:180_000], encoding="utf-8")
@@ -30,15 +30,15 @@ def run(rounds: int) -> str:
 
 
 def _commands(place: Path, i: int) -> dict[str, list[str]]:
-    """The commands by name; round i begins with an empty cache, which each command fills for the next one."""
+    """Return the commands by name; round i starts with an empty cache, which each command fills for the next one."""
     train = [str(ROOT / "scripts/train.py"), "d", "--data", str(place / "book.txt"), *TRAIN.split()]
     generate = [str(ROOT / "scripts/generate.py"), str(place / f"cold-{i}"), "--prompt", "The "]
     imports = "import jax, jax.numpy, jaxtyping, numpy, optax"
     return {
         "`train.py`, empty cache": [*train, "--run", str(place / f"cold-{i}"), "--clear-compilation-cache"],
-        "`train.py`, what it compiles is in the cache": [*train, "--run", str(place / f"warm-{i}")],
+        "`train.py`, filled cache": [*train, "--run", str(place / f"warm-{i}")],
         "`generate.py`, empty cache": [*generate, "--clear-compilation-cache"],
-        "`generate.py`, what it compiles is in the cache": generate,
+        "`generate.py`, filled cache": generate,
         "`import algorithms`": ["-c", "import algorithms"],
         f"`{imports}`": ["-c", imports],
     }

@@ -1,4 +1,4 @@
-"""Timing several candidates in one run, alternating, so that a drifting machine slows all of them alike."""
+"""Times several candidates in one run, alternating, so that a drift of the machine affects all of them equally."""
 
 import platform
 import statistics
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 
 class Timing(NamedTuple):
-    """Seconds a call takes."""
+    """Seconds per call."""
 
-    median: float  # of all rounds
-    low: float  # the lower quartile
-    high: float  # the upper quartile
+    median: float
+    low: float  # lower quartile
+    high: float  # upper quartile
 
     def __str__(self) -> str:
         digits = 1 if self.median >= 0.01 else 3
@@ -24,7 +24,7 @@ class Timing(NamedTuple):
 
 
 def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Call every candidate once to warm it up, and then each in turn, ``rounds`` times. A call must block."""
+    """Time the candidates, one after another, ``rounds`` times, after one warm-up call each. A call must block."""
     for call in candidates.values():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -42,7 +42,7 @@ def _summary(seconds: list[float]) -> Timing:
 
 
 def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:
-    """Floating-point operations a second that a large square matrix product reaches, the best of ten."""
+    """Return the FLOP/s of a large square matrix product, the best of ten."""
     A = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(jnp.matmul)
     product(A, A).block_until_ready()
@@ -55,17 +55,17 @@ def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:
 
 
 def temporary_bytes(function: Any, *inputs: jax.ShapeDtypeStruct) -> int:
-    """Memory that a compiled function needs beside its arguments and results; nothing is run."""
+    """Return the memory that a compiled function needs besides arguments and results; nothing is run."""
     return function.lower(*inputs).compile().memory_analysis().temp_size_in_bytes
 
 
 def machine() -> str:
-    """The device, and the versions that matter."""
+    """Return the device and the version of jax."""
     device = jax.devices()[0]
     return f"{device.platform} ({device.device_kind or platform.processor()}), jax {jax.__version__}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

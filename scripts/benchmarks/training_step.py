@@ -1,5 +1,6 @@
-"""A full training step of Algorithm 10 with AdamW, beside Hugging Face's GPT-2 in PyTorch at the same sizes."""
+"""A full training step of Algorithm 10 with AdamW, compared with Hugging Face's GPT-2 in PyTorch of the same sizes."""
 
+import functools
 import importlib.util
 import logging
 import time
@@ -12,6 +13,7 @@ import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from algorithms.notation import Implementation
+from scripts.benchmarks.accelerators import reference
 from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 from training.mesh.cpu import keep_memory
 
@@ -20,7 +22,7 @@ BATCH = 8
 
 
 def run(rounds: int) -> str:
-    """Measure, in a process that keeps freed memory as that of ``train.py``, and return the Markdown table."""
+    """Return the measurements as a Markdown table, made in a process that keeps freed memory, as ``train.py`` does."""
     keep_memory()
     candidates = {
         "printed lines, jax.grad (PAPER)": _ours(PAPER, "paper"),
@@ -35,26 +37,19 @@ def run(rounds: int) -> str:
         candidates["Hugging Face GPT-2, PyTorch SDPA"] = hugging_face
     timing = alternate(candidates, rounds)
     peak = matrix_product_peak(jnp.float32)
-    reference = timing.get("Hugging Face GPT-2, PyTorch SDPA")
-    rows = [
-        [
-            name,
-            str(t),
-            f"{BATCH * SIZES['l_max'] / t.median:.0f}",
-            f"{_flops() / t.median / peak:.0%}",
-            f"{reference.median / t.median:.2f}" if reference else "-",
-        ]
-        for name, t in timing.items()
-    ]
+    theirs, rows = timing.get("Hugging Face GPT-2, PyTorch SDPA"), []
+    for name, t in timing.items():
+        row = [name, str(t), f"{BATCH * SIZES['l_max'] / t.median:.0f}", f"{_flops() / t.median / peak:.0%}"]
+        rows.append([*row, f"{theirs.median / t.median:.2f}" if theirs else "-"])
     sizes = ", ".join(f"{k} = {v}" for k, v in SIZES.items())
-    title = f"Training step, AdamW, float32 unless said, {sizes}, batch {BATCH}; its matrix products at the peak of "
+    title = f"Training step, AdamW, float32 unless noted, {sizes}, batch {BATCH}; its matrix products at the peak of "
     title += f"{peak / 1e9:.0f} GFLOP/s would take {1e3 * _flops() / peak:.0f} ms."
     header = ["", "ms", "tokens/s", "share of peak", "times Hugging Face's speed"]
     return f"{title}\n\n{table(header, rows)}"
 
 
 def compilation() -> str:
-    """Seconds to trace and compile the training step of a 12-layer model of GPT-2's size."""
+    """Return the seconds to trace and compile a training step at GPT-2's size."""
     config = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
     optimizer = optax.adamw(1e-3)
     theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
@@ -65,7 +60,7 @@ def compilation() -> str:
 
 
 def loss_memory() -> str:
-    """Temporary memory of the loss and its gradients at GPT-2's vocabulary, as a Markdown table."""
+    """Return the temporary memory of the loss and its gradients at GPT-2's vocabulary, as a Markdown table."""
     X, W_u, x = (
         jax.ShapeDtypeStruct(shape, dtype)
         for shape, dtype in (((768, 1024), jnp.float32), ((50257, 768), jnp.float32), ((1024,), jnp.int32))
@@ -88,25 +83,30 @@ def training_step(
     *,
     unroll: bool = False,
 ) -> Any:
-    """A compiled step of training: parameters, optimizer state and tokens ``[B, l]`` to both anew, and the loss.
+    """Return the jitted update (θ, optimizer state, tokens ``[B, l]``) → (θ, optimizer state, loss).
 
-    Loss and gradients are computed in ``dtype``; parameters and optimizer state stay as they are.
+    Loss and gradients are computed in ``dtype``; parameters and optimizer state keep theirs.
     """
+    of_theta = functools.partial(loss, variant=variant, implementation=implementation, dtype=dtype, unroll=unroll)
+    return jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
 
-    def loss(theta, x):
-        theta = jax.tree.map(lambda a: a.astype(dtype), theta)
-        W_u = variant.unembedding.matrix(theta)
-        X = d_hidden_state(x, theta, variant=variant, implementation=implementation, unroll=unroll)
-        weights = jnp.broadcast_to(jnp.arange(x.shape[1]) < x.shape[1] - 1, x.shape).astype(X.dtype)
-        targets = jnp.roll(x, -1, axis=1)
-        return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 
-    def step(theta, state, x):
-        value, gradient = jax.value_and_grad(loss)(theta, x)
-        updates, state = optimizer.update(gradient, state, theta)
-        return optax.apply_updates(theta, updates), state, value
-
-    return jax.jit(step, donate_argnums=(0, 1))
+def loss(
+    theta: Any,
+    x: jax.Array,
+    *,
+    variant: Variant,
+    implementation: Implementation = "auto",
+    dtype: Any = jnp.bfloat16,
+    remat: bool = False,
+    unroll: bool = False,
+) -> jax.Array:
+    """Return the nats of the next tokens of x: [B, l], divided by the size of x; computed in ``dtype``."""
+    theta = jax.tree.map(lambda a: a.astype(dtype), theta)
+    W_u, targets = variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1)
+    X = d_hidden_state(x, theta, variant=variant, implementation=implementation, remat=remat, unroll=unroll)
+    weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
+    return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 
 
 def _ours(
@@ -131,19 +131,11 @@ def _hugging_face() -> Callable[[], object] | None:
         return None
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    config = transformers.GPT2Config(
-        vocab_size=SIZES["N_V"],
-        n_positions=SIZES["l_max"],
-        n_embd=SIZES["d_e"],
-        n_layer=SIZES["L"],
-        n_head=SIZES["H"],
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="sdpa",
-    )
+    names = {"N_V": "vocab_size", "l_max": "n_positions", "d_e": "n_embd", "L": "n_layer", "H": "n_head"}
+    sizes = {theirs: SIZES[ours] for ours, theirs in names.items()}
+    off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+    off |= dict.fromkeys(("bos_token_id", "eos_token_id"))
+    config = transformers.GPT2Config(**sizes, **off, attn_implementation="sdpa")
     model = transformers.GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x = torch.randint(0, SIZES["N_V"], (BATCH, SIZES["l_max"]))
@@ -159,7 +151,7 @@ def _hugging_face() -> Callable[[], object] | None:
 
 
 def _flops() -> float:
-    """Of the matrix products: three times the forward ones, the scores counted as causal."""
+    """Return the FLOPs of the matrix products: three times the forward ones, with causal scores."""
     d_e, d_mlp, l, L, N_V = (SIZES[k] for k in ("d_e", "d_mlp", "l_max", "L", "N_V"))
     per_token = L * (4 * d_e * d_e + 2 * d_e * d_mlp + 2 * (l / 2) * d_e) + N_V * d_e
     return 3 * 2 * per_token * BATCH * l

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from algorithms import LLAMA, DTransformerConfig, init_d_transformer
-from scripts.benchmarks.accelerators import ENVIRONMENT, llama, steps
+from scripts.benchmarks import training_step
+from scripts.benchmarks.accelerators import ENVIRONMENT, llama
 from scripts.benchmarks.accelerators.programs import read, total
 from tests import cases
 
@@ -101,5 +102,5 @@ def test_the_peer_of_llama_computes_the_librarys_loss():
     x = jnp.asarray(np.random.default_rng(0).integers(19, size=(3, 16)))
     with jax.numpy_rank_promotion("allow"):
         expected = llama.loss(theirs, x, H=4, kernel="xla", remat=False)
-    found = steps._loss(theta, x, variant=LLAMA, remat=False)
+    found = training_step.loss(theta, x, variant=LLAMA, remat=False)
     np.testing.assert_allclose(found, expected, rtol=0.01)

@@ -149,7 +149,7 @@ def test_what_cannot_be_said_leaves_the_conversation(told, model):
         (["--prompt", ""], "text 1 is empty: give some text to answer"),
         (["--prompt", "a", "--system", "never"], "refuses the conversation or is at fault: no such system"),
         (["--prompt", "mat " * 99], "but the model reads at most l_max = 90: shorten it"),
-        (["--prompt", "a", "--interactive"], "--interactive reads its texts from the terminal"),
+        (["--prompt", "a", "--interactive"], "--interactive: expected prompts on stdin, got --prompt"),
         (["--prompt", "a", "--beam-size", "2"], "--beam-size does not apply: the run is a decoder that converses"),
     ],
 )

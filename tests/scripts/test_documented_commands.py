@@ -181,7 +181,7 @@ def test_a_missing_compiler_is_said(words, compiler, extra):
         pytest.skip(f"{compiler} is installed")
     done = done_by(ROOT / "scripts" / "scaling.py", *shlex.split(words))
     assert (done.returncode, done.stdout) == (2, "")
-    said = f"{compiler.replace('_', '-')} is not installed; pip install 'jax[{extra}]' brings the compiler"
+    said = f"{compiler.replace('_', '-')} is not installed: pip install 'jax[{extra}]' for the compiler"
     assert done.stderr == f"scaling.py: {said}\n"
 
 

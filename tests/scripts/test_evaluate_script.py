@@ -164,7 +164,7 @@ def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, ca
         ("d", ["--limit", "3"], "--limit: expected a run of ed or classify, got one of d; leave it out"),
         ("d", ["--l_max", "9"], "--l_max: expected --data with it, got none; name the data, or leave it out"),
         ("d", ["--validation-data", "x"], "--validation-data: expected --data with it, got none; name the data"),
-        ("d", ["--data", "x", "--l_max", "33"], "--l_max: expected at most the 32 tokens that the model reads, got 33"),
+        ("d", ["--data", "x", "--l_max", "33"], "--l_max: expected at most the model's 32 tokens, got 33"),
         ("ed", ["--data", "x", "--l_max", "9"], "--l_max: expected a run of d or e, got one of ed; leave it out"),
     ],
 )

@@ -71,7 +71,7 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, capsys):
     ("name", "arguments", "sentence"),
     [
         ("convert", ["out"], "a model of the task gato cannot be written: no other library here reads it"),
-        ("induction", [], "RUN: expected a decoder's, got one of the task 'gato'"),
+        ("induction", [], "RUN: expected a decoder's run (task d), got one of task gato"),
     ],
 )
 def test_other_scripts_say_why_they_cannot(run, name, arguments, sentence, tmp_path, capsys):

@@ -360,7 +360,7 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
             "abc\n",
             "--seed does not apply: the run is a classifier, whose options are none",
         ),
-        ("d", ["--interactive", "--prompt", "abc"], None, "leave --prompt out"),
+        ("d", ["--interactive", "--prompt", "abc"], None, "--interactive: expected prompts on stdin, got --prompt"),
         ("e", ["--prompt", "a[MASK]", "--weights", "int8"], None, "--weights does not apply: the run is an encoder,"),
     ],
 )

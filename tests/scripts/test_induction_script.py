@@ -48,8 +48,8 @@ def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, mo
     [
         (["--seeds", "0"], "--seeds: expected an integer of at least 1, got '0'"),
         (["--steps", "many"], "--steps: expected an integer of at least 1, got 'many'"),
-        (["--out", "a.txt"], "--out: expected a .png, .svg or .pdf in a directory that exists, got a.txt"),
-        (["--out", "nowhere/a.png"], "--out: expected a .png, .svg or .pdf in a directory that exists"),
+        (["--out", "a.txt"], "--out: expected a .png, .svg or .pdf in an existing directory, got a.txt"),
+        (["--out", "nowhere/a.png"], "--out: expected a .png, .svg or .pdf in an existing directory"),
         (["nowhere"], "there is no run directory nowhere"),
     ],
 )
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said(arguments, says, capsys):
 
 def test_only_decoders_have_them(tmp_path, capsys):
     assert commands.induction_main([str(make_run(tmp_path / "e", "e")), "--out", str(tmp_path / "a.png")]) == 2
-    assert "RUN: expected a decoder's, got one of the task 'e'" in capsys.readouterr().err
+    assert "RUN: expected a decoder's run (task d), got one of task e" in capsys.readouterr().err
     tiny = make_run(tmp_path / "d", "d", l_max=6)
     assert commands.induction_main([str(tiny), "--out", str(tmp_path / "a.png")]) == 2
-    assert "RUN: expected room for 8 tokens at least, got l_max = 6" in capsys.readouterr().err
+    assert "RUN: expected room for at least 8 tokens, got l_max = 6" in capsys.readouterr().err

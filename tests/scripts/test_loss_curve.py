@@ -23,5 +23,5 @@ def test_the_losses_of_a_run_are_drawn(tmp_path, capsys):
 
 def test_without_steps_there_is_nothing_to_draw(tmp_path, capsys):
     assert loss_curve_main([str(tmp_path / "none"), str(tmp_path / "a.svg")]) == 2
-    assert "has no steps yet: train the run first" in capsys.readouterr().err
+    assert "expected metrics of at least one step, got none; train the run first" in capsys.readouterr().err
     assert not (tmp_path / "a.svg").exists()

@@ -54,7 +54,7 @@ def test_the_answers_of_a_prompt_vote(decoder, capsys):
     [
         (["--vote"], "--vote: expected several answers to vote, got 1; give --n 15, say"),
         (["--answer-after", "="], "--answer-after: expected some text, and --vote with it; add --vote --n 15, say"),
-        (["--vote", "--n", "3", "--interactive"], "--vote: expected prompts that are continued each by itself, got"),
+        (["--vote", "--n", "3", "--interactive"], "--vote: expected independent prompts, got --interactive"),
         (["--shots", "nowhere.tsv", "--prompt", "a"], "--shots: cannot read nowhere.tsv: No such file or directory"),
     ],
 )
@@ -89,7 +89,7 @@ def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(t
     different = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (mean.theta, last.theta)), strict=True)]
     assert max(different) > 0
     assert commands.ensemble_main([str(run), "--checkpoints", "--average", str(tmp_path / "mean")]) == 2
-    assert "--average: expected a directory that is not there" in capsys.readouterr().err
+    assert "--average: expected a new directory, got" in capsys.readouterr().err
 
 
 def test_runs_that_cannot_be_one_model_are_refused(decoder, tmp_path, capsys):
@@ -124,7 +124,7 @@ def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(t
     assert capsys.readouterr().out.endswith(printed[printed.index("part ") :])
     assert (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns == before
     assert commands.cross_validate_main([str(tmp_path / "folds"), "--run", "x"]) == 2
-    assert "--run: expected none, since each part has its own" in capsys.readouterr().err
+    assert "--run: expected none, since each fold has its own" in capsys.readouterr().err
 
 
 def test_a_decoder_is_trained_with_noise(tmp_path):

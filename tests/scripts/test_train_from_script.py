@@ -96,7 +96,7 @@ def test_a_head_that_is_replaced_is_said(train, tmp_path):
     tokenizer = build_tokenizer("bpe", [TEXT, LABELED], N_V=290)
     make_run(tmp_path / "three", "classify", tokenizer, labels, **BERT)
     status, _, error = train("classify", tmp_path / "three", LABELED)
-    sentence = f"the data have 2 classes, others than the 3 of {tmp_path / 'three'}: its head is replaced by a new one"
+    sentence = f"the 2 classes of the data differ from the 3 of {tmp_path / 'three'}: its head is replaced by a new one"
     assert (status, error) == (0, f"note: {sentence}\n")
 
 
@@ -146,7 +146,7 @@ def test_an_adapter_beside_a_run_is_trained_resumed_used_and_exported(train, mod
     ("task", "start", "more", "message"),
     [
         ("d", "gpt2", ["--lora-rank", "2"], "--from: expected the directory of a run beside --lora-rank, got"),
-        ("d", "d", ["--lora-rank", "99"], "--lora-rank: expected at most 12, as W_q has, got 99"),
+        ("d", "d", ["--lora-rank", "99"], "--lora-rank: expected at most 12, that of W_q, got 99"),
         ("d", "d", ["--lora-rank", "2", "--lora-matrices", "W_e"], "--lora-matrices: expected some of W_q,"),
         ("d", "gpt2", ["--d_e", "16", "--L", "2"], "has other sizes (d_e 12 instead of 16): leave them out"),
         ("e", "gpt2", [], "holds a model of the task d, but this trains ETransformerParams"),

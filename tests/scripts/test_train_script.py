@@ -54,8 +54,8 @@ def assert_refused(result, *parts):
 def test_there_must_be_a_run_to_go_on_with(train, tmp_path):
     status, out, err = train("--run", tmp_path / "none", flags={}, run=None)
     assert (status, out) == (2, "")
-    sentence = "has no run to resume; to begin one, say first what to train: d, e, ed, classify, gato"
-    assert err == f"train.py: {tmp_path / 'none'} {sentence}\n"
+    sentence = f"expected a run to resume, got {tmp_path / 'none'}; to begin one, put the task first"
+    assert err == f"train.py: --run: {sentence}: d, e, ed, classify, gato\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -149,7 +149,7 @@ def test_the_script_writes_over_nothing_unless_told(tmp_path, capsys, action):
     arguments = [str(run), action, str(source if action == "compress" else packed), str(kept)]
     capsys.readouterr()
     assert commands.compress_main(arguments) == 2
-    sentence = f"{kept}: expected a file that does not exist, got one that does; name another, or give --force"
+    sentence = f"{kept}: expected a new file, got an existing one; name another, or add --force"
     assert capsys.readouterr().err == f"compress.py: {sentence}\n"
     assert kept.read_text() == "precious"
     assert commands.compress_main([*arguments, "--force"]) == 0
@@ -163,11 +163,11 @@ def test_the_script_refuses_wrong_input(tmp_path, run_path, capsys):
     (tmp_path / "text").write_text("abc")
     (tmp_path / "unknown").write_text("abc?")
     for arguments, message in (
-        ([encoder, "report", tmp_path / "text"], "needs a decoder"),
+        ([encoder, "report", tmp_path / "text"], "expected a decoder's run (task d), got one of task e"),
         ([tmp_path / "none", "report", tmp_path / "text"], "there is no run directory"),
         ([run_path, "report", tmp_path / "missing"], "cannot read"),
-        ([run_path, "report", tmp_path / "empty"], "is empty"),
-        ([run_path, "report", tmp_path / "latin"], "not UTF-8 at byte 2"),
+        ([run_path, "report", tmp_path / "empty"], "got an empty file"),
+        ([run_path, "report", tmp_path / "latin"], "expected UTF-8, got something else at byte 2"),
         ([run_path, "report", tmp_path / "unknown"], "character '?'"),
         ([run_path, "decompress", tmp_path / "text", tmp_path / "out"], "not a file that compress.py made"),
         ([run_path, "compress", tmp_path / "text", tmp_path / "no" / "out"], "cannot write"),

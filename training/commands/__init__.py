@@ -1,7 +1,7 @@
-"""The command lines, as scripts/ and the installed commands run them: an error is one sentence, never a traceback.
+"""Entry points of the command lines, for scripts/ and the installed commands.
 
-A command is a function from arguments to an exit status, which prints and raises errors; `command` answers for signals,
-pipes and errors. Commands import what they need when they are called, so that Ctrl-C ends the import, too.
+A command takes arguments, prints, and returns an exit status. `command` handles signals and closed pipes, and prints an
+error as one sentence, never as a traceback. Commands import their modules when called, so that Ctrl-C ends the import.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from training.disk import reason
+from training.runs.interrupts import handling
 
 __all__ = [
     "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
@@ -22,79 +23,76 @@ __all__ = [
 ]  # fmt: skip
 
 Arguments = Sequence[str] | None
-"""Those of a command line; None for those of the process."""
+"""Command-line arguments; None for those of the process."""
 
 EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
-"""Packages that only some commands need, and the extra of pyproject.toml that has them."""
-PIPE = 128 + signal.SIGPIPE
+"""Package that only some commands need → the extra of pyproject.toml that installs it."""
+BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
-    """Let a function ``name_main`` answer as the command line ``name.py``, with its exit status."""
+    """Return a function ``name_main`` as the command line ``name.py``: it prints errors and returns the exit status."""
     name = f"{main.__name__.removesuffix('_main')}.py"
 
     @functools.wraps(main)
-    def answer(argv: Arguments = None) -> int:
-        return _run(main, name, argv)
+    def run(argv: Arguments = None) -> int:
+        with handling(_exit):
+            return _run(main, name, argv)
 
-    return answer
+    return run
 
 
 def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
-    sys.excepthook = _of_main_thread
-    before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
+    sys.excepthook = _main_thread_only
     try:
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax would log for pages what our sentence says
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs pages about an error that we print
         status = main(argv)
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as error:
         if error.name is None:  # our own sentence
-            return _said(name, str(error), 2)
+            return _failed(name, str(error), 2)
         if error.name not in EXTRAS:
             raise
         extra = EXTRAS[error.name]
-        return _said(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
+        return _failed(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
     except BrokenPipeError:  # `| head -1`: the reader closed the pipe
-        _abandon_output()
-        return PIPE
+        _discard_output()
+        return BROKEN_PIPE
     except (ValueError, OverflowError, RecursionError) as error:
-        return _said(name, str(error), 2)
+        return _failed(name, str(error), 2)
     except OSError as error:
-        return _said(name, f"{error.filename or 'output'}: {reason(error)}", 2)
+        return _failed(name, f"{error.filename or 'output'}: {reason(error)}", 2)
     except RuntimeError as error:
-        return _said(name, str(error), 1)
+        return _failed(name, str(error), 1)
     except MemoryError:
-        return _said(name, "there is not enough memory for what was asked", 1)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return _failed(name, "out of memory", 1)
 
 
-def _of_main_thread(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print uncaught errors of the main thread, but not those of libraries' threads after it has given up."""
+def _main_thread_only(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print uncaught errors of the main thread, but not those that libraries' threads raise after it has ended."""
     if threading.current_thread() is threading.main_thread():
         sys.__excepthook__(kind, error, trace)
 
 
-def _said(name: str, sentence: str, status: int) -> int:
-    with contextlib.suppress(BrokenPipeError):
+def _failed(name: str, sentence: str, status: int) -> int:
+    try:
         sys.stdout.flush()
         print(f"{name}: {sentence}", file=sys.stderr, flush=True)
-        return status
-    _abandon_output()
+    except BrokenPipeError:
+        _discard_output()
     return status
 
 
-def _abandon_output() -> None:
-    """Let Python's own flush at the end find no broken pipe."""
+def _discard_output() -> None:
+    """Redirect both streams to /dev/null, so that Python's flush at exit finds no broken pipe."""
     null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(null, number)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """End at once; a process that computes or compiles would otherwise print where it was."""
+def _exit(number: int, frame: FrameType | None) -> None:
+    """Exit at once; a process that computes or compiles would otherwise print a traceback."""
     with contextlib.suppress(OSError, RuntimeError):
         sys.stdout.flush()
     os._exit(128 + number)

@@ -1,17 +1,19 @@
-"""Shared by the command lines: spellings of flags, ranges of numbers, and the wording of usage errors."""
+"""What the command lines share: flags and their spellings, and the wording of usage errors."""
 
 import argparse
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from training.mesh.cpu import as_devices
 from training.mesh.placement import Placement
 from training.mesh.shape import n_places
-from training.settings import flag
+from training.settings import EXPECTED, flag
 
-KINDS = {"int": "an integer", "float": "a number"}
+DTYPES = ("float32", "bfloat16", "float16")
+KINDS = {kind.__name__: expected for kind, expected in EXPECTED.items()}
 CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)", re.DOTALL)
 VALUE = re.compile(r"argument (.+?): invalid (\w+) value: (.+)", re.DOTALL)
 MISSING = re.compile(r"the following arguments are required: (.+)")
@@ -19,36 +21,34 @@ ONE_VALUE = re.compile(r"argument (.+?): expected (?:one|at least one) argument"
 
 
 class UsageError(ValueError):
-    """The arguments are not those of the command; the message is one sentence."""
+    """Invalid command-line arguments; the message is one sentence."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose errors are one sentence each: what was expected, what was given, and a suggestion."""
+    """A parser whose errors are one sentence each: what was expected, what was given, and a suggestion."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Return the arguments, or raise UsageError if one of them is not known, missing, or impossible."""
+        """Return the arguments, or raise UsageError if one is unknown, missing, or invalid."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
-            self._check_task(word, found)
-            self.error(f"{word}: expected {'a known flag' if word.startswith('-') else 'flags only'}, got {word!r}")
-        return found
-
-    def _check_task(self, word: str, found: argparse.Namespace) -> None:
-        """Raise where a flag is that of other subcommands than the one that was chosen."""
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
+            for action in self._subcommands():
                 names = [name for name, parser in action.choices.items() if word in parser._option_string_actions]
                 if names:
                     chosen = getattr(found, action.dest)
                     self.error(f"{word}: expected a flag of {chosen}, got one of {', '.join(names)}; leave it out")
+            self.error(f"{word}: expected {'a known flag' if word.startswith('-') else 'flags only'}, got {word!r}")
+        return found
+
+    def _subcommands(self) -> list[argparse._SubParsersAction]:
+        return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong as a UsageError of one sentence."""
+        """Raise argparse's message as a UsageError of one sentence."""
         raise UsageError(self._sentence(message)) from None
 
     def _sentence(self, message: str) -> str:
@@ -69,28 +69,25 @@ class Parser(argparse.ArgumentParser):
         return message.removeprefix("argument ")
 
     def _flags(self) -> list[str]:
-        """Return the flags of this command line and of its subcommands."""
         own = [word for word in self._option_string_actions if word.startswith("--")]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                own += [word for parser in action.choices.values() for word in parser._flags()]
-        return own
+        parsers = (parser for action in self._subcommands() for parser in action.choices.values())
+        return own + [word for parser in parsers for word in parser._flags()]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a "did you mean" with the closest known word, or nothing.
+    """Return "; did you mean …?" with the closest known word, or "".
 
     Example:
         >>> did_you_mean("--learning_rat", ["--learning-rate", "--l_max"]), did_you_mean("x", ["--l_max"])
         ('; did you mean --learning-rate?', '')
     """
-    names = {name.lstrip("-"): name for name in known}  # the dashes are alike in all
+    names = {name.lstrip("-"): name for name in known}  # dashes would count as similarity
     found = difflib.get_close_matches(word.lstrip("-"), names, n=1)
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 
 def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the arguments with every flag in its canonical spelling: ``--l-max`` and ``--l_max`` are the same.
+    """Return the arguments with every flag in its canonical spelling: ``--l-max`` becomes ``--l_max``.
 
     Example:
         >>> spelled(["--l-max=9", "--batch_size", "4", "--", "--l-max"], ["l_max", "batch_size"])
@@ -106,22 +103,27 @@ def _spelled(word: str, known: dict[str, str]) -> str:
     return known.get(name.replace("_", "-"), name) + equals + value if name.startswith("--") else word
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-
-
 def add_dtype(add: Callable[..., Any]) -> None:
-    """Add the flag that says in which precision a model is kept."""
-    add("--dtype", choices=DTYPES, help="what the parameters become (default: what they are)")
+    """Add ``--dtype``, the precision of the parameters."""
+    add("--dtype", choices=DTYPES, help="convert the parameters to this type (default: as stored)")
 
 
-def add_mesh(add: Callable[..., Any]) -> None:
-    """Add the flag that says which devices share a model."""
-    add("--mesh", default="", metavar="AXES", help="devices that share the model, as model=4 (default: one has it all)")
+def add_cache(add: Callable[..., Any]) -> None:
+    """Add ``--cache``, the directory of tokenized and downloaded data; None by default, and if empty."""
+    kept = "where to keep tokens and downloaded data (default: ~/.cache/formal-algorithms)"
+    add("--cache", metavar="DIR", type=lambda text: Path(text) if text else None, help=kept)
+
+
+def add_inference(add: Callable[..., Any]) -> None:
+    """Add the flags of inference: ``--dtype``, ``--mesh`` and ``--weights``."""
+    add_dtype(add)
+    add("--mesh", default="", metavar="AXES", help="divide the model among devices, such as model=4 (default: none)")
+    add("--weights", choices=("int8",), help="round the weights that every token reads to int8 (default: as trained)")
 
 
 def placement_of(mesh: str) -> Placement | None:
-    """Return where the parts of a model lie; None: on one device. Raises MeshError if the mesh is not one, or has
-    another number of devices.
+    """Return the placement on a mesh; None for one device. Raises MeshError if the mesh is invalid, or for another
+    number of devices.
     """
     if not mesh:
         return None
@@ -130,7 +132,7 @@ def placement_of(mesh: str) -> Placement | None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of an argument that is an integer, and not less than this."""
+    """Return an argument type: an integer of at least ``least``."""
 
     def integer(text: str) -> int:
         try:

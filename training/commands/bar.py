@@ -1,4 +1,4 @@
-"""How much of something that takes a while is done."""
+"""A progress bar."""
 
 import sys
 from typing import Any, Self
@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 
 class Bar:
-    """Shows how much of something is done: a bar on a terminal, after a second, and nothing elsewhere."""
+    """A progress bar: shown on a terminal, after a second, and nowhere else."""
 
     def __init__(self, what: str, **shown: Any) -> None:
         self._shown = {"desc": what, "leave": False, "delay": 1, "dynamic_ncols": True, **shown}
@@ -21,7 +21,7 @@ class Bar:
             self._bar.close()
 
     def advance(self, n: int, total: int) -> None:
-        """Take note of n more, of `total` (0: not known)."""
+        """Advance by n, of `total` (0: unknown)."""
         if sys.stderr.isatty():
             self._bar = self._bar or tqdm(total=total or None, **self._shown)
             self._bar.update(n)

@@ -1,4 +1,4 @@
-"""JAX's compilation cache, on for every command: a program that one of them has compiled, the next one loads."""
+"""JAX's compilation cache, on for every command: later commands load what an earlier one compiled."""
 
 import argparse
 from pathlib import Path
@@ -14,21 +14,20 @@ OFF = "off"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that all commands have."""
-    group = parser.add_argument_group("compilation cache", "what was compiled before is loaded")
+    """Add the cache's flags, which all commands have."""
+    group = parser.add_argument_group("compilation cache", "compiled programs are kept and loaded again")
     group.add_argument(
         "--compilation-cache",
         metavar=f"DIR|{OFF}",
-        help="where compiled programs are kept (default: JAX_COMPILATION_CACHE_DIR, or "
+        help="where to keep compiled programs (default: JAX_COMPILATION_CACHE_DIR, or "
         "~/.cache/formal-algorithms/programs)",
     )
-    group.add_argument("--clear-compilation-cache", action="store_true", help="remove all of them first")
+    group.add_argument("--clear-compilation-cache", action="store_true", help="delete them first")
 
 
 def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
-    """Switch the cache on, or off, as the flags and the environment say. Of several processes (not `alone`), XLA
-    tunes kernels of GPUs together, and waits for all; so they use a cache only if a directory is named, which all
-    of them must share.
+    """Switch the cache on or off, by the flags and the environment. XLA tunes GPU kernels jointly for all processes and
+    waits for each; so several processes (not `alone`) use a cache only in a named directory, which they must share.
     """
     directory = arguments.compilation_cache
     if directory is None:
@@ -47,5 +46,5 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
 def _default() -> str:
     try:
         return str(default_cache_dir() / "programs")
-    except RuntimeError:  # nobody's home is known
+    except RuntimeError:  # no home directory
         return OFF

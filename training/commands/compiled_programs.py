@@ -1,8 +1,8 @@
-"""Compiled programs on the disk, as JAX's compilation cache asks for them by key.
+"""The store of JAX's compilation cache: compiled programs on disk, by key.
 
-JAX decides the key of a program: the lines, their shapes, the versions of JAX and XLA, the options, the devices
-and what the processor can do. Its own bounded store is not used: it writes files in place, so that a process that is
-killed leaves a broken one for good, and it takes a lock for every read.
+JAX computes the key from the program, its shapes, the versions of JAX and XLA, the options, the devices and the
+processor's features. JAX's own bounded store is not used: it writes files in place, so a process that is killed leaves
+a broken one for good, and it takes a lock for every read.
 """
 
 import contextlib
@@ -15,22 +15,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-from jax._src import compilation_cache  # there is no public way to bring a store of one's own
+from jax._src import compilation_cache  # there is no public way to supply a store
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from training.mesh.cpu import cores
 
 LIMIT = 1 << 30
-"""Bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
-KEPT = 0.9  # of the limit, where programs had to go
+"""Maximum bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
+KEPT = 0.9  # of the limit, after programs were removed
 SUFFIX, UNFINISHED = ".program", ".unfinished"
 ABANDONED = 3600.0  # seconds after which an unfinished file is abandoned
 DIGEST = hashlib.sha256().digest_size
 
 
 def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: float = 0.0) -> None:
-    """Let JAX keep all that took `seconds` to compile from now on in a directory, which need not exist. One in a
-    cloud, with ``://``, is left to JAX's own store. If nothing can be written there, `warn` is called once.
+    """Make JAX keep every program that takes at least `seconds` to compile in a directory, which need not exist. A
+    cloud directory, with ``://``, is left to JAX's own store. `warn` is called once if the directory is not writable.
     """
     limit = getattr(jax.config, "jax_compilation_cache_max_size", -1)
 
@@ -39,25 +39,23 @@ def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: fl
 
     if "://" not in directory:
         compilation_cache.get_file_cache = store
-        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own have no bound
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own are unbounded
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
     reset_cache()
 
 
 class Programs:
-    """Compiled programs in a directory; those that were not used for longest go when there are too many.
+    """Compiled programs in a directory, at most `limit` bytes; the least recently used are removed first.
 
-    A file is written under another name and renamed, and begins with a hash of its key and the rest. Programs are code
-    that runs: only files that belong to this user, and that nobody else may write, are read.
+    A file begins with a hash of its key and content, and is renamed into place when complete. Since programs are
+    executable code, only files are read that belong to this user and that nobody else may write. The directory is
+    created with the first program; `warn` is called once if it is not writable.
     """
 
     def __init__(self, directory: Path, *, limit: int = LIMIT, warn: Callable[[str], None]) -> None:
-        """Make a store of at most `limit` bytes in a directory, made with the first program. If nothing can be
-        written there, `warn` is called once.
-        """
         self._directory, self._limit, self._warn = directory, limit, warn
-        self._bytes: int | None = None  # of all programs; not known before the first is written
+        self._bytes: int | None = None  # of all programs; unknown before the first write
         self._writes = True
 
     def get(self, key: str) -> bytes | None:
@@ -101,7 +99,7 @@ class Programs:
             self._warn(f"note: cannot remove compiled programs from {self._directory}: {error.strerror}")
 
     def _path(self, key: str) -> Path:
-        """Where a program lies. XLA compiles for a number of threads, which JAX's key does not have."""
+        """Return a program's file. XLA compiles for a number of threads, which JAX's key lacks."""
         return self._directory / f"{key}-{cores()}-{os.environ.get('NPROC', '')}{SUFFIX}"
 
     def _files(self) -> list[Path]:
@@ -118,7 +116,7 @@ class Programs:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Remove the programs that were not used for longest, so that `size` more bytes fit."""
+        """Remove the least recently used programs, so that `size` more bytes fit."""
         if self._bytes is not None and self._bytes + size <= self._limit:
             self._bytes += size
             return
@@ -146,5 +144,5 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _digest(name: str, program: bytes) -> bytes:
-    """Bind a program to its name, so that one file cannot stand in for another."""
+    """Hash a program with its name, so that one file cannot stand in for another."""
     return hashlib.sha256(name.encode() + b"\0" + program).digest()

@@ -1,11 +1,11 @@
-"""Compress a text with a trained decoder, and give it back: prediction is compression.
+"""Compress a text with a trained decoder, and decompress it: prediction is compression.
 
     scripts/compress.py RUN compress book.txt book.fat
     scripts/compress.py RUN decompress book.fat book.txt
-    scripts/compress.py RUN report book.txt                # only how small it gets, beside xz and bzip2
+    scripts/compress.py RUN report book.txt                # prints the bits per byte, and those of xz and bzip2
 
-A file can be decompressed with the same run, on the machine where it was compressed. Exit status: 0 done; 2 wrong usage
-or input; 130 after Ctrl-C.
+A file is decompressed by the same run, on the machine that compressed it. Exit status: 0 done; 2 invalid usage or
+input; 130 after Ctrl-C.
 """
 
 import argparse
@@ -31,20 +31,20 @@ def parser() -> Parser:
     compilation_cache.add_flags(main)
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
-        ("compress", "a text file, to a smaller one"),
-        ("decompress", "such a file, to the text"),
-        ("report", "how small a text file gets, and write nothing"),
+        ("compress", "compress a text file"),
+        ("decompress", "restore the text of a compressed file"),
+        ("report", "print the bits per byte of a text file, and write nothing"),
     ):
         action = actions.add_parser(name, help=help_text)
         action.add_argument("input", metavar="IN", type=Path)
         if name != "report":
             action.add_argument("output", metavar="OUT", type=Path)
-            action.add_argument("--force", action="store_true", help="write over OUT if it exists")
+            action.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     return main
 
 
 def report(text: bytes, compressed: bytes) -> None:
-    """Print the bits per byte, beside those of other compressors."""
+    """Print the model's bits per byte, and those of other compressors."""
     print(f"{len(text)} bytes of text, {len(compressed)} compressed; bits per byte:")
     sizes = {"this model": 8 * len(compressed) / len(text), **compressed_bits_per_byte(text)}
     for name, bits in sizes.items():
@@ -56,12 +56,10 @@ def transform(arguments: argparse.Namespace) -> None:
     model: Any = load_run(arguments.run)
     model = of_text(model) if model.task == "gato" else model
     if not isinstance(model.config, DTransformerConfig):
-        raise CompressionError(
-            f"{arguments.run} is a run of the task {model.task}; compression needs a decoder, task d"
-        )
+        raise CompressionError(f"{arguments.run}: expected a decoder's run (task d), got one of task {model.task}")
     if arguments.action != "report" and not arguments.force and arguments.output.is_file():
         raise CompressionError(
-            f"{arguments.output}: expected a file that does not exist, got one that does; name another, or give --force"
+            f"{arguments.output}: expected a new file, got an existing one; name another, or add --force"
         )
     data = read(arguments.input)
     generator = Generator(model.theta, model.config)
@@ -69,11 +67,11 @@ def transform(arguments: argparse.Namespace) -> None:
         write(arguments.output, decompress(data, generator, model.tokenizer).encode())
         return
     if not data:
-        raise CompressionError(f"{arguments.input} is empty: there is nothing to compress")
+        raise CompressionError(f"{arguments.input}: expected text to compress, got an empty file")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise CompressionError(f"{arguments.input} is not UTF-8 at byte {error.start}, so it is not text") from None
+        raise CompressionError(f"{arguments.input}: expected UTF-8, got something else at byte {error.start}") from None
     compressed = compress(text, generator, model.tokenizer)
     if arguments.action == "compress":
         write(arguments.output, compressed)
@@ -81,7 +79,7 @@ def transform(arguments: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Return the bytes of a file."""
+    """Return the bytes of a file, or raise CompressionError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -89,7 +87,7 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file."""
+    """Write a file, or raise CompressionError if it cannot be written."""
     try:
         if path.exists() and (path.is_symlink() or not path.is_file()):  # such as /dev/stdout
             path.write_bytes(data)

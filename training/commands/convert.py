@@ -1,14 +1,14 @@
-"""Convert a checkpoint of another library to a directory that every script takes as it takes a run, and back.
+"""Convert another library's checkpoint to a run that every script accepts, or a run to another library's checkpoint.
 
-    scripts/convert.py gpt2-directory runs/gpt2          # config.json and safetensors, or a file of PyTorch's
-    scripts/convert.py model.gguf runs/model             # of llama.cpp and Ollama, with its tokenizer and chat template
+    scripts/convert.py gpt2-directory runs/gpt2          # config.json with safetensors or a PyTorch file
+    scripts/convert.py model.gguf runs/model             # from llama.cpp or Ollama, with tokenizer and chat template
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
-    scripts/convert.py runs/taught out --merge           # a run with an adapter: one checkpoint
-    scripts/convert.py runs/taught adapter               # or the adapter alone, in PEFT's files
-    scripts/convert.py adapter runs/taught --from runs/model     # and back: the adapter of this model
+    scripts/convert.py runs/taught out --merge           # a run with an adapter, as one checkpoint
+    scripts/convert.py runs/taught adapter               # the adapter alone, in PEFT's format
+    scripts/convert.py adapter runs/taught --from runs/model     # a PEFT adapter of this model, as a run
 
-Exit status: 0 done; 2 wrong usage or input, and nothing is written; 130 after Ctrl-C.
+Exit status: 0 done; 2 invalid usage or input, nothing written; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument(
-        "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a file of GGUF, or a run"
+        "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run"
     )
-    main.add_argument("target", metavar="OUT", type=Path, help="the directory to write; it must not exist, or be empty")
-    main.add_argument("--to", choices=ARCHITECTURES, help="the kind of checkpoint to write (default: what fits a run)")
+    main.add_argument("target", metavar="OUT", type=Path, help="directory to write; must be new or empty")
+    main.add_argument("--to", choices=ARCHITECTURES, help="kind of checkpoint to write (default: the one that fits)")
     add_dtype(main.add_argument)
     main.add_argument(
-        "--merge", action="store_true", help="write a run's adapter merged into its model, and not in PEFT's files"
+        "--merge", action="store_true", help="merge a run's adapter into its model (default: write it in PEFT's format)"
     )
-    main.add_argument("--from", dest="adapted", metavar="RUN", help="the model that an adapter of PEFT's is for")
+    main.add_argument("--from", dest="adapted", metavar="RUN", help="the model that a PEFT adapter belongs to")
     compilation_cache.add_flags(main)
     return main
 

@@ -1,10 +1,10 @@
-"""Train a classifier once for each of K parts of the data, and evaluate it on the part that it was not trained on.
+"""K-fold cross-validation: train a classifier K times, each time holding out one part of the data to evaluate it on.
 
     scripts/cross_validate.py runs/folds --folds 5
     scripts/cross_validate.py runs/folds --folds 5 --data reviews.tsv --steps 500
 
-Part i is the run DIR/fold-i, which the task classify trains with --fold i/K; every further flag is one of train.py's.
-Parts that are complete stay as they are, so the same command resumes. Exit status: that of train.py.
+Fold i is the run DIR/fold-i, trained by the task classify with --fold i/K; all other flags are passed on to train.py.
+Rerunning the command skips complete folds and resumes the others. Exit status: that of train.py.
 """
 
 import json
@@ -20,8 +20,8 @@ from training.runs.directory import RunDirectory
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("directory", metavar="DIR", help="where the runs go")
-    main.add_argument("--folds", type=at_least(2), default=5, metavar="K", help="parts of the data (default: 5)")
+    main.add_argument("directory", metavar="DIR", help="directory for the runs")
+    main.add_argument("--folds", type=at_least(2), default=5, metavar="K", help="number of folds (default: 5)")
     return main
 
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, flags = parser().parse_known_args(argv)
     for name in ("--run", "--fold"):
         if any(word.partition("=")[0] == name for word in flags):
-            parser().error(f"{name}: expected none, since each part has its own; leave it out")
+            parser().error(f"{name}: expected none, since each fold has its own; leave it out")
     runs = [RunDirectory(Path(arguments.directory) / f"fold-{i + 1}") for i in range(arguments.folds)]
     for i, run in enumerate(runs, 1):
         if run.results.is_file():

@@ -1,19 +1,18 @@
-"""Measure several runs as one model: the mean of their probabilities, and the mean of their parameters.
+"""Evaluate several runs as one model: by the mean of their probabilities, and by the mean of their parameters.
 
     scripts/ensemble.py runs/seed0 runs/seed1 runs/seed2         # each, and the ensemble
     scripts/ensemble.py runs/docs --checkpoints                  # the checkpoints of a run, the ensemble, the average
     scripts/ensemble.py runs/docs --checkpoints --average out    # and write the average as a run
 
-The held-out data are those of the first run. Exit status: 0 done; 2 wrong usage or input.
+The held-out data are those of the first run. Exit status: 0 done; 2 invalid usage or input.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, add_cache
 from training.data.loading import load_run_data, make_dataset
 from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
 from training.evaluation.held_out import evaluate
@@ -23,10 +22,10 @@ from training.runs.directory import Run, RunDirectory, RunError, load_run
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs of one task and one tokenizer")
-    main.add_argument("--checkpoints", action="store_true", help="take the checkpoints of one run")
+    main.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs with the same task and tokenizer")
+    main.add_argument("--checkpoints", action="store_true", help="use the checkpoints of one run")
     main.add_argument("--average", metavar="DIR", help="write the mean of the parameters as a run; DIR must be new")
-    main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
+    add_cache(main.add_argument)
     compilation_cache.add_flags(main)
     return main
 
@@ -40,10 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     one_model = arguments.checkpoints or bool(arguments.average)
     check_alike(runs, names, sizes=one_model)
     if arguments.average and RunDirectory(arguments.average).path.exists():
-        raise RunError(f"--average: expected a directory that is not there, got {arguments.average}; name another one")
+        raise RunError(f"--average: expected a new directory, got {arguments.average}, which exists; name another one")
     description = RunDirectory(arguments.runs[0]).description()
-    cache = Path(arguments.cache) if arguments.cache else None
-    data = load_run_data(description.settings, tokenizer=runs[0].tokenizer, cache_dir=cache)
+    data = load_run_data(description.settings, tokenizer=runs[0].tokenizer, cache_dir=arguments.cache)
     held_out = make_dataset(description.settings, data.stores.validation, tokenizer=runs[0].tokenizer)
     groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
     if one_model:
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _members(paths: Sequence[str], *, checkpoints: bool) -> dict[str, Run]:
-    """Return the models by their names, or raise RunError if there are fewer than two."""
+    """Return the models by name, or raise RunError if there are fewer than two."""
     if checkpoints and len(paths) > 1:
         raise RunError(f"--checkpoints: expected one run, got {len(paths)}; leave --checkpoints out, or name one")
     if checkpoints:

@@ -1,22 +1,21 @@
-"""Measure a trained run on held-out data, beside simpler methods.
+"""Evaluate a trained run on held-out data, and compare it with simpler methods.
 
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
     scripts/evaluate.py runs/smollm2 --data chats.jsonl --validation-data held-out.jsonl --l_max 128
 
-Prints a table and some samples, and writes both to RUN/evaluation-PART.json; those on other data (--data) to a file
-with a number of these data in its name. Exit status: 0 done; 2 wrong usage or
-input.
+Prints a table and some samples, and writes both to RUN/evaluation-PART.json (with --data, to a file whose name also has
+a hash of the data). Exit status: 0 done; 2 invalid usage or input.
 """
 
 import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, at_least
+from training.commands.arguments import Parser, UsageError, add_cache, at_least
 from training.commands.bar import Bar
 from training.commands.progress import Reading
 from training.commands.terminal import say, show
@@ -33,26 +32,25 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
-    main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, or validation without it)")
+    main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, else validation)")
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
     main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
     main.add_argument(
-        "--validation-data", nargs="+", metavar="FILE", help="with --data: what to evaluate on (default: a twentieth)"
+        "--validation-data",
+        nargs="+",
+        metavar="FILE",
+        help="with --data: the held-out part (default: a twentieth of --data)",
     )
     main.add_argument(
-        "--l_max", type=at_least(2), metavar="N", help="with --data: most tokens of a sequence (default: the run's)"
+        "--l_max", type=at_least(2), metavar="N", help="with --data: maximum tokens per sequence (default: the run's)"
     )
-    main.add_argument("--cache", metavar="DIR", help="where tokens and fetched data are kept")
+    add_cache(main.add_argument)
     compilation_cache.add_flags(main)
     return main
 
 
 def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) -> Settings:
-    """Return the settings of a run with the data that were named in place of its own.
-
-    Raises:
-        UsageError: they do not fit together.
-    """
+    """Return the settings of a run with --data in place of its own, or raise UsageError if the flags do not fit."""
     given = {"--validation-data": arguments.validation_data, "--l_max": arguments.l_max}
     if not arguments.data:
         for flag in (flag for flag, value in given.items() if value):
@@ -62,13 +60,13 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
         raise UsageError(f"--l_max: expected a run of {' or '.join(PREDICTING)}, got one of {run.task}; leave it out")
     l_max = arguments.l_max or settings.l_max
     if arguments.l_max and l_max > run.config.l_max:
-        raise UsageError(f"--l_max: expected at most the {run.config.l_max} tokens that the model reads, got {l_max}")
+        raise UsageError(f"--l_max: expected at most the model's {run.config.l_max} tokens, got {l_max}")
     named = {"data": tuple(arguments.data), "validation_data": tuple(arguments.validation_data or ())}
     return dataclasses.replace(settings, l_max=l_max, **named)
 
 
 def show_table(comparison: Comparison) -> None:
-    """Print the table, and what else was found."""
+    """Print the table, the samples, and which packages would add to it."""
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
     width = max(map(len, comparison.rows))
     print(" " * width + "".join(f"{column:>15}" for column in columns))
@@ -78,7 +76,7 @@ def show_table(comparison: Comparison) -> None:
     for line in comparison.samples:
         show(line)
     for package in comparison.missing:
-        say(f"(with {package} installed, there would be more to compare with)")
+        say(f"note: install {package} for more comparisons")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = load_run(arguments.run)
     files = RunDirectory(arguments.run)
     description = files.description()
-    cache = Path(arguments.cache) if arguments.cache else None
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with Reading(quiet=False) as reading:
-        data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=cache, progress=reading.tokenized)
+        options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
+        data = load_run_data(description.settings, **options, progress=reading.tokenized)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
     part = arguments.part or default_part(data)
@@ -101,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
     print(f"{part} data of {files.path}:")
     show_table(comparison)
-    results = {"part": part, "data": arguments.data, "rows": comparison.rows, "samples": comparison.samples}
-    results = {name: value for name, value in results.items() if value is not None}
+    other = {"data": arguments.data} if arguments.data else {}
+    results = {"part": part, **other, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    other = f"-{data.corpus.fingerprint[:8]}" if arguments.data else ""  # the record of the run's own data stays
-    kept = files.path / f"evaluation-{part}{other}.json"
+    suffix = f"-{data.corpus.fingerprint[:8]}" if other else ""  # leaves the results on the run's own data
+    kept = files.path / f"evaluation-{part}{suffix}.json"
     try:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Show what one set of weights of the task gato does with text, with digits and with a pendulum.
+"""Demonstrate a run of the task gato: one set of weights that continues text, names digits and balances a pendulum.
 
     scripts/train.py gato --run runs/gato            # trains it, in a few minutes
     scripts/gato.py runs/gato                        # shows all three, with two pictures in runs/gato
     scripts/gato.py runs/gato --prompt "The " --pictures docs
 
-Exit status: 0 done; 2 wrong usage or input.
+Exit status: 0 done; 2 invalid usage or input.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
-    main.add_argument("--prompt", default="The ", metavar="TEXT", help='a text to continue (default: "The ")')
-    main.add_argument("--pictures", type=Path, metavar="DIR", help="where the pictures go (default: RUN)")
+    main.add_argument("--prompt", default="The ", metavar="TEXT", help='text to continue (default: "The ")')
+    main.add_argument("--pictures", type=Path, metavar="DIR", help="directory for the pictures (default: RUN)")
     compilation_cache.add_flags(main)
     return main
 

@@ -1,15 +1,15 @@
-"""Use a trained run: a decoder continues text, an encoder fills [MASK], an encoder-decoder translates lines, a
-classifier names their class.
+"""Apply a trained run: a decoder continues text, an encoder fills in [MASK], an encoder-decoder translates lines, a
+classifier labels them.
 
     scripts/generate.py runs/docs --prompt "The "                     # streams a continuation
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
-    scripts/generate.py runs/docs --interactive                       # continues from every line; /reset begins anew
+    scripts/generate.py runs/docs --interactive                       # continues each line you type; /reset starts anew
     scripts/generate.py runs/smollm2 --chat --prompt "What is the capital of France?"
     scripts/generate.py runs/smollm2 --chat --interactive --system "You answer in verse."
 
-Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
+Exit status: 0 done; 2 invalid usage or input; 130 after Ctrl-C.
 """
 
 import argparse
@@ -17,15 +17,14 @@ import dataclasses
 import importlib
 import io
 import itertools
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype, add_mesh, placement_of, spelled
+from training.commands.arguments import Parser, add_inference, placement_of, spelled
 from training.commands.talking import RESET, talk
-from training.commands.terminal import say, show
+from training.commands.terminal import print_json, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
@@ -41,57 +40,55 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help="directory of the run")
-    add("--prompt", action="append", metavar="TEXT", help="a text; may be repeated (default: what comes on stdin)")
-    add(
-        "--interactive",
-        action="store_true",
-        help="answer line after line; a decoder continues the conversation, until /reset",
-    )
-    add("--chat", action="store_true", help="ask a model that was trained to converse, by its chat template")
-    add("--system", metavar="TEXT", help="with --chat: what the model is told first (default: what its template says)")
-    add("--json", action="store_true", help="print a JSON object for each text")
-    add("--n", type=int, metavar="N", help="answers to each text, or likeliest tokens of each mask (default: 1)")
-    add("--l_gen", type=int, metavar="N", help="most tokens of an answer (default: 200, with --chat as many as fit)")
-    add("--l_max", type=int, metavar="N", help="most tokens of a translation (default: the model's l_max)")
-    add("--tau", type=float, metavar="X", help="temperature, 0 for greedy (default: 0.7, for translations 0)")
-    add("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens only")
+    add("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated (default: read stdin)")
+    add("--interactive", action="store_true", help="answer line by line; a decoder remembers them until /reset")
+    add("--chat", action="store_true", help="apply the model's chat template, for a model trained to converse")
+    add("--system", metavar="TEXT", help="with --chat: the system message (default: the template's)")
+    add("--json", action="store_true", help="print one JSON object per prompt")
+    add("--n", type=int, metavar="N", help="answers per prompt, or candidates per mask (default: 1)")
+    add("--l_gen", type=int, metavar="N", help="maximum tokens of an answer (default: 200; with --chat, all that fit)")
+    add("--l_max", type=int, metavar="N", help="maximum tokens of a translation (default: the model's l_max)")
+    add("--tau", type=float, metavar="X", help="temperature; 0 is greedy (default: 0.7, for translations 0)")
+    add("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens only")
     add(
         "--top-p",
         type=float,
         metavar="X",
-        help="draw from the fewest tokens that have probability X together (default: 0.9 without --tau and --top-k)",
+        help="sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)",
     )
     add(
         "--repetition-penalty",
         type=float,
         metavar="X",
-        help="divide the scores of tokens that came before by X, if positive, or multiply them (default: 1)",
+        help="divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)",
     )
     add(
         "--no-repeat-ngram-size", type=int, metavar="N", help="forbid repeating any n-gram of N tokens (default: allow)"
     )
-    add("--beam-size", type=int, metavar="N", help="translations to keep in a beam search (default: 1)")
-    add("--length-penalty", type=float, metavar="X", help="of a beam search: log P/((5 + length)/6)^X (default: 0.6)")
-    add("--seed", type=int, metavar="N", help="decides what is drawn (default: 0)")
+    add("--beam-size", type=int, metavar="N", help="beams of a translation (default: 1)")
+    add("--length-penalty", type=float, metavar="X", help="rank beams by log P/((5 + length)/6)^X (default: 0.6)")
+    add("--seed", type=int, metavar="N", help="random seed of the sampling (default: 0)")
     add(
         "--steer",
         action="append",
         metavar="FILE[:SCALE]",
-        help="add a saved direction to what the model computes (docs/inside.md); may be repeated",
+        help="add a saved direction to the activations (docs/inside.md); may be repeated",
     )
-    add("--shots", metavar="FILE", help="lines of source TAB target to put before each prompt, which is a source, too")
-    add("--vote", action="store_true", help="of --n answers, print the one that most of them give")
-    add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after its last TEXT")
+    add(
+        "--shots",
+        metavar="FILE",
+        help="file of few-shot examples, one source TAB target per line; a prompt is a source",
+    )
+    add("--vote", action="store_true", help="print only the most frequent of the --n answers")
+    add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
-    add_dtype(add)
-    add_mesh(add)
-    add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")
+    add_inference(add)
     compilation_cache.add_flags(main)
     return main
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """Return the options that were given."""
+    """Return the options that were given, or raise AnswerError if one is invalid."""
     stop = tuple(arguments.stop) if arguments.stop else ("\n",) if arguments.shots else None
     if arguments.answer_after is not None and not (arguments.vote and arguments.answer_after):
         raise AnswerError("--answer-after: expected some text, and --vote with it; add --vote --n 15, say")
@@ -105,56 +102,50 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]:
-    """Yield the texts to answer: the prompts, or stdin, line by line where the run takes lines; examples go before."""
+    """Yield the prompts, or stdin, line by line if the run takes lines; with --shots, each after the examples."""
+    lines = (line.rstrip("\n") for line in sys.stdin)
     if arguments.shots:
-        shots, prompts = read_shots(arguments.shots), arguments.prompt or (line.rstrip("\n") for line in sys.stdin)
-        yield from (few_shot(shots, prompt) for prompt in prompts)
+        shots = read_shots(arguments.shots)
+        yield from (few_shot(shots, prompt) for prompt in arguments.prompt or lines)
     elif arguments.prompt is not None:
         yield from arguments.prompt
     elif answerer.takes_lines:
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        yield from lines
     else:
         yield "".join(sys.stdin)
 
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
-    """Print the answers, some texts at once; return whether all could be answered. With `lines`, line n comes out
-    as line n: an empty line stays empty, and so does one without an answer.
+    """Print the answers, batch by batch; return whether all texts could be answered. With `lines`, the answer to line n
+    is line n of the output: it is empty for an empty line, and for one that cannot be answered.
     """
-    texts, well, first = iter(texts), True, 1
-    several = False
-    while some := list(itertools.islice(texts, LINES_AT_ONCE)):
-        several = several or len(some) > 1
-        for number, (text, answers) in enumerate(
-            zip(some, _answers(answerer, some, first, lines=lines), strict=True), first
-        ):
-            well = well and answers is not None
+    texts, complete, first, several = iter(texts), True, 1, False
+    while batch := list(itertools.islice(texts, LINES_AT_ONCE)):
+        several = several or len(batch) > 1
+        answered = zip(batch, _answers(answerer, batch, first, lines=lines), strict=True)
+        for number, (text, answers) in enumerate(answered, first):
+            complete = complete and answers is not None
             if as_json:
-                print(json.dumps({"prompt": _shown(text), "answers": answers or []}, ensure_ascii=False), flush=True)
+                print_json(text, answers or [])
             else:
                 show_answers(answerer, answers or [{"text": ""}], number if several else 0)
-        first += len(some)
-    return well
-
-
-def _shown(text: str) -> str:
-    """Return a text with U+FFFD for the bytes in it that are not UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        first += len(batch)
+    return complete
 
 
 def note_unknown(answerer: Answerer, text: str, number: int) -> None:
-    """Say so where a text is mostly outside the vocabulary."""
+    """Print a note if most of a text is outside the vocabulary."""
     tokenizer = answerer.tokenizer
     try:
         mostly_unknown = tokenizer.are_mostly_unknown(tokenizer.encode(text.replace(MASK, "")))
-    except ValueError:  # which is said when the text is answered
+    except ValueError:  # raised again when the text is answered
         return
     if mostly_unknown:
         say(f"note: text {number}: more than half of its tokens are unknown to the run's tokenizer")
 
 
 def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> None:
-    """Print the answers to a text, numbered (0: the only one) where they could be taken for one another's."""
+    """Print the answers to a text, numbered if there are several; `number` is the text's, 0 if it is the only one."""
     for i, answer in enumerate(answers, 1):
         several = len(answers) > 1
         if answerer.takes_lines:  # each answer is a line
@@ -167,12 +158,12 @@ def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> 
 
 
 def _answers(answerer: Answerer, texts: list[str], first: int, *, lines: bool) -> Sequence[list[Answer] | None]:
-    """Return the answers to each text: none to an empty line, and None where a line cannot be answered."""
+    """Return the answers to each text: [] for an empty line, and None for a line that cannot be answered."""
     for number, text in enumerate(texts, first):
         note_unknown(answerer, text, number)
-    stand_in = next(filter(None, texts), "")  # so that every line is the request of its own number
     if not lines:
         return answerer.answers(texts, first=first)
+    stand_in = next(filter(None, texts), "")  # for empty lines, so that requests keep their numbers
     if not stand_in:
         return [[] for _ in texts]
     try:
@@ -193,7 +184,7 @@ def _answer(answerer: Answerer, text: str, number: int) -> list[Answer] | None:
 
 
 def shown(answer: dict) -> str:
-    """Return an answer as text: for several candidates of a mask, and for a class, with their probabilities."""
+    """Return an answer as text; candidates of a mask and classes come with their probabilities."""
     lines = [answer["text"]]
     for number, candidates in enumerate(answer.get("masks", []), 1):
         if len(candidates) > 1:
@@ -204,7 +195,7 @@ def shown(answer: dict) -> str:
 
 
 def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
-    """Print the answer to one text as it comes, and return it."""
+    """Stream the answer to one text, and return it."""
     note_unknown(answerer, text, number)
     pieces = []
     for piece in answerer.stream(text, number=number):
@@ -215,11 +206,11 @@ def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
 
 
 def typed() -> Iterator[str]:
-    """Yield line after line of standard input; on a terminal they may be edited, and called back."""
+    """Yield the lines of standard input; on a terminal, with line editing and history."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    importlib.import_module("readline")  # input() finds it
+    importlib.import_module("readline")  # which input() uses
     while True:
         try:
             yield input("> ")
@@ -229,17 +220,17 @@ def typed() -> Iterator[str]:
 
 
 def greet(*, converses: bool) -> None:
-    """Tell who types how it goes."""
+    """Print instructions on a terminal."""
     if sys.stdin.isatty():
-        reset = f"; {RESET} begins a new conversation" if converses else ""
-        say(f"One text a line{reset}; Ctrl-D ends.")
+        reset = f"; {RESET} starts a new conversation" if converses else ""
+        say(f"One prompt per line{reset}; Ctrl-D ends.")
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
-    """Answer line after line until the input ends; a line that cannot be answered is complained about.
+    """Answer line by line until the input ends, with a message for a line that cannot be answered.
 
-    A decoder is given all lines and answers so far, each on a line of its own, since `RESET`; of several answers it is
-    the first that counts. An empty line lets it continue.
+    A decoder reads all lines and answers since `RESET`, one per line (of several answers, the first). After an empty
+    line it continues its last answer.
     """
     greet(converses=answerer.converses)
     history = ""
@@ -265,23 +256,23 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     note_unknown(answerer, prompt, number)
     (answers,) = answerer.answers([prompt], first=number)
     if as_json:
-        print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)
+        print_json(prompt, answers)
     else:
         show_answers(answerer, answers, 0)
     return answers[0]["text"]
 
 
 def answer(arguments: argparse.Namespace) -> bool:
-    """Answer what was asked; return whether all texts could be answered. Raises ValueError if there is no such run, or
-    a text or an option is wrong.
+    """Answer the prompts; return whether all could be answered. Raises ValueError if the run, a text or an option is
+    invalid.
     """
-    if isinstance(sys.stdin, io.TextIOWrapper):  # so that a line which is not UTF-8 is said when it is to be answered
+    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = options_of(arguments)
     if arguments.system is not None and not arguments.chat:
-        raise AnswerError("--system: expected --chat with it, which a conversation needs, got none")
+        raise AnswerError("--system: expected --chat with it, got none; add --chat, or leave it out")
     if arguments.interactive and arguments.prompt:
-        raise AnswerError("--interactive reads its texts from the terminal: leave --prompt out")
+        raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
     answerer = answerer_of(arguments, options)
     several = options.n is not None and options.n > 1 and not arguments.vote
     if arguments.interactive and isinstance(answerer, Talker):
@@ -298,13 +289,13 @@ def answer(arguments: argparse.Namespace) -> bool:
 
 
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
-    """Return what answers with the run, in conversations or by a vote where that was asked for. Raises ValueError if
-    there is no such run, or it cannot do that.
+    """Return the run's answerer, which converses or votes if the arguments ask for it. Raises ValueError if the run
+    cannot be read, or cannot do that.
     """
     prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
-        raise AnswerError(f"{prompted}: expected prompts that are continued each by itself, got {other}; leave it out")
+        raise AnswerError(f"{prompted}: expected independent prompts, got {other}; leave it out")
     run = load_run(arguments.run, dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     if not arguments.chat:
         answerer = answerer_for(run, options)
@@ -312,12 +303,12 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
             raise AnswerError(f"{prompted}: expected a decoder, got {answerer.model}; leave it out")
         return cast("Answerer", Voted(answerer, after=arguments.answer_after)) if arguments.vote else answerer
     if run.task != "d":
-        raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of the task {run.task}")
+        raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of task {run.task}")
     return Talker(run, options, system=arguments.system)
 
 
 def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
-    """Return whether it is known that there is one text only."""
+    """Return whether there is certainly only one text."""
     return len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
 
 

@@ -1,17 +1,16 @@
-"""Induction heads: watch them form in layers of attention alone, or find those of a trained decoder.
+"""Induction heads: watch them form in attention-only models, or find those of a trained decoder.
 
-    scripts/induction.py                          # trains models of two layers and of one; draws induction.png and
+    scripts/induction.py                          # trains one- and two-layer models; draws induction.png and
                                                   # induction-circuits.png
     scripts/induction.py runs/smollm2             # names the induction heads of a run, or of a converted model
     scripts/induction.py --seeds 1 --steps 500 --out /tmp/a.png
 
-The models are trained on random tokens that repeat. A run reads such tokens twice: what its induction heads are worth
-is the loss on the second time without them, beside that without as many other heads of the same layers.
+The models are trained on sequences of random tokens, repeated. A run reads such a sequence twice; ablating its
+induction heads shows how much they lower the loss on the repeat, compared with other heads of the same layers.
 
-Exit status: 0 done; 2 wrong usage or input; 130 after Ctrl-C.
+Exit status: 0 done; 2 invalid usage or input; 130 after Ctrl-C.
 """
 
-import datetime
 import sys
 import time
 from collections.abc import Sequence
@@ -37,45 +36,42 @@ from training.runs.directory import Run, load_run
 
 EVERY = 25
 """Steps between two measurements."""
-LEAST_PREVIOUS = 0.2
-"""The score of a previous-token head, at least, in the models that are trained here."""
-LEAST = 0.3
-"""That of an induction head."""
+MIN_PREVIOUS = 0.2
+"""Minimum score of a previous-token head, in the models trained here."""
+MIN_INDUCTION = 0.3
+"""Minimum score of an induction head."""
 B, LENGTH, DRAWS = 4, 50, 5
-"""Sequences that a run reads twice, their tokens, and how many times other heads are drawn."""
+"""Sequences that a run reads twice, tokens of each, and random draws of other heads."""
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"
-"""Apart for the color-blind, too (Okabe and Ito)."""
+"""Distinguishable for color-blind readers (Okabe and Ito)."""
 
 
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
+    main.add_argument("run", metavar="RUN", nargs="?", help="a decoder's run (default: train attention-only models)")
+    main.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="models per size (default: 3)")
+    main.add_argument("--steps", type=at_least(1), default=1000, metavar="N", help="updates per model (default: 1000)")
     main.add_argument(
-        "run", metavar="RUN", nargs="?", help="a decoder's run (default: train models of attention alone)"
-    )
-    main.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="models of each size (default: 3)")
-    main.add_argument("--steps", type=at_least(1), default=1000, metavar="N", help="updates of each (default: 1000)")
-    main.add_argument(
-        "--out", type=Path, default=Path("induction.png"), metavar="FILE", help="the picture (default: induction.png)"
+        "--out", type=Path, default=Path("induction.png"), metavar="FILE", help="picture (default: induction.png)"
     )
     compilation_cache.add_flags(main)
     return main
 
 
 class Trained(NamedTuple):
-    """A model that was trained here."""
+    """A model trained here."""
 
-    steps: list[int]  # at which it was measured
-    measured: list[Measured]  # what it was then
-    # the K-composition of each head of the first layer with each of the last, likewise; of one layer, none
-    K: list[np.ndarray]
-    without: np.ndarray  # the loss on repeats at the end without each head
-    without_previous: float  # the same without all heads that attend to the previous token
-    theta: DTransformerParams  # the parameters at the end
+    steps: list[int]  # of each measurement
+    measured: list[Measured]  # its results
+    K: list[np.ndarray]  # its K-composition of each head of layer 0 with each of the last; empty for one layer
+    without: np.ndarray  # final loss on repeats without each head
+    without_previous: float  # final loss on repeats without all previous-token heads
+    theta: DTransformerParams  # final parameters
 
 
 class _Progress:
-    """A bar on a terminal, and a dated line now and then everywhere else: steps a second, and the time left."""
+    """A bar on a terminal; elsewhere a dated line every ten seconds, with the rate and the time left."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._began, self._said = total, 0, time.monotonic(), 0.0
@@ -90,10 +86,9 @@ class _Progress:
         seconds = time.monotonic() - self._began
         if seconds - self._said >= 10 and self._done:
             self._said = seconds
-            now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
             left = seconds * (self._total - self._done) / self._done
-            rate = self._done / seconds
-            say(f"{now} step {self._done}/{self._total}, {text}, {rate:.1f} steps/s, {left:.0f} s left")
+            rate = f"{self._done / seconds:.1f} steps/s"
+            say(f"step {self._done}/{self._total}, {text}, {rate}, {left:.0f} s left", dated=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -102,33 +97,33 @@ class _Progress:
 
 def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
     """Train a model of L layers, and measure it on the way and at the end."""
-    tokens = experiment.repeating(jax.random.key(2**31))  # those of no training
+    tokens = experiment.repeating(jax.random.key(2**31))  # not seen in training
     options = {"variant": experiment.ATTENTION_ONLY}
-    found, numbers, K, before = [], [], [], 0
+    found, numbers, K = [], [0], []
     theta: Any = None
     for step, theta in experiment.trained(jax.random.key(seed), L, steps, EVERY):
         found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens, **options)))
-        numbers.append(step)
         if L > 1:
             K.append(np.asarray(composition_scores(theta.layers.attention)["K"][0, :, -1]))
-        of = f"{L} layer{'s' * (L > 1)}, seed {seed}, loss on repeats {found[-1].again:.2f}"
-        progress.advance(step - before, of)
-        before = step
+        progress.advance(step - numbers[-1], f"{_layers(L)}, seed {seed}, loss on repeats {found[-1].again:.2f}")
+        numbers.append(step)
     heads = list(np.ndindex(L, experiment.CONFIG.H))
     each = [induction.loss_without(theta, tokens, jnp.array([head]), **options) for head in heads]
-    previous = [head for head in heads if found[-1].previous[head] >= LEAST_PREVIOUS]
-    together = (
-        found[-1].again if not previous else induction.loss_without(theta, tokens, jnp.array(previous), **options)
-    )
-    return Trained(numbers, found, K, np.reshape(each, (L, -1)), float(together), theta)
+    previous = [head for head in heads if found[-1].previous[head] >= MIN_PREVIOUS]
+    together = found[-1].again
+    if previous:
+        together = induction.loss_without(theta, tokens, jnp.array(previous), **options)
+    return Trained(numbers[1:], found, K, np.reshape(each, (L, -1)), float(together), theta)
+
+
+def _layers(L: int) -> str:
+    return f"{L} layer{'s' * (L > 1)}"
 
 
 def report(L: int, seed: int, trained: Trained) -> None:
-    """Print what became of a model."""
+    """Print the final measurements of a model."""
     last = trained.measured[-1]
-    print(
-        f"{L} layer{'s' * (L > 1)}, seed {seed}: loss on repeats {last.again:.2f} (guessing: {experiment.GUESSING:.2f})"
-    )
+    print(f"{_layers(L)}, seed {seed}: loss on repeats {last.again:.2f} (guessing: {experiment.GUESSING:.2f})")
     if L == 1:
         print(f"  largest scores: previous token {last.previous.max():.2f}, induction {last.induction.max():.2f}")
         return
@@ -136,49 +131,34 @@ def report(L: int, seed: int, trained: Trained) -> None:
     for l, h in np.ndindex(last.previous.shape):
         scores = f"{last.previous[l, h]:14.2f} {last.induction[l, h]:10.2f}"
         print(f"  ({l}, {h})  {scores}  {trained.without[l, h]:26.2f}")
-    names = _named(np.argwhere(last.previous >= LEAST_PREVIOUS))
+    names = ", ".join(f"({l}, {h})" for l, h in np.argwhere(last.previous >= MIN_PREVIOUS)) or "none"
     print(f"  without all previous-token heads, {names}: {trained.without_previous:.2f}")
-    print(f"  K-composition of two heads, at most: {trained.K[0].max():.2f} before, {trained.K[-1].max():.2f} after")
-
-
-def _named(heads: Any) -> str:
-    return ", ".join(f"({l}, {h})" for l, h in heads) or "none"
+    print(f"  largest K-composition of two heads: {trained.K[0].max():.2f} before, {trained.K[-1].max():.2f} after")
 
 
 def draw(models: dict[int, list[Trained]], path: Path) -> None:
-    """Draw losses, scores, K-composition and ablations of all models, which are by their number of layers."""
+    """Draw losses, scores, K-composition and ablations of all models, given by their number of layers."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     (loss, score), (composition, ablation) = figure.subplots(2, 2)
-    guessing: dict[str, Any] = {"color": GRAY, "linestyle": ":", "label": "guessing"}
     for L, several in models.items():
         style: dict[str, Any] = {"linewidth": 1.2, "linestyle": "-" if L > 1 else "--"}
-        label = f"{L} layer{'s' * (L > 1)}"
         for i, t in enumerate(several):
-            first = i == 0  # of several, one has a label
-            loss.plot(
-                t.steps,
-                [m.again for m in t.measured],
-                color=BLUE if L > 1 else GRAY,
-                label=label if first else None,
-                **style,
-            )
-            best = [(m.previous[0].max(), m.induction.max()) for m in t.measured]
-            for of, color, text in zip(
-                zip(*best, strict=True), (ORANGE, GREEN), ("previous token", "induction"), strict=True
-            ):
-                score.plot(t.steps, of, color=color, label=f"{text}, {label}" if first else None, **style)
+
+            def line(axes, values, color, label, i=i, t=t, style=style):
+                label = label if i == 0 else None  # the seeds share a legend entry
+                axes.plot(t.steps, values, color=color, label=label, **style)
+
+            line(loss, [m.again for m in t.measured], BLUE if L > 1 else GRAY, _layers(L))
+            line(score, [m.previous[0].max() for m in t.measured], ORANGE, f"previous token, {_layers(L)}")
+            line(score, [m.induction.max() for m in t.measured], GREEN, f"induction, {_layers(L)}")
             if L > 1:
-                composition.plot(
-                    t.steps, [K.max() for K in t.K], color=BLUE, label="largest of a pair" if first else None, **style
-                )
-                composition.plot(
-                    t.steps, [K.mean() for K in t.K], color=GRAY, label="mean" if first else None, linewidth=1
-                )
+                line(composition, [K.max() for K in t.K], BLUE, "largest of a pair")
+                line(composition, [K.mean() for K in t.K], GRAY, "mean", style={"linewidth": 1})
                 bars = [*t.without.ravel(), t.without_previous]
                 place = np.arange(len(bars)) + 0.8 * (i / len(several) - 0.5) + 0.4 / len(several)
                 ablation.bar(place, bars, 0.8 / len(several), color=[BLUE, ORANGE, GREEN][i % 3], label=f"seed {i}")
     for axes in (loss, ablation):
-        axes.axhline(experiment.GUESSING, **guessing)
+        axes.axhline(experiment.GUESSING, color=GRAY, linestyle=":", label="guessing")
     loss.set(xlabel="step", ylabel="nats", ylim=(0, None), title="Loss on tokens that repeat")
     score.set(xlabel="step", ylim=(0, 1), title="Largest score of a head")
     composition.set(xlabel="step", ylim=(0, None), title="K-composition of layer 0 with layer 1")
@@ -192,7 +172,7 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
 
 
 def form(arguments: Any) -> None:
-    """Train the models, print what became of them, and draw it."""
+    """Train the models, print their measurements, and draw them."""
     models: dict[int, list[Trained]] = {2: [], 1: []}
     progress = _Progress(len(models) * arguments.seeds * arguments.steps)
     for seed in range(arguments.seeds):
@@ -204,27 +184,28 @@ def form(arguments: Any) -> None:
     draw(models, arguments.out)
     of_circuits = arguments.out.with_stem(f"{arguments.out.stem}-circuits")
     draw_circuits(models[2][0].theta, experiment.ATTENTION_ONLY, of_circuits)
-    print(f"{arguments.out} has the picture, {of_circuits} the circuits of seed 0.")
+    print(f"The picture is in {arguments.out}, the circuits of seed 0 in {of_circuits}.")
 
 
 def find(run: Run, path: Path) -> None:
-    """Name the induction heads of a run, with the evidence, and draw the scores of all heads."""
+    """Print the induction heads of a run and the loss without them, and draw the scores of all heads."""
     config, variant = run.config, run.config.variant.without_dropout()
     before = run.tokenizer.framed([0], ends=False)[:-1]
-    ordinary = np.setdiff1d(np.arange(run.config.N_V), _special(run))
+    special = run.tokenizer.special.all() if run.tokenizer.special else range(config.N_V - 3, config.N_V)
+    ordinary = np.setdiff1d(np.arange(config.N_V), special)
     n = min(LENGTH, (config.l_max - len(before)) // 2)
     if n < 4:
-        raise UsageError(f"RUN: expected room for 8 tokens at least, got l_max = {config.l_max}")
+        raise UsageError(f"RUN: expected room for at least 8 tokens, got l_max = {config.l_max}")
     rng = np.random.default_rng(0)
     tokens = induction.twice(rng.choice(ordinary, (B, n)), np.array(before, int))
     say(f"reading {B} sequences of {n} random tokens twice")
     found = jax.tree.map(np.asarray, induction.measured(run.theta, tokens, variant=variant))
-    heads = induction.induction_heads(found.induction, LEAST)
+    heads = induction.induction_heads(found.induction, MIN_INDUCTION)
     print(f"loss on random tokens: {found.first:.2f} the first time, {found.again:.2f} the second")
     _draw_scores(found, path)
     if not len(heads):
-        best = np.unravel_index(found.induction.argmax(), found.induction.shape)
-        print(f"no induction heads: the largest score is {found.induction.max():.2f}, of head ({best[0]}, {best[1]})")
+        l, h = np.unravel_index(found.induction.argmax(), found.induction.shape)
+        print(f"no induction heads: the largest score is {found.induction.max():.2f}, of head ({l}, {h})")
         return
 
     def without(chosen):
@@ -234,16 +215,9 @@ def find(run: Run, path: Path) -> None:
     for l, h in heads:
         print(f"{f'({l}, {h})':>14}  {found.induction[l, h]:5.2f}  {without([[l, h]]):31.2f}", flush=True)
     print(f"without all {len(heads)} of them: {without(heads):.2f}", flush=True)
-    shape = (config.L, config.H)
-    drawn = [without(induction.others(heads, shape, rng)) for _ in range(DRAWS)]
+    drawn = [without(induction.others(heads, (config.L, config.H), rng)) for _ in range(DRAWS)]
     print(f"without {len(heads)} others of the same layers, drawn {DRAWS} times: {min(drawn):.2f} to {max(drawn):.2f}")
-    print(f"{path} has the scores of all heads.")
-
-
-def _special(run: Run) -> Sequence[int]:
-    """The tokens that never occur in text."""
-    special = run.tokenizer.special
-    return special.all() if special else range(run.config.N_V - 3, run.config.N_V)
+    print(f"The scores of all heads are in {path}.")
 
 
 def _draw_scores(found: Measured, path: Path) -> None:
@@ -261,13 +235,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     if arguments.out.suffix not in (".png", ".svg", ".pdf") or not arguments.out.parent.is_dir():
-        raise UsageError(f"--out: expected a .png, .svg or .pdf in a directory that exists, got {arguments.out}")
+        raise UsageError(f"--out: expected a .png, .svg or .pdf in an existing directory, got {arguments.out}")
     compilation_cache.begin(arguments)
     if arguments.run is None:
         form(arguments)
         return 0
     run = load_run(arguments.run)
     if run.task != "d":
-        raise UsageError(f"RUN: expected a decoder's, got one of the task {run.task!r}")
+        raise UsageError(f"RUN: expected a decoder's run (task d), got one of task {run.task}")
     find(run, arguments.out)
     return 0

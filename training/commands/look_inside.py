@@ -1,11 +1,11 @@
-"""Look inside a trained run that reads a text: one page of HTML that needs nothing else, and the same as pictures.
+"""Look inside a trained run as it reads a prompt: one self-contained HTML page, and its pictures.
 
     scripts/look_inside.py runs/docs --prompt "The list is sorted. The list"
     scripts/look_inside.py runs/docs --prompt "The file is" --against "The list is"
 
-The page shows what attends to what in each layer and head, what each layer predicts, which heads and MLPs wrote the
-answer, and what heads do with any text; with --against, also which values of the prompt, put into the run of the other
-one, bring its answer back. Exit status: 0 done; 2 wrong usage or input.
+The page shows the attention pattern of each layer and head, each layer's prediction, how much each head and MLP
+contributed to the answer, and what heads do on any text; with --against, also which activations of the prompt, patched
+into the other prompt's pass, restore its answer. Exit status: 0 done; 2 invalid usage or input.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help="directory of the run")
-    add("--prompt", required=True, metavar="TEXT", help="what the model reads; an encoder-decoder answers it, too")
-    add("--against", metavar="TEXT", help="another prompt of as many tokens, to find what makes the answers differ")
-    add("--chat", action="store_true", help="put the prompts into the model's chat template, as what a user says")
-    add("--out", metavar="DIR", help="where page.html and the pictures are written (default: RUN/inside)")
+    add("--prompt", required=True, metavar="TEXT", help="what the model reads; an encoder-decoder also answers it")
+    add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
+    add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
+    add("--out", metavar="DIR", help="directory for page.html and the pictures (default: RUN/inside)")
     compilation_cache.add_flags(main)
     return main
 

@@ -1,4 +1,4 @@
-"""Draw the losses of a run, from its metrics.jsonl, in the format that the end of the file's name says.
+"""Draw the losses of a run, from its metrics.jsonl; the file's extension decides the format.
 
 python -m training.commands.loss_curve runs/demo docs/demo.svg
 """
@@ -16,7 +16,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
-    main.add_argument("picture", metavar="FILE", type=Path, help="what to write: .svg, .png or .pdf")
+    main.add_argument("picture", metavar="FILE", type=Path, help="picture to write: .svg, .png or .pdf")
     return main
 
 
@@ -27,7 +27,7 @@ def loss_curve_main(argv: Arguments) -> int:
     files = RunDirectory(arguments.run)
     lines = read_metrics(files.metrics)
     if not lines:
-        raise RunError(f"{files.metrics} has no steps yet: train the run first")
+        raise RunError(f"{files.metrics}: expected metrics of at least one step, got none; train the run first")
     plot_losses(lines, arguments.picture, title=files.path.name)
     return 0
 

@@ -1,9 +1,7 @@
 """Shows training progress: a bar on a terminal, and dated lines everywhere else."""
 
 import collections
-import datetime
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -16,11 +14,11 @@ from training.runs.directory import Run
 from training.settings import Settings
 from training.tasks import TASKS
 
-LARGE = 64 << 20  # bytes between two lines of progress
-LINES = 20  # of a whole training, where there is no terminal
-WINDOW = 10.0  # seconds that rates are taken over, at least
+LARGE = 64 << 20  # bytes tokenized between two lines of progress
+LINES = 20  # per training, without a terminal
+WINDOW = 10.0  # minimum seconds to average rates over
 BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}"
-"""What matters most comes first: a narrow terminal cuts off the end."""
+"""Most important first: a narrow terminal cuts off the end."""
 
 
 class _Seen(NamedTuple):
@@ -30,16 +28,16 @@ class _Seen(NamedTuple):
 
 
 class Pace:
-    """How fast the last updates were: one alone may seem to take no time, when the results of several come at once.
+    """The rate of the last updates, over a window: results may arrive several at once, so one alone may seem instant.
 
-    It counts the seconds of updates only, so that compiling, evaluating and saving lengthen no estimate.
+    Only the seconds of updates count, so compiling, evaluating and saving do not lengthen the estimate.
     """
 
     def __init__(self) -> None:
         self._seen: collections.deque[_Seen] = collections.deque()
 
     def add(self, step: int, line: dict[str, Any]) -> None:
-        """Take note of a line of the metrics, if it has the time that updates took."""
+        """Record a line of the metrics, if it has the seconds of the updates."""
         if "seconds" not in line:
             return
         before = self._seen[-1] if self._seen else _Seen(step, line["seconds"], 0.0)
@@ -48,24 +46,31 @@ class Pace:
         while len(self._seen) > 2 and self._seen[-1].seconds - self._seen[1].seconds >= WINDOW:
             self._seen.popleft()
 
+    def _window(self) -> _Seen:
+        if not self._seen:
+            return _Seen(0, 0.0, 0.0)
+        first, last = self._seen[0], self._seen[-1]
+        return _Seen(last.step - first.step, last.seconds - first.seconds, last.tokens - first.tokens)
+
     def tokens_per_second(self) -> float | None:
-        """Return the tokens of a second, or None where too little is known."""
-        seconds = self._seen[-1].seconds - self._seen[0].seconds if self._seen else 0.0
-        return (self._seen[-1].tokens - self._seen[0].tokens) / seconds if seconds else None
+        """Return the tokens per second, or None if it is too early to tell."""
+        window = self._window()
+        return window.tokens / window.seconds if window.seconds else None
 
     def left(self, steps: int) -> float | None:
-        """Return the seconds left until this many updates are done."""
-        updates = self._seen[-1].step - self._seen[0].step if self._seen else 0
-        seconds = self._seen[-1].seconds - self._seen[0].seconds if self._seen else 0.0
-        return (steps - self._seen[-1].step) * seconds / updates if updates else None
+        """Return the seconds until `steps` updates are done, or None if it is too early to tell."""
+        window = self._window()
+        return (steps - self._seen[-1].step) * window.seconds / window.step if window.step else None
 
 
 class Display:
-    """Shows steps, loss, tokens per second and the time left; at every evaluation, its loss and a sample."""
+    """Shows steps, loss, tokens per second and the time left, and at every evaluation its loss and a sample.
 
-    def __init__(self, settings: Settings, path: Path, *, quiet: bool) -> None:
-        """Show the progress of a run; if `quiet`, only warnings."""
-        self._steps, self._path, self._quiet = settings.steps, path, quiet
+    If `quiet`, it shows only the step that a training resumes from, and warnings.
+    """
+
+    def __init__(self, settings: Settings, *, quiet: bool) -> None:
+        self._steps, self._quiet = settings.steps, quiet
         self._bar: tqdm | None = None
         self._validation = ""
         self._every = max(1, settings.steps // LINES)
@@ -73,21 +78,21 @@ class Display:
         self._pace = Pace()
 
     def began(self, facts: Facts) -> None:
-        """Announce the training."""
+        """Print the sizes of the training."""
         if facts.step:
             say(f"resuming after step {facts.step}")
         if self._quiet:
             return
-        beside = f" and {facts.trained:,} of low rank, which are trained" if facts.trained < facts.parameters else ""
+        low_rank = f" and {facts.trained:,} of low rank, which are trained" if facts.trained < facts.parameters else ""
         say(
-            f"{facts.parameters:,} parameters{beside}, {facts.tokens:,} tokens of training data, {self._steps} steps "
+            f"{facts.parameters:,} parameters{low_rank}, {facts.tokens:,} tokens of training data, {self._steps} steps "
             f"({facts.epochs:.1f} epochs) on {facts.device}: about {_span(facts.seconds)}"
         )
         if sys.stderr.isatty():
             self._bar = tqdm(total=self._steps, initial=facts.step, dynamic_ncols=True, bar_format=BAR.format(left=""))
 
     def updated(self, step: int, line: dict[str, Any]) -> None:
-        """Move the bar, or print a line now and then."""
+        """Advance the bar, or print a line every so often."""
         if self._quiet:
             return
         self._pace.add(step, line)
@@ -99,11 +104,10 @@ class Display:
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif step == 1 or step % self._every == 0 or step == self._steps:
-            now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-            say(f"{now} step {step}/{self._steps}, {text}")
+            say(f"step {step}/{self._steps}, {text}", dated=True)
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
-        """Show the validation loss, and a sample of the model."""
+        """Print the validation loss and a sample of the model."""
         self._validation = f", validation {results['loss']:.3f}"
         if self._quiet or step == self._steps:
             return
@@ -112,17 +116,17 @@ class Display:
             say(f"step {step}{self._validation}" + (f"; {text}" if text else ""))
 
     def warned(self, message: str) -> None:
-        """Report a non-fatal problem."""
+        """Print a warning."""
         say(f"warning: {message}")
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
 
 class Reading(Bar):
-    """Shows how much of the data is tokenized, without a terminal by a line now and then."""
+    """Shows how much of the data is tokenized; without a terminal, by a line every so often."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__("tokenizing", unit="B", unit_scale=True)
@@ -130,7 +134,7 @@ class Reading(Bar):
         self._done = 0
 
     def tokenized(self, n_bytes: int, total: int) -> None:
-        """Take note of n_bytes more of text that is tokenized, of roughly `total` (0: not known)."""
+        """Advance by n_bytes of text, of roughly `total` (0: unknown)."""
         if self._quiet:
             return
         before, self._done = self._done, self._done + n_bytes
@@ -140,20 +144,20 @@ class Reading(Bar):
 
 
 class Silence(Display):
-    """The display of a process that leaves it to another one."""
+    """The display of a process other than process 0, which shows nothing."""
 
-    def __init__(self, settings: Settings, path: Path) -> None:
-        super().__init__(settings, path, quiet=True)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, quiet=True)
 
     def began(self, facts: Facts) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def warned(self, message: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 def _span(seconds: float) -> str:
-    """Return a time as people say it.
+    """Return a time in words.
 
     Example:
         >>> _span(7.2), _span(200), _span(9000)

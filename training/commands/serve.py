@@ -1,18 +1,16 @@
-r"""Serve a trained model over HTTP, as clients of OpenAI's API expect it: a decoder completes and chats, an encoder
-embeds.
+r"""Serve a trained model over HTTP, with OpenAI's API: a decoder completes and chats, an encoder embeds.
 
     scripts/serve.py runs/docs
     curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \
         -d '{"model": "docs", "prompt": "The ", "max_tokens": 50}'
 
-Only this machine is answered unless --host says otherwise, and nobody needs a key unless --api-key sets one. What
-arrives together is generated side by side. Exit status: 2 wrong usage or input; 130 or 143 after Ctrl-C or SIGTERM,
-when what is being answered is done, or after some seconds.
+By default only this machine can connect (see --host), and no key is required (see --api-key). Concurrent requests are
+generated as one batch. Exit status: 2 invalid usage or input; 130 or 143 after Ctrl-C or SIGTERM, once the running
+answers are done, or after ten seconds.
 """
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype, add_mesh, at_least, placement_of
+from training.commands.arguments import Parser, add_inference, at_least, placement_of
 from training.commands.terminal import say
 from training.generation.text import AnswerError
 from training.runs.directory import load_run
@@ -30,56 +28,59 @@ from training.serving.engine import Engine
 from training.serving.served import Decoder, Limits, served_of
 
 GRACE = 10
-"""Seconds that running answers get when the server is to stop."""
+"""Seconds for running answers to finish when the server stops."""
 
 
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("run", metavar="RUN", help="directory of a decoder's run")
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine)")
-    add("--port", type=at_least(0), default=8000, metavar="N", help="port; 0 takes a free one (default: 8000)")
-    add("--model", metavar="NAME", help="what clients call the model (default: the name of RUN)")
-    add("--rows", type=at_least(1), default=16, metavar="N", help="most continuations side by side (default: 16)")
-    add("--queue", type=at_least(1), default=128, metavar="N", help="most continuations that wait (default: 128)")
-    add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="most tokens of one (default: 4096)")
+    add("run", metavar="RUN", help="directory of a decoder's or encoder's run")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=at_least(0), default=8000, metavar="N", help="port; 0 picks a free one (default: 8000)")
+    add("--model", metavar="NAME", help="name of the model in requests (default: the name of RUN)")
+    add("--rows", type=at_least(1), default=16, metavar="N", help="maximum continuations in a batch (default: 16)")
+    add("--queue", type=at_least(1), default=128, metavar="N", help="maximum continuations waiting (default: 128)")
+    add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="maximum tokens of each (default: 4096)")
     add(
         "--prefix-bytes",
         type=at_least(0),
         default=1 << 28,
         metavar="N",
-        help="most bytes that are kept of texts, so that what requests begin with is read once (default: 2^28)",
+        help="maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
     )
-    add("--api-key", metavar="KEY", help="what clients must know (default: nothing)")
+    add("--api-key", metavar="KEY", help="key that clients must send (default: none)")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
-    add("--allow-host", action="append", default=[], metavar="NAME", help="a further name that the server goes by")
-    add("--max-connections", type=at_least(1), default=256, metavar="N", help="most at once (default: 256)")
-    add("--request-timeout", type=at_least(1), default=30, metavar="N", help="most seconds to send one (default: 30)")
-    add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="most bytes of a request (default: 2^20)")
-    add("--timeout", type=at_least(1), default=300, metavar="N", help="most seconds of an answer (default: 300)")
-    add_dtype(add)
-    add_mesh(add)
-    add("--weights", choices=("int8",), help="round weights that every token reads to int8 (default: as trained)")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
+    add("--max-connections", type=at_least(1), default=256, metavar="N", help="maximum connections (default: 256)")
+    add(
+        "--request-timeout",
+        type=at_least(1),
+        default=30,
+        metavar="N",
+        help="maximum seconds to receive a request (default: 30)",
+    )
+    add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="maximum request size (default: 2^20)")
+    add("--timeout", type=at_least(1), default=300, metavar="N", help="maximum seconds per answer (default: 300)")
+    add_inference(add)
     compilation_cache.add_flags(main)
     return main
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, or raise AnswerError if it cannot."""
+    """Return a listening socket, or raise AnswerError if the address is unavailable."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise AnswerError(
-            f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        raise AnswerError(f"cannot listen on {host}, port {port}: {why}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(argv)
     if arguments.api_key == "":
-        raise AnswerError("--api-key: expected a key, got nothing; leave it out to ask for none")
+        raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
     compilation_cache.begin(arguments)
     run = load_run(arguments.run, dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     name = arguments.model or Path(arguments.run).absolute().name
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         say(f"{name} is served at http://{shown}:{port}/v1; Ctrl-C stops")
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are answered to the client
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients receive the errors
         config = uvicorn.Config(
             app,
             http=connections(most=arguments.max_connections, patience=arguments.request_timeout),

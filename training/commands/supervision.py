@@ -1,8 +1,8 @@
-"""One of several processes that train together, watched by another one on the same machine.
+"""A parent process that watches over one of several training processes.
 
-JAX's runtime aborts a process that loses its coordinator, and no handler sees it; so the work is done in a child, and
-the parent says in a sentence how that ended, and with which status. Signals are passed on, as SIGTERM, which JAX's
-runtime lets all processes know of. A child whose parent is gone ends, too.
+JAX's runtime aborts a process that loses its coordinator, bypassing all handlers. So each trains in a child process,
+and its parent prints how that ended and returns an exit status. The parent forwards signals as SIGTERM, which JAX's
+runtime announces to all processes. A child exits when its parent is gone.
 """
 
 import contextlib
@@ -17,20 +17,21 @@ from pathlib import Path
 from types import FrameType
 
 from training.commands.terminal import say
+from training.runs.interrupts import handling
 
 STREAMS = "FORMAL_ALGORITHMS_STREAMS"
-"""Of the child's environment: the descriptors of the real output and the real error output."""
+"""Environment variable that gives the child the parent's descriptors of stdout and stderr."""
 CONNECTED = "<connected to the coordinator>"
 WORKER = "import os, sys; from training.commands import train_main; os._exit(train_main(sys.argv[1:]))"
 
 
 def is_supervised() -> bool:
-    """Whether this process is such a child."""
+    """Whether this process is a child of `supervise`."""
     return STREAMS in os.environ
 
 
 def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> int:
-    """Train in a child, and return the exit status; `advice` says what to do if another process ended that one."""
+    """Train in a child process, and return the exit status; `advice` says what to do if another process ended it."""
     with tempfile.NamedTemporaryFile("w+", prefix="jax-", suffix=".log", errors="replace", delete=False) as log:
         streams = os.dup(1), os.dup(2)
         environment = os.environ | {STREAMS: f"{streams[0]} {streams[1]}", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -42,31 +43,24 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
             signals.append(number)
 
         signals: list[int] = []
-
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handling(pass_on):
             status = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if status >= 0:
             Path(log.name).unlink()
             return status
         connected = CONNECTED in Path(log.name).read_text(errors="replace")
-    why = (
-        "lost the coordinator, process 0, or was killed"
-        if connected
-        else "found no coordinator, or not all of the others, or its port is taken"
-    )
-    say(f"train.py: {who} {why}; {advice()} (what JAX said is in {log.name})")
+    why = "lost the coordinator, process 0, or was killed"
+    if not connected:
+        why = "found no coordinator, or not all of the others, or its port is taken"
+    say(f"train.py: {who} {why}; {advice()} (JAX's log is {log.name})")
     return 1
 
 
 def enter() -> None:
-    """Let Python write where the parent does, leave the rest to the log, and end when the parent is gone."""
+    """In the child: print to the parent's streams, leave JAX's output in the log, and exit when the parent is gone."""
     for name, stream in zip(("stdout", "stderr"), os.environ[STREAMS].split(), strict=True):
         setattr(sys, name, os.fdopen(int(stream), "w", buffering=1))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to the parent as well
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the parent, which forwards it
 
     def wait_for_parent():
         with contextlib.suppress(OSError):
@@ -77,5 +71,5 @@ def enter() -> None:
 
 
 def note_connection() -> None:
-    """Leave a note for the parent that the others were found."""
+    """In the child: tell the parent that all processes have connected."""
     os.write(2, CONNECTED.encode())

@@ -1,10 +1,9 @@
 """A conversation on the terminal: `generate.py runs/smollm2 --chat --interactive`."""
 
-import json
 import signal
 from collections.abc import Iterable
 
-from training.commands.terminal import say, show
+from training.commands.terminal import print_json, say, show
 from training.generation.talking import Talker
 from training.runs.interrupts import Interrupts
 
@@ -12,7 +11,7 @@ RESET = "/reset"
 
 
 def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
-    """Answer line after line until they end; a line that cannot be answered is complained about."""
+    """Answer the lines one by one, with a message for a line that cannot be answered."""
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\n")
         if not text.strip():
@@ -26,8 +25,8 @@ def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
             say(f"generate.py: {error}")
             continue
         if dropped:
-            of_l_max = f"the model's context of l_max = {talker.config.l_max} tokens"
-            say(f"note: the conversation has outgrown {of_l_max}: its oldest {dropped} messages are dropped")
+            context = f"the model's context of l_max = {talker.config.l_max} tokens"
+            say(f"note: the conversation has outgrown {context}: its oldest {dropped} messages are dropped")
         if as_json or talker.n > 1:
             _answer(talker, text, number, as_json=as_json)
         else:
@@ -37,7 +36,7 @@ def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
 def _answer(talker: Talker, text: str, number: int, *, as_json: bool) -> None:
     answers = talker.replies(number=number)
     if as_json:
-        print(json.dumps({"prompt": text, "answers": answers}, ensure_ascii=False), flush=True)
+        print_json(text, answers)
         return
     for i, answer in enumerate(answers, 1):
         print(f"--- answer {i} ---")
@@ -45,7 +44,7 @@ def _answer(talker: Talker, text: str, number: int, *, as_json: bool) -> None:
 
 
 def _stream(talker: Talker, number: int) -> None:
-    """Print an answer as it comes; Ctrl-C ends it, and it counts as far as it came."""
+    """Stream an answer; Ctrl-C stops it, and the conversation keeps what was printed."""
     with Interrupts() as interrupts:
         pieces = talker.reply(number=number)
         for piece in pieces:

@@ -1,11 +1,13 @@
-"""Text for a person's eyes: a model's text may hold control characters, and a terminal obeys them."""
+"""Output on a terminal, which would obey the control characters that a model's text may contain."""
 
+import datetime
+import json
 import re
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and line feed, and those that reverse the direction of writing."""
+"""Control characters except tab and line feed, and those that change the direction of writing."""
 
 
 def visible(text: str) -> str:
@@ -19,11 +21,18 @@ def visible(text: str) -> str:
 
 
 def show(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print a model's text; files and pipes get it unchanged."""
+    """Print a model's text, made visible on a terminal and unchanged to files and pipes."""
     stream: TextIO = file or sys.stdout
     print(visible(text) if stream.isatty() else text, end=end, file=stream, flush=True)
 
 
-def say(text: str) -> None:
-    """Print a message for the user, on standard error."""
-    show(text, file=sys.stderr)
+def say(text: str, *, dated: bool = False) -> None:
+    """Print a message for the user on standard error."""
+    now = f"{datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} " if dated else ""
+    show(now + text, file=sys.stderr)
+
+
+def print_json(prompt: str, answers: list[Any]) -> None:
+    """Print a prompt and its answers as one line of JSON; bytes of the prompt that are not UTF-8 become U+FFFD."""
+    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)

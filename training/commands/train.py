@@ -1,5 +1,5 @@
-"""Train a transformer: next tokens (d), masked tokens (e), sequence to sequence (ed), classes of texts (classify), or
-text, images and control at once (gato).
+"""Train a transformer on next tokens (d), masked tokens (e), sequence to sequence (ed), text classification (classify),
+or text, images and control together (gato).
 
     scripts/train.py d --run runs/docs                                # on Python's documentation
     scripts/train.py d --run runs/mine --data a.txt b.txt --steps 5000
@@ -7,8 +7,8 @@ text, images and control at once (gato).
     scripts/train.py classify --run runs/spam
     scripts/train.py --run runs/docs                                  # resumes from the last checkpoint
 
-Exit status: 0 done; 1 the training failed; 2 wrong usage or input; 130 or 143 after Ctrl-C or SIGTERM, with a saved
-checkpoint.
+Exit status: 0 done; 1 training failed; 2 invalid usage or input; 130 or 143 after Ctrl-C or SIGTERM, with a checkpoint
+saved.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import Any
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, at_least, flag, spelled
+from training.commands.arguments import Parser, add_cache, at_least, flag, spelled
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
@@ -39,7 +39,7 @@ from training.data.mixtures import weighted
 from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
-from training.interchange.starting import Start, start_from
+from training.interchange.starting import start_from
 from training.loop.trainer import Trainer
 from training.mesh.cpu import as_devices, keep_memory
 from training.mesh.padding import padded_size
@@ -64,22 +64,18 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
-        sub = tasks.add_parser(task.name, help=task.summary, description=f"Train on {task.summary}.")
-        sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run; if one began there, resume")
+        sub = tasks.add_parser(task.name, help=task.summary, description=f"Train a model for {task.summary}.")
+        sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run, which is resumed if begun")
         sub.add_argument(
-            "--config", metavar="FILE.json", help="settings by name, or a run's config.json; flags come first"
+            "--config", metavar="FILE.json", help="settings by name, or a run's config.json; flags take precedence"
         )
         presets = [name for name, (of, _) in PRESETS.items() if of == task.name]
         if presets:
             sub.add_argument(
-                "--preset", choices=presets, help="settings of a known model; flags and --config come first"
+                "--preset", choices=presets, help="settings of a known model; flags and --config take precedence"
             )
-        sub.add_argument(
-            "--cache",
-            metavar="DIR",
-            help="where tokens and fetched data are kept (default: ~/.cache/formal-algorithms)",
-        )
-        sub.add_argument("--quiet", action="store_true", help="no progress and no samples on the way")
+        add_cache(sub.add_argument)
+        sub.add_argument("--quiet", action="store_true", help="print no progress and no samples during training")
         _add_processes(sub)
         compilation_cache.add_flags(sub)
         group: Any = sub
@@ -92,18 +88,19 @@ def parser() -> Parser:
 
 
 def _add_processes(sub: Parser) -> None:
-    group = sub.add_argument_group("processes", "several that train together, each with devices of its own")
-    where = "where process 0 is to be found, or auto: what SLURM, Kubernetes or a Cloud TPU say"
+    group = sub.add_argument_group("processes", "for several processes that train together, each on its own devices")
+    where = "address of process 0, or auto to ask SLURM, Kubernetes or a Cloud TPU"
     group.add_argument("--coordinator", metavar="HOST:PORT", help=where)
-    group.add_argument("--num-processes", type=at_least(1), metavar="N", help="how many there are")
-    group.add_argument("--process-id", type=at_least(0), metavar="I", help="the number of this one, from 0")
+    group.add_argument("--num-processes", type=at_least(1), metavar="N", help="number of processes")
+    group.add_argument("--process-id", type=at_least(0), metavar="I", help="number of this process, from 0")
 
 
 def _add_flag(group: Any, name: str, task: Task) -> None:
     setting, kind, default = SETTINGS[name], KINDS[name], task.default(name)
-    shown = " ".join(default) or "none" if isinstance(default, tuple) else default
-    of = f", or what {' and '.join(map(flag, setting.depends))} bring" if setting.depends else ""
-    sentence = f"{setting.help} (default: {shown}{of})"
+    shown = " ".join(default) if isinstance(default, tuple) else default
+    shown = "none" if shown == "" else shown
+    depends = f"; depends on {', '.join(map(flag, setting.depends))}" if setting.depends else ""
+    sentence = f"{setting.help} (default: {shown}{depends})"
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": sentence}
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
@@ -117,8 +114,8 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
 
 
 def with_task(argv: Sequence[str]) -> list[str]:
-    """Return the arguments; where they begin with a flag, ``--run DIR`` among them names the task. Raises RunError if
-    no run is there.
+    """Return the arguments; if no task comes first, that of the run in ``--run DIR`` is added. Raises RunError if there
+    is no run.
     """
     if not argv or not argv[0].startswith("--") or argv[0] == "--help":
         return list(argv)
@@ -128,29 +125,28 @@ def with_task(argv: Sequence[str]) -> list[str]:
     if run is None:
         return list(argv)
     if not RunDirectory(run).config.is_file():
-        raise RunError(f"{run} has no run to resume; to begin one, say first what to train: {', '.join(TASKS)}")
+        raise RunError(
+            f"--run: expected a run to resume, got {run}; to begin one, put the task first: {', '.join(TASKS)}"
+        )
     return [RunDirectory(run).description().settings.task, *argv]
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
     """Return the settings, by precedence: flags, --config, --preset, those that the run began with, defaults. Raises
-    SettingsError if the file cannot be read, or a setting cannot be, and RunError if the run that is there is of
-    another task.
+    SettingsError if the file cannot be read or a setting is invalid, and RunError if the run is of another task.
     """
     values: dict[str, Any] = {}
     files = RunDirectory(arguments.run)
     if files.config.is_file():
         began = files.description().settings
         if began.task != arguments.task:
-            raise RunError(
-                f"the run in {files.path} is of the task {began.task}, not {arguments.task}: name another directory"
-            )
+            raise RunError(f"--run: expected a run of task {arguments.task}, got one of {began.task}; name another one")
         values = settings_to_json(began)
     return settings_from(_absolute(values | _asked(arguments)), task=arguments.task)
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the flags, the file and the preset name."""
+    """Return the settings given by flags, file and preset."""
     values: dict[str, Any] = {}
     if getattr(arguments, "preset", None):
         values |= PRESETS[arguments.preset][1]
@@ -169,12 +165,12 @@ def _settings_file(path: Path) -> dict[str, Any]:
     if isinstance(values, dict) and "settings" in values:
         values = values["settings"]
     if not isinstance(values, dict):
-        raise SettingsError(f"--config: expected a JSON object of settings, got something else in {path}")
+        raise SettingsError(f"--config: expected a JSON object of settings in {path}, got {type(values).__name__}")
     return values
 
 
 def _absolute(values: dict[str, Any]) -> dict[str, Any]:
-    """Name files so that the run is found complete from every working directory."""
+    """Make the paths of files absolute, so that the run works from every directory."""
 
     def absolute(name: Any) -> Any:
         if not isinstance(name, str):
@@ -185,18 +181,18 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
         return f"{Path(path).absolute()}{'' if weight is None else name.removeprefix(path)}"
 
     files = {name: values[name] for name in FILES if isinstance(values.get(name), list | tuple)}
-    if values.get("lora_rank") and values.get("start_from"):  # it is read whenever the run is
+    if values.get("lora_rank") and values.get("start_from"):  # read again whenever the run is loaded
         values = values | {"start_from": absolute(values["start_from"])}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
 
 
 def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts, processes: Processes) -> None:
-    """Train, and say how good the model is."""
+    """Train, and print the model's figures and a sample."""
     check_sizes(settings)
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
-    if not settings.start_from:  # else the sizes are still to be read
+    if not settings.start_from:  # whose sizes are not read yet
         check_mesh(settings)
     files = RunDirectory(arguments.run)
     with files.locked() if processes.is_main else contextlib.nullcontext():
@@ -205,8 +201,7 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
         settings, model = description.settings, config_to_json(description.config)
         processes.agree("run", {"began": began, **data.fingerprints, "model": model})
-        quiet = arguments.quiet
-        display = Display(settings, files.path, quiet=quiet) if processes.is_main else Silence(settings, files.path)
+        display = Display(settings, quiet=arguments.quiet) if processes.is_main else Silence(settings)
         options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
         trainer = Trainer(description, data, files, processes=processes, **options)
         if processes.is_main:
@@ -231,7 +226,7 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
 def _prepared(
     arguments: argparse.Namespace, settings: Settings, files: RunDirectory, interrupts: Interrupts, processes: Processes
 ) -> tuple[Description, RunData, Any]:
-    """Return the run as it begins or resumes, its data, and the parameters to start with, None for random ones."""
+    """Return the run's description, its data, and the parameters to start from (None: random ones)."""
     began = files.exists()
     reads = settings.start_from and (settings.lora_rank or not began)
     start = start_from(settings, _asked(arguments)) if reads else None
@@ -239,36 +234,29 @@ def _prepared(
     with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {
             "tokenizer": load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None,
-            "cache_dir": Path(arguments.cache) if arguments.cache else None,
+            "cache_dir": arguments.cache,
             "progress": reading.tokenized,
         }
         data = interrupts.run(lambda: load_run_data(settings, **options))
-    config = _config(settings, data.tokenizer.N_V, files, start)
+    if settings.start_from:
+        config = start.config if start else files.description().config
+    else:
+        config = model_config(settings, data.tokenizer.N_V)
     check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
     description = Description(settings, config, data.labels, data.fingerprints | (start.fingerprints if start else {}))
     if began:
         files.check_continues(description)
     if start and start.labels and start.labels != data.labels:
         note = (
-            f"the data have {len(data.labels)} classes, others than the {len(start.labels)} of {settings.start_from}: "
+            f"the {len(data.labels)} classes of the data differ from the {len(start.labels)} of {settings.start_from}: "
             "its head is replaced by a new one"
         )
         data = dataclasses.replace(data, notes=(*data.notes, note))
     return description, data, start.params(data.labels) if start else None
 
 
-def _check_processes(arguments: argparse.Namespace) -> None:
-    """Check that whoever counts processes says where they meet. Raises ProcessesError if each of them would train
-    alone.
-    """
-    if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
-        raise ProcessesError(
-            "--num-processes and --process-id need --coordinator: give HOST:PORT, the same to all processes"
-        )
-
-
 def _join(arguments: argparse.Namespace, processes: Processes) -> None:
-    """Connect to the other processes; when one of them is gone later on, this one ends with a sentence."""
+    """Connect to the other processes; if one of them is lost later, this one exits with a message."""
 
     def end(reason: str) -> None:
         say(f"train.py: {reason}; {_advice(arguments)}")
@@ -286,11 +274,11 @@ def _who(arguments: argparse.Namespace) -> str:
 def _advice(arguments: argparse.Namespace) -> str:
     step = next(iter(saved_steps(RunDirectory(arguments.run).checkpoints)), None)
     kept = "there is no checkpoint yet" if step is None else f"the last checkpoint is of step {step}"
-    return f"{kept}; start all processes again, as many as you like, to {'begin' if step is None else 'resume'}"
+    return f"{kept}; restart all processes, of any number, to {'start over' if step is None else 'resume'}"
 
 
 def _check_shared(files: RunDirectory, processes: Processes) -> None:
-    """Check that all processes have the directory of process 0, or raise ProcessesError if this one has another."""
+    """Check that this process sees the directory of process 0, or raise ProcessesError."""
     if processes.count == 1:
         return
     token = files.path / f"{secrets.token_hex(8)}.unfinished"
@@ -298,14 +286,14 @@ def _check_shared(files: RunDirectory, processes: Processes) -> None:
         token.touch()
     theirs = Path(processes.broadcast_from_main("directory", str(token)))
     if not (files.path / theirs.name).exists():
-        raise ProcessesError(f"{files.path} is not where process 0 has it: give a directory that all of them share")
+        raise ProcessesError(f"--run: expected a directory that all processes share, got {files.path}")
     processes.wait_for_all("directory")
     if processes.is_main:
         token.unlink()
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same in all processes besides the settings, by name."""
+    """Return what must be the same in all processes besides the settings: versions, and a hash of the code."""
     packages = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
     root = Path(__file__).parents[2]
     code = hashlib.sha256()
@@ -315,19 +303,13 @@ def versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **found, "code": code.hexdigest()[:12]}
 
 
-def _config(settings: Settings, N_V: int, files: RunDirectory, start: Start | None) -> Any:
-    """Return the configuration of the model: of the one it starts from, or by the settings."""
-    if not settings.start_from:
-        return model_config(settings, N_V)
-    return start.config if start else files.description().config
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     words = with_task(spelled(sys.argv[1:] if argv is None else argv, SETTINGS))
     arguments = parser().parse_args(words)
     processes = Processes()
-    _check_processes(arguments)
+    if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
+        raise ProcessesError("--coordinator: expected HOST:PORT, the same for all --num-processes, got none; give it")
     if arguments.coordinator and not is_supervised():
         return supervise(words, who=_who(arguments), advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
@@ -354,6 +336,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
             if interrupted.working:
                 sys.stdout.flush()
-                os._exit(interrupted.status)  # a compilation cannot be stopped otherwise
+                os._exit(interrupted.status)  # nothing else stops a compilation
             return interrupted.status
     return 0

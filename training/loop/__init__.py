@@ -1,1 +1,1 @@
-"""The training loop: steps, optimizers, progress, and what went wrong."""
+"""The training loop: steps, optimizers, progress and diagnosis."""

@@ -1,4 +1,4 @@
-"""The cost of a training step: its matrix products, the machine's peak rate, and memory."""
+"""The cost of a training step: its matrix products, the machine's peak rate, and the memory in use."""
 
 import resource
 import sys
@@ -12,17 +12,17 @@ from training.tasks import TASKS
 
 SIDE = {"cpu": 2048, "gpu": 8192, "tpu": 8192}
 REPEATS = 4
-LONG = 0.005  # seconds: a larger product would not be computed at a higher rate
-BACKWARD = 3  # a product forward makes two backward
+LONG = 0.005  # seconds: a larger product would not reach a higher rate
+BACKWARD = 3  # the backward pass has two products for each of the forward pass
 
 
 def step_flops(task: str, config: TransformerConfig, *, batch_size: int, l: int) -> int:
-    """Return the multiplications and additions of a training step's products, padding included."""
+    """Return the FLOPs of a training step's matrix products, padding included."""
     return BACKWARD * batch_size * TASKS[task].flops(config, l)
 
 
 def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
-    """Return the multiplications and additions per second of a large product, the fastest of a few."""
+    """Return the FLOP/s of a large matrix product, the fastest of a few."""
     product = jax.jit(jnp.matmul)
     largest = SIDE.get(jax.default_backend(), 2048)
     for n in (largest // 2, largest):
@@ -39,7 +39,7 @@ def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
 
 
 def memory_in_use() -> int:
-    """Return the most bytes that were in use at once: of this process's first device, or its own where that is mute."""
+    """Return the peak bytes in use: of this process's first device, or of the process if the device does not say."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"]

@@ -1,4 +1,4 @@
-"""Whether an update fits into memory, and in how many parts a batch does."""
+"""Whether an update fits into memory, and how many parts a batch must be split into."""
 
 import dataclasses
 import os
@@ -11,9 +11,7 @@ from training.settings import Settings, SettingsError
 
 
 def limit(devices: int) -> int:
-    """Return the bytes that a computation may take on each device, as the first one says, or of this machine's,
-    whose devices share them.
-    """
+    """Return the bytes available on each device: what the first one reports, else its share of the machine's memory."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
@@ -21,7 +19,7 @@ def limit(devices: int) -> int:
 
 
 def needed(compiled: Any) -> int:
-    """Return the bytes that a compiled function takes on each device; 0 where its compiler does not say."""
+    """Return the bytes that a compiled function needs on each device; 0 if the compiler does not say."""
     analysis = compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
     if analysis is None:
         return 0
@@ -30,18 +28,18 @@ def needed(compiled: Any) -> int:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return whether an error says that there was not enough memory."""
+    """Return whether an error means that memory ran out."""
     text = str(error)
     return isinstance(error, jax.errors.JaxRuntimeError) and ("RESOURCE_EXHAUSTED" in text or "ut of memory" in text)
 
 
 def in_more_parts(settings: Settings) -> Settings | None:
-    """Return the settings with the batch in twice as many parts, or in the next possible number, or None."""
+    """Return the settings with the batch in twice as many parts, or the next possible number; None if there is none."""
     for parts in range(2 * settings.accumulation_steps, settings.batch_size + 1):
         try:
             smaller = dataclasses.replace(settings, accumulation_steps=parts)
             check_sizes(smaller)
+            return smaller
         except (SettingsError, MeshError):
             continue
-        return smaller
     return None

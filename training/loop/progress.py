@@ -1,4 +1,4 @@
-"""The training loop's state besides the arrays, and its measured rates."""
+"""The training loop's state other than arrays, and its rates."""
 
 import dataclasses
 import math
@@ -10,18 +10,18 @@ from typing import Any
 class Progress:
     """The progress of a training; saved with the arrays."""
 
-    step: int = 0  # updates that are done
-    pending: dict[str, Any] | None = None  # the line of an update whose evaluation is still to be done
+    step: int = 0  # updates done
+    pending: dict[str, Any] | None = None  # metrics of an update that is yet to be evaluated
     best_loss: float = math.inf  # of the evaluations so far
-    best_step: int = 0  # where it was
-    worse: int = 0  # evaluations since then
+    best_step: int = 0  # step of the best loss
+    worse: int = 0  # evaluations since the best loss
     stopped: bool = False  # whether the training stopped early
     results: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last evaluation
-    seconds: float = 0.0  # that the updates took, without evaluations and checkpoints
+    seconds: float = 0.0  # duration of the updates, without evaluations and checkpoints
 
     def note(self, results: dict[str, float], patience: int) -> bool:
-        """Take note of an evaluation, and return whether its loss is the best so far; `patience` evaluations
-        without a better one stop the training (0: never).
+        """Record an evaluation, and return whether its loss is the best so far; `patience` evaluations without a better
+        one stop the training (0: never).
         """
         self.results = results
         if results["loss"] < self.best_loss:
@@ -37,7 +37,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "Progress":
-        """Return what `to_json` described."""
+        """Return the progress that `to_json` described."""
         return cls(**{**state, "best_loss": float(state["best_loss"])})
 
 
@@ -45,13 +45,13 @@ class Rates:
     """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
 
     def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
-        """Begin to measure; `flops` are those of an update, `peak` those of the machine in a second."""
+        """Start measuring; `flops` are those of an update, `peak` the machine's FLOP/s."""
         self._clock, self._flops, self._peak = clock, flops, peak
         self._last = clock()
         self._seconds = self._tokens = self._updates = 0.0
 
     def add(self, tokens: float) -> None:
-        """An update is done."""
+        """Count an update and its predicted tokens."""
         now = self._clock()
         self._seconds += now - self._last
         self._last = now
@@ -59,11 +59,11 @@ class Rates:
         self._updates += 1
 
     def skip(self) -> None:
-        """Leave out the time since the last update."""
+        """Exclude the time since the last update."""
         self._last = self._clock()
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Return the rates and the seconds that they are over, and start again from zero."""
+        """Return the rates and the seconds they were measured over, and start anew."""
         seconds = max(self._seconds, 1e-9)
         rates = {"tokens_per_second": self._tokens / seconds, "mfu": self._updates * self._flops / seconds / self._peak}
         self._seconds = self._tokens = self._updates = 0.0

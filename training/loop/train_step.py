@@ -1,4 +1,4 @@
-"""One update of the parameters: loss and gradient of a batch, in parts if need be, and the optimizer."""
+"""One update of the parameters: loss and gradient of a batch, accumulated over parts if set, and the optimizer."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,51 +16,50 @@ from training.tasks.low_rank import merged, scale_of
 from training.tasks.objectives import Objective, cast
 
 FIRST_SCALE = 2.0**15
-"""What a loss in float16 is first multiplied by: its gradients would be too small for numbers down to 6e-8."""
+"""Initial loss scale: gradients in float16 would underflow below 6e-8."""
 GROWTH = 2000
-"""Updates in a row with finite gradients after which the scale doubles."""
+"""Consecutive updates with finite gradients after which the scale doubles."""
 
 
 class LossScale(NamedTuple):
-    """What the loss of float16 is multiplied by, and its gradient divided by.
+    """The dynamic loss scale of float16: the loss is multiplied by it, and the gradient divided.
 
-    A gradient that is not finite is left out, and the scale halved; where that does not help, it falls below 1.
+    An update with a non-finite gradient is skipped, and the scale halved; if that never helps, the scale falls below 1.
     """
 
     scale: Float[Array, ""]  # the factor
-    sound: Int[Array, ""]  # updates since the scale was last changed
+    sound: Int[Array, ""]  # updates since the scale last changed
 
     @staticmethod
     def first() -> "LossScale":
-        """Return the one to begin with."""
+        """Return the initial scale."""
         return LossScale(jnp.asarray(FIRST_SCALE, jnp.float32), jnp.asarray(0, jnp.int32))
 
     def after(self, finite: Bool[Array, ""]) -> "LossScale":
-        """Return the next one, after a gradient that was finite or not."""
+        """Return the next scale, given whether the gradient was finite."""
         grows = self.sound + 1 >= GROWTH
         scale = jnp.where(finite, jnp.where(grows, 2 * self.scale, self.scale), self.scale / 2)
         return LossScale(scale, jnp.where(finite & ~grows, self.sound + 1, 0))
 
 
 class TrainState(NamedTuple):
-    """What an update changes."""
+    """The state that an update changes."""
 
-    params: Any  # the parameters that are trained, float32: θ, or an adapter of low rank
-    opt_state: Any  # the optimizer's
-    # false from the first update on whose loss or gradient is not finite; nothing changes any more then
-    healthy: Bool[Array, ""]
+    params: Any  # the trained parameters, float32: θ, or a low-rank adapter
+    opt_state: Any  # the optimizer's state
+    healthy: Bool[Array, ""]  # false once a loss or gradient was not finite; the state no longer changes then
     ema: Any  # exponential moving average of the parameters, or None
-    loss_scale: LossScale | None = None  # in float16; else None
+    loss_scale: LossScale | None = None  # for float16 only
 
 
 class StepMetrics(NamedTuple):
-    """What an update reports: nats for each predicted token, their number, the gradient's norm, and the rate."""
+    """The metrics of an update."""
 
-    loss: Float[Array, ""]
-    tokens: Float[Array, ""]
+    loss: Float[Array, ""]  # nats per predicted token
+    tokens: Float[Array, ""]  # predicted tokens
     gradient_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
-    healthy: Bool[Array, ""]
+    healthy: Bool[Array, ""]  # as in the state
 
 
 Step = Callable[..., tuple[TrainState, StepMetrics]]
@@ -69,7 +68,7 @@ Step = Callable[..., tuple[TrainState, StepMetrics]]
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, *, ema_decay: float = 0.0, dtype: str = "float32"
 ) -> TrainState:
-    """Return the state before the first update; it has a moving average of the parameters unless `ema_decay` is 0."""
+    """Return the state before the first update, with a moving average of the parameters unless `ema_decay` is 0."""
     copy = jax.tree.map(jnp.copy, params) if ema_decay else None  # a buffer may be donated only once
     scale = LossScale.first() if dtype == "float16" else None
     return TrainState(params, optimizer.init(params), jnp.asarray(True), copy, scale)
@@ -80,11 +79,11 @@ def batch_loss(
 ) -> Callable[..., Any]:
     """Return the function (params, batch, step, key, frozen, scale) → (loss per token, gradient, tokens) of a batch.
 
-    Where θ is `frozen`, the parameters are an adapter of it, and the gradient is by that alone. Loss and gradient are
+    With θ `frozen`, `params` are an adapter of it, and the gradient is that of the adapter alone. Loss and gradient are
     multiplied by `scale`.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
-    whole batch, so that loss and gradient do not depend on the number of parts.
+    whole batch, so loss and gradient do not depend on the number of parts.
     """
 
     def whole(params, batch, step, key, frozen=None, scale=None):
@@ -120,7 +119,7 @@ def batch_loss(
 
 
 def _parts(array: Array, n: int) -> Array:
-    """An array of sequences in n parts; part i has the sequences i, i + n, …, so that each device keeps its own."""
+    """Split sequences into n parts; part i has the sequences i, i + n, …, so each device keeps its own."""
     return jnp.moveaxis(array.reshape(-1, n, *array.shape[1:]), 1, 0)
 
 
@@ -133,15 +132,14 @@ def make_step(
     *,
     N_V: int | None = None,
 ) -> Step:
-    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The parameters may
-    have more than N_V columns for tokens; see `training.mesh.padding`.
+    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The vocabulary may be
+    padded beyond N_V (see `training.mesh.padding`).
     """
     loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
 
     def step(state, batch, step, key, frozen=None):
-        scaling, scale = state.loss_scale, None
-        if scaling is not None:
-            scale = scaling.scale
+        scaling = state.loss_scale
+        scale = None if scaling is None else scaling.scale
         loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key, frozen, scale)
         if scale is not None:
             loss, gradient = jax.tree.map(lambda a: a / scale, (loss, gradient))
@@ -150,12 +148,12 @@ def make_step(
         if scaling is not None:
             scaling = scaling.after(finite)
         healthy = applied = state.healthy & finite
-        if scaling is not None:  # a loss that is not finite has overflowed in the forward pass, which no scale helps
+        if scaling is not None:  # a loss that is not finite overflowed in the forward pass, which no scale helps
             healthy = state.healthy & jnp.isfinite(loss) & (scaling.scale >= 1)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
-        if ema is not None:  # at first over few steps, so that the start is soon forgotten
+        if ema is not None:  # at first a shorter average, which soon forgets the initial parameters
             decay = jnp.minimum(settings.ema_decay, (1 + step) / (10 + step)).astype(jnp.float32)
             ema = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, params)
         new = TrainState(params, opt_state, healthy, ema, scaling)

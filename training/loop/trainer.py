@@ -1,8 +1,8 @@
-"""The training loop: updates, metrics, evaluations and checkpoints, so that an ended run resumes exactly.
+"""The training loop: updates, metrics, evaluations and checkpoints, with exact resumption.
 
-Everything that decides the next update is in the checkpoint or follows from the number of the step: the batch of step s
-depends on (seed, s) alone, and its randomness is ``fold_in(key, s)``. So a run that is killed at any moment and begun
-again by the same command gives bit for bit the losses and the parameters of an undisturbed one.
+Everything that determines the next update is in the checkpoint or follows from the step's number: the batch of step s
+depends on (seed, s) alone, and its randomness is ``fold_in(key, s)``. So a run that is killed at any moment and
+restarted with the same command gives, bit for bit, the losses and parameters of an uninterrupted one.
 """
 
 import collections
@@ -24,7 +24,7 @@ from training.loop.optimizers import optimizer_from
 from training.loop.progress import Progress, Rates
 from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step
 from training.mesh.padding import padded, unpadded
-from training.mesh.placement import Placement
+from training.mesh.placement import Placement, shardings
 from training.mesh.processes import Processes
 from training.runs.checkpoints import Checkpoints, read_checkpoint, saved_steps
 from training.runs.directory import Description, Run, RunDirectory
@@ -44,23 +44,23 @@ from training.tasks.low_rank import init_adapter, merged, scale_of
 from training.tasks.models import init_model
 from training.tasks.objectives import make_totals
 
-IN_FLIGHT = 2  # updates that are dispatched before the result of the first of them is read
+IN_FLIGHT = 2  # updates dispatched before the first one's result is read
 FORWARDS = 4  # an update takes about as long as this many evaluations of a batch
 RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
-"""Compiler options, by platform, of programs that run once. LLVM's highest level would take twice as long for it."""
+"""Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time."""
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
 class Facts(NamedTuple):
     """Facts about a training before its first update."""
 
-    step: int  # updates that are done already
-    parameters: int  # numbers in the model
-    trained: int  # how many of them are trained, or how many low-rank ones beside them
+    step: int  # updates already done
+    parameters: int  # of the model
+    trained: int  # trained parameters: all of the model's, or the low-rank ones
     tokens: int  # of the training data
-    epochs: float  # how often the training sees each of its examples
-    device: str  # what computes
-    seconds: float  # that the updates which are left will take, about
+    epochs: float  # passes over the training data
+    device: str  # description of the devices
+    seconds: float  # estimated duration of the remaining updates
 
 
 class Observer(Protocol):
@@ -73,14 +73,14 @@ class Observer(Protocol):
         """An update is done; `line` has its metrics."""
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
-        """An evaluation is done, of this model; None where no process has all of it."""
+        """An evaluation is done, of the model in `run`; None if no process has all of it."""
 
     def warned(self, message: str) -> None:
         """A non-fatal problem."""
 
 
 class Trainer:
-    """Trains the model of a run; `train` does it all."""
+    """Trains the model of a run."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class Trainer:
         initial: Any = None,
         processes: Processes | None = None,
     ) -> None:
-        """Make a trainer, which begins with the `initial` parameters (None: random ones); where low-rank ones are
-        trained, those stay frozen. `processes` are those that train together (None: this one alone). Raises ValueError
-        if the settings of the optimizer do not fit together.
+        """Make a trainer that starts from the `initial` parameters (None: random ones), which stay frozen if an adapter
+        is trained. `processes` are those that train together (None: this one alone). Raises ValueError if the
+        optimizer's settings do not fit together.
         """
         self._description, self._settings, self._data, self._files = description, description.settings, data, files
         self._interrupts, self._observer, self._clock = interrupts, observer, clock
@@ -116,10 +116,13 @@ class Trainer:
         self._progress = Progress()
 
     def train(self) -> dict[str, float]:
-        """Train from the last checkpoint, or from the start, to the end; return the trained parameters' figures on all
-        held-out data. Raises Interrupted if a signal came, with a checkpoint saved; TrainingError if loss or gradient
-        are not finite, the loss exploded, or a file cannot be written; and CheckpointError if a checkpoint cannot be
-        written, or none can be read.
+        """Train to the end, from the last checkpoint if there is one; return the figures of the trained parameters on
+        all held-out data.
+
+        Raises:
+            Interrupted: a signal arrived; a checkpoint was saved.
+            TrainingError: loss or gradient are not finite, the loss exploded, or a file cannot be written.
+            CheckpointError: a checkpoint cannot be written, or none can be read.
         """
         try:
             with contextlib.ExitStack() as opened:
@@ -137,7 +140,8 @@ class Trainer:
         self._checkpoints = opened.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
         self._best = opened.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
         self._restore_or_begin()
-        self._log = opened.enter_context(contextlib.closing(self._open_log()))
+        log = MetricsLog(files.metrics, self._writers()) if self._processes.is_main else NoLog()
+        self._log = opened.enter_context(contextlib.closing(log))
         try:
             self._compile()
             self._observer.began(self._facts())
@@ -149,13 +153,9 @@ class Trainer:
             raise
 
     def _placed(self, theta: Any) -> Any:
-        """Parameters that are not trained, where they lie."""
+        """Frozen parameters, placed on the devices."""
         theta = padded(theta, self._description.config.N_V, self._settings.vocabulary_multiple)
-        where = jax.tree.map(lambda leaf: leaf.sharding, self._placement.placed(theta))
-        return jax.tree.map(jax.device_put, theta, where)
-
-    def _open_log(self) -> MetricsLog | NoLog:
-        return MetricsLog(self._files.metrics, self._writers()) if self._processes.is_main else NoLog()
+        return jax.tree.map(jax.device_put, theta, shardings(self._placement.placed(theta)))
 
     def _writers(self) -> list[Writer]:
         settings, files = self._settings, self._files
@@ -166,18 +166,19 @@ class Trainer:
 
     def _restore_or_begin(self) -> None:
         def begin(key, params):
-            c = self._description
+            s, config = self._settings, self._description.config
             if self._frozen is not None:
-                params = init_adapter(key, shapes, rank=c.settings.lora_rank, matrices=c.settings.lora_matrices)
-                return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay)
-            if params is None:
-                params = init_model(key, c.settings.task, c.config, scheme=c.settings.init, N_C=len(c.labels))
-            params = padded(params, c.config.N_V, c.settings.vocabulary_multiple)
-            return init_state(params, self._optimizer, ema_decay=c.settings.ema_decay, dtype=c.settings.dtype)
+                params = init_adapter(key, shapes, rank=s.lora_rank, matrices=s.lora_matrices)
+            else:
+                if params is None:
+                    N_C = len(self._description.labels)
+                    params = init_model(key, s.task, config, scheme=s.init, N_C=N_C)
+                params = padded(params, config.N_V, s.vocabulary_multiple)
+            return init_state(params, self._optimizer, ema_decay=s.ema_decay, dtype=s.dtype)
 
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._frozen)
         template = self._placement.placed(jax.eval_shape(begin, self._init_key, self._initial))
-        self._where = jax.tree.map(lambda leaf: leaf.sharding, template)
+        self._where = shardings(template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             self._cut_metrics(0)
@@ -189,13 +190,13 @@ class Trainer:
         self._state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"), trees.get("loss_scale"))
         self._progress = Progress.from_json(restored.meta["progress"])
         if not self._cut_metrics(restored.meta["metrics_bytes"]):
-            self._observer.warned(f"{self._files.metrics} is shorter than it was: a part of the record is lost")
+            self._observer.warned(f"{self._files.metrics} is shorter than at the checkpoint: some metrics are lost")
 
     def _cut_metrics(self, size: int) -> bool:
         return not self._processes.is_main or cut(self._files.metrics, size)
 
     def _compile(self) -> None:
-        """Compile the update, in as many parts as memory makes necessary."""
+        """Compile the update, splitting the batch until it fits into memory."""
         while True:
             try:
                 self._step, self._totals, peak = self._interrupts.run(self._compiled)
@@ -212,19 +213,20 @@ class Trainer:
         self._rates = Rates(self._clock, flops=flops, peak=peak)
 
     def _split_batch(self) -> None:
-        """Compute a batch in more parts, which changes no number but by rounding, and note that in the run. Raises
-        TrainingError if there cannot be more.
+        """Compute a batch in more parts, which changes only rounding, and record that in the run. Raises TrainingError
+        if that is impossible.
         """
         before, settings = self._settings, memory.in_more_parts(self._settings)
-        if self._processes.count > 1:  # each would see another memory
+        batch = f"a batch of {before.batch_size} sequences"
+        if self._processes.count > 1:  # whose devices may differ in memory
             raise TrainingError(
-                f"there is not enough memory for a batch of {before.batch_size} sequences in "
-                f"{before.accumulation_steps} parts: give larger accumulation_steps, remat all, or another mesh"
+                f"not enough memory for {batch} in {before.accumulation_steps} parts: give larger accumulation_steps, "
+                "remat all, or another mesh"
             )
         if settings is None:
             raise TrainingError(
-                f"there is not enough memory for a batch of {before.batch_size} sequences, not even in "
-                f"{before.accumulation_steps} parts: give a smaller l_max, remat all, or a smaller model"
+                f"not enough memory for {batch}, not even in {before.accumulation_steps} parts: give a smaller l_max, "
+                "remat all, or a smaller model"
             )
         self._settings = settings
         self._description = self._description._replace(settings=settings)
@@ -235,7 +237,7 @@ class Trainer:
         )
 
     def _compiled(self) -> tuple[Any, Any, float]:
-        """Return the compiled update and sums over a held-out batch, and the machine's peak."""
+        """Return the compiled update, the compiled sums over a held-out batch, and the devices' peak FLOP/s."""
         settings = self._settings
         step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant, N_V=self._N_V)
         totals = make_totals(self._objective, settings, self._variant, N_V=self._N_V)
@@ -244,7 +246,7 @@ class Trainer:
         return (
             self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0),
             self._placement.compiled(totals, (self._model(), next(self._held_out()))),
-            peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1),  # whose devices share cores
+            peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1),  # CPU devices share cores
         )
 
     def _batch(self, step: int) -> Any:
@@ -259,7 +261,7 @@ class Trainer:
     def _facts(self) -> Facts:
         settings, step = self._settings, self._progress.step
         held_out, model, seconds = next(self._held_out()), self._model(), []
-        for _ in range(2):  # the first one warms up
+        for _ in range(2):  # the first is a warm-up
             start = self._clock()
             jax.block_until_ready(self._totals(model, held_out))
             seconds.append(self._clock() - start)
@@ -306,9 +308,9 @@ class Trainer:
             self._after_update(self._progress.step)
 
     def _begin_in_more_parts(self) -> None:
-        """Begin again where the first update took too much memory, which it may have spoilt."""
+        """Start over with more parts: the first update ran out of memory, and may have corrupted the state."""
         self._split_batch()
-        del self._state  # else its memory would be taken twice
+        del self._state  # frees its memory before it is read again
         self._restore_or_begin()
         self._compile()
         self._rates.skip()
@@ -328,7 +330,7 @@ class Trainer:
         return step % self._settings.eval_every == 0 or step == self._settings.steps
 
     def _settle(self, *, most: int) -> None:
-        """Read the results of updates, until at most this many are in flight."""
+        """Read the results of updates until at most `most` are in flight."""
         while len(self._in_flight) > most:
             step, metrics = self._in_flight.popleft()
             loss, tokens, norm, rate = (float(value) for value in metrics[:4])
@@ -337,13 +339,8 @@ class Trainer:
                 raise self._diagnosis(step, loss, rate)
             if loss > self._limit:
                 raise explosion(step, loss, self._limit, self._last_checkpoint())
-            line = {
-                "step": step,
-                "loss": loss,
-                "perplexity": perplexity(loss),
-                "learning_rate": rate,
-                "gradient_norm": norm,
-            }
+            line = {"step": step, "loss": loss, "perplexity": perplexity(loss)}
+            line |= {"learning_rate": rate, "gradient_norm": norm}
             evaluates = self._evaluates(step)
             if evaluates or step == 1 or step % self._settings.log_every == 0:
                 rates, seconds = self._rates.read()
@@ -356,7 +353,7 @@ class Trainer:
             self._observer.updated(step, line)
 
     def _evaluate(self) -> None:
-        """Evaluate after the last update, and write the line that waits for it."""
+        """Evaluate after the last update, and write its pending metrics."""
         step = self._progress.step
         results = self._evaluation(0 if step == self._settings.steps else self._settings.eval_batches)
         self._log.append((self._progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
@@ -366,7 +363,7 @@ class Trainer:
         if self._processes.is_main:
             plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
         c, run = self._description, None
-        if self._processes.count == 1:  # of several, each has only a part of the model
+        if self._processes.count == 1:  # several have only a part of the model each
             run = Run(self._gathered(), c.config, self._data.tokenizer, c.settings.task, c.labels)
         self._observer.evaluated(step, results, run)
 
@@ -384,18 +381,16 @@ class Trainer:
         return self._state.params if self._state.ema is None else self._state.ema
 
     def _model(self) -> Any:
-        """The model that is evaluated: those parameters, merged into the frozen ones if there are any."""
+        """The model to evaluate: the evaluated parameters, merged into the frozen ones if there are any."""
         params = self._evaluated_params()
         if self._frozen is None:
             return params
-        where = jax.tree.map(lambda leaf: leaf.sharding, self._frozen)
+        merge = jax.jit(merged, static_argnums=2, out_shardings=shardings(self._frozen))
         with self._placement.in_use():
-            return jax.jit(merged, static_argnums=2, out_shardings=where)(
-                self._frozen, params, scale_of(self._settings)
-            )
+            return merge(self._frozen, params, scale_of(self._settings))
 
     def _gathered(self) -> Any:
-        """The model that is evaluated, as a single device has it."""
+        """The model to evaluate, on a single device."""
         return self._unpadded(self._placement.gathered(self._model()))
 
     def _unpadded(self, params: Any) -> Any:
@@ -416,7 +411,7 @@ class Trainer:
         return next(iter(self._checkpoints.steps()), None)
 
     def _diagnosis(self, step: int, loss: float, rate: float) -> TrainingError:
-        """Compute the gradient of a bad update again; the state is still that before it."""
+        """Recompute the gradient of a bad update, which left the state unchanged."""
         gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant, N_V=self._N_V))
         with self._placement.in_use():
             of_step = self._state.params, self._batch(step - 1), np.int32(step - 1), self._key, self._frozen
@@ -424,7 +419,7 @@ class Trainer:
         return not_finite(step, loss, rate, self._placement.gathered(gradients), self._last_checkpoint())
 
     def _finish(self) -> dict[str, float]:
-        """Write the parameters, the results and the picture after the last update."""
+        """Write the parameters and the results after the last update."""
         results = self._progress.results
         if self._best:
             self._best.wait()

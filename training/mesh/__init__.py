@@ -1,1 +1,1 @@
-"""Several devices: how arrays lie on them."""
+"""Several devices and processes: how arrays are divided among them."""

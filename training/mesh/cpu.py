@@ -1,6 +1,6 @@
-"""Settings of a CPU, made before JAX starts: how many devices it counts as, and that freed memory is kept.
+"""CPU settings, made before JAX starts: the number of devices, and keeping freed memory.
 
-The C library gives what XLA frees after a step back to the system, which clears it anew for the next one.
+By default the C library returns what XLA frees after a step to the system, which then zeroes it for the next step.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ MALLOPT = {-1: KEPT, -3: KEPT, -8: 1}
 
 
 def as_devices(n: int) -> None:
-    """Let the CPU be n devices, if it has as many cores, and neither the environment nor JAX says how many it is."""
-    told = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if told or getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or not 1 < n <= cores():
+    """Make the CPU n devices, if it has as many cores, and neither the environment nor JAX sets a number."""
+    is_set = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if is_set or getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or not 1 < n <= cores():
         return
-    os.environ.setdefault("NPROC", str(2 * cores()))  # devices that wait for each other take a thread each
-    with contextlib.suppress(RuntimeError):  # JAX has started
+    os.environ.setdefault("NPROC", str(2 * cores()))  # devices waiting for each other occupy a thread each
+    with contextlib.suppress(RuntimeError):  # JAX has already started
         jax.config.update("jax_num_cpu_devices", n)
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_memory() -> None:
-    """Let the C library keep the memory that is freed, where it is glibc."""
+    """Make glibc keep freed memory; other C libraries are left alone."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt:

@@ -1,7 +1,6 @@
-"""Where the arrays of a training lie: parameters and optimizer state by the table, batches by their sequences.
+"""How a mesh divides a training's arrays: parameters and optimizer state by the table, batches by their sequences.
 
-XLA inserts the communication (a mesh of type Auto); the mathematics of an update stays that of one device, up to
-rounding.
+XLA inserts the communication (all mesh axes are Auto); an update computes the same as on one device, up to rounding.
 """
 
 import contextlib
@@ -14,25 +13,25 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from training.mesh.shape import OF_BATCH, check_devices, parse, written
+from training.mesh.shape import BATCH_AXES, check_devices, parse, written
 from training.mesh.table import spec_of
 
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 }
-"""By platform: XLA for TPUs would cut products with gathered weights into loops that take twice the cycles."""
+"""By platform: XLA for TPUs would split products with gathered weights into loops that take twice the cycles."""
 
 
 class Placement:
-    """The devices of a training and what lies where on them.
+    """The devices of a training and the placement of arrays on them.
 
     Attributes:
-        sizes: of the axes of the mesh; empty for one device.
+        sizes: size of each axis of the mesh; empty for one device.
     """
 
     def __init__(self, mesh: str = "", devices: Sequence[Any] | None = None) -> None:
-        """Choose the devices: all there are unless given, arranged as in "data=4,model=2"; "" for one device. Raises
-        MeshError if that is not a mesh, or has another number of devices.
+        """Arrange the devices (default: all) as in "data=4,model=2"; "" is one device. Raises MeshError if the mesh is
+        invalid, or for another number of devices.
         """
         self.sizes = parse(mesh)
         self._mesh: Mesh | None = None
@@ -47,12 +46,12 @@ class Placement:
 
     @property
     def n_devices(self) -> int:
-        """How many devices share the work."""
+        """Number of devices that share the work."""
         return 1 if self._mesh is None else self._mesh.size
 
     @property
     def n_local_devices(self) -> int:
-        """How many of them are this process's."""
+        """Number of devices of this process."""
         return 1 if self._mesh is None else self._mesh.local_mesh.size
 
     @property
@@ -62,48 +61,47 @@ class Placement:
         return kind if self._mesh is None else f"{self.n_devices} × {kind} ({written(self.sizes)})"
 
     def placed(self, tree: Any) -> Any:
-        """Return shapes of parameters, or of optimizer state, with where each lies, by the last name on its path."""
+        """Return the shapes of parameters or optimizer state with their shardings, by the last name on each path."""
 
         def of_leaf(path, leaf):
-            sharding = self._on_mesh(spec_of(_symbol(path), leaf.shape, self.sizes))
+            symbol = next((key.name for key in reversed(path) if hasattr(key, "name")), "")
+            sharding = self._on_mesh(spec_of(symbol, leaf.shape, self.sizes))
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
     def rows(self, batch_size: int) -> slice:
-        """Return which sequences of a batch the devices of this process need."""
+        """Return the sequences of a batch that the devices of this process need."""
         if jax.process_count() == 1:
             return slice(None)
-        places = [rows.indices(batch_size) for (rows,) in self._places(batch_size)]
-        return slice(min(first for first, _, _ in places), max(end for _, end, _ in places))
+        places: Any = self.of_batch.addressable_devices_indices_map((batch_size,)).values()
+        ranges = [rows.indices(batch_size) for (rows,) in places]
+        return slice(min(first for first, _, _ in ranges), max(end for _, end, _ in ranges))
 
     def batch(self, arrays: Mapping[str, np.ndarray], batch_size: int) -> Mapping[str, Any]:
-        """Return the sequences that `rows` names, divided, of all processes' batch of `batch_size`."""
+        """Return the arrays of a batch of `batch_size`, on the devices; `arrays` have the sequences of `rows`."""
         if self._mesh is None:
             return arrays
         if jax.process_count() == 1:
             return jax.device_put(dict(arrays), self.of_batch)
         first = self.rows(batch_size).start
 
-        def of_all(array):
+        def whole(array):
             def of_device(index):
                 start, end, _ = index[0].indices(batch_size)
                 return array[start - first : end - first]
 
             return jax.make_array_from_callback((batch_size, *array.shape[1:]), self.of_batch, of_device)
 
-        return {name: of_all(array) for name, array in arrays.items()}
-
-    def _places(self, batch_size: int) -> Any:
-        return self.of_batch.addressable_devices_indices_map((batch_size,)).values()
+        return {name: whole(array) for name, array in arrays.items()}
 
     @property
     def of_batch(self) -> Sharding:
-        """Where an array of a batch lies."""
-        return self._on_mesh(P(tuple(axis for axis in OF_BATCH if axis in self.sizes)))
+        """The sharding of a batch's arrays."""
+        return self._on_mesh(P(tuple(axis for axis in BATCH_AXES if axis in self.sizes)))
 
     def gathered(self, tree: Any) -> Any:
-        """Return a pytree of arrays, all of each on one device, or as arrays of NumPy in each of several processes."""
+        """Return a pytree with each array whole: on one device, or in NumPy in each of several processes."""
         if jax.process_count() > 1:
             return jax.tree.map(lambda array: multihost_utils.process_allgather(array, tiled=True), tree)
         return tree if self._mesh is None else jax.device_put(jax.device_get(tree))  # else the type keeps the mesh
@@ -112,14 +110,14 @@ class Placement:
         return SingleDeviceSharding(jax.local_devices()[0]) if self._mesh is None else NamedSharding(self._mesh, spec)
 
     def in_use(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which programs are traced, so that each device computes its own share."""
+        """Return the context to trace programs in, so that each device computes its share."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def compiled(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any
     ) -> Any:
-        """Return a function, compiled for arguments (arrays, or their shapes) that lie where they do, and for the
-        mesh's devices or another `platform`; `options` are those of `jax.jit`.
+        """Return a function compiled for arguments (arrays or shapes) with their shardings, on the mesh's devices or
+        another `platform`; `options` are those of `jax.jit`.
         """
         with self.in_use():
             traced = jax.jit(function, **options).trace(*arguments)
@@ -128,6 +126,6 @@ class Placement:
         return lowered.compile(compiler_options=COMPILER_OPTIONS.get(kind))
 
 
-def _symbol(path: Any) -> str:
-    names = [key.name for key in path if hasattr(key, "name")]
-    return names[-1] if names else ""
+def shardings(tree: Any) -> Any:
+    """Return the sharding of each array, or shape, of a pytree."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)

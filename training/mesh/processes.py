@@ -1,10 +1,11 @@
-"""The processes that train together, each with devices of its own; JAX's runtime connects them.
+"""Several processes that train together, each on its own devices, connected by JAX's runtime.
 
-Each tells the coordinator, process 0, every few seconds that it is alive. A process that finds another one
-silent, or gone, ends: it would wait forever.
+Each sends the coordinator, process 0, a heartbeat every few seconds. A process that finds another one silent or gone
+exits; otherwise it would wait forever.
 """
 
 import contextlib
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -15,9 +16,9 @@ from jax.experimental import multihost_utils
 
 from training.mesh.store import Store
 
-BEAT = 2.0  # seconds between two signs of life
-SILENCE = 30.0  # seconds without one after which a process counts as gone
-TO_AGREE = 1800.0  # seconds: a process that has tokenized its data waits for the others
+HEARTBEAT = 2.0  # seconds between two heartbeats
+SILENCE = 30.0  # seconds without a heartbeat after which a process counts as gone
+AGREEMENT_TIMEOUT = 1800.0  # seconds to wait for the other processes, which may still tokenize their data
 AUTOMATIC = "auto"
 
 
@@ -26,28 +27,35 @@ class ProcessesError(ValueError):
 
 
 class Processes:
-    """The processes of a training: one alone, unless it joined others.
+    """The processes of a training: this one alone, until it joins others.
 
     Attributes:
-        index: of this one.
-        count: of all.
+        index: index of this process.
+        count: number of processes.
     """
 
     def __init__(self) -> None:
         self.index, self.count = 0, 1
         self._store: Store | None = None
-        self._left, self._speaks = threading.Event(), threading.Lock()
+        self._left, self._ending = threading.Event(), threading.Lock()
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what only one may write."""
+        """Whether this is process 0, which alone writes the shared files."""
         return self.index == 0
 
     def join(self, coordinator: str, count: int | None, index: int | None, on_loss: Callable[[str], None]) -> None:
-        """Connect to the others; JAX must not have been used before. Process 0 is found at `coordinator`, HOST:PORT, or
-        "auto" for what SLURM, Kubernetes or a Cloud TPU say, count and index too. `on_loss` is called in another thread
-        with a sentence when another process is gone; it ends this one. Raises ProcessesError if the numbers are
-        invalid, or are missing, and StoreError if this version of JAX is not known to keep a store for them.
+        """Connect to the other processes, before JAX is used.
+
+        Args:
+            coordinator: HOST:PORT of process 0, or "auto" to ask SLURM, Kubernetes or a Cloud TPU for all three.
+            count: number of processes.
+            index: index of this one.
+            on_loss: called in another thread, with a sentence, when another process is gone; must end this one.
+
+        Raises:
+            ProcessesError: an argument is invalid or missing.
+            StoreError: this version of JAX has no known store.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
@@ -59,22 +67,22 @@ class Processes:
             )
         except ValueError as error:
             raise ProcessesError(
-                f"nothing here says which processes there are ({error}): give coordinator HOST:PORT, num_processes "
-                "and process_id"
+                f"--coordinator: expected a cluster that JAX detects, got none ({error}); give HOST:PORT, "
+                "--num-processes and --process-id"
             ) from None
         self.index, self.count = jax.process_index(), jax.process_count()
         self._store, self._on_loss = Store(), on_loss
-        self._beat(self._store, 0)
+        self._store.replace(f"beat/{self.index}", "0")
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Check that all processes, which must all call this, have the same facts, JSON values by name. Raises
-        ProcessesError in every process, naming the first difference.
+        """Check that all processes have the same facts (JSON values by name); all must call this. Raises ProcessesError
+        in every process, naming the first difference.
         """
         if self._store is None:
             return
         self._store.put(f"{what}/{self.index}", json.dumps(facts, default=str))
-        all_facts = [json.loads(self._store.wait_for(f"{what}/{i}", TO_AGREE)) for i in range(self.count)]
+        all_facts = [json.loads(self._store.wait_for(f"{what}/{i}", AGREEMENT_TIMEOUT)) for i in range(self.count)]
         for i, facts_of_i in enumerate(all_facts):
             for name, value in all_facts[0].items():
                 if facts_of_i.get(name) != value:
@@ -84,27 +92,27 @@ class Processes:
                     )
 
     def broadcast_from_main(self, what: str, value: str) -> str:
-        """Return what process 0 has as a value."""
+        """Return the value of process 0."""
         if self._store is None:
             return value
         if self.is_main:
             self._store.put(what, value)
-        return self._store.wait_for(what, TO_AGREE)
+        return self._store.wait_for(what, AGREEMENT_TIMEOUT)
 
     def wait_for_all(self, what: str) -> None:
-        """Return when all processes are here."""
+        """Wait until all processes call this."""
         if self.count > 1:
             multihost_utils.sync_global_devices(what)
 
     def should_stop(self, step: int) -> bool:
-        """Whether one of the processes got SIGTERM; all of them say so of the same step."""
+        """Return whether a process received SIGTERM; all processes return true at the same step."""
         return self.count > 1 and multihost_utils.reached_preemption_sync_point(step)
 
     def leave(self, reason: str = "") -> None:
-        """Tell the others that this process ends, and why if it should not; without a reason, wait for them."""
+        """Leave the other processes: with a reason, tell them and return; without one, wait until all are done."""
         if self._store is None or self._left.is_set():
             return
-        self._speaks.acquire()  # for good: if the thread that watches has it, that one ends the process
+        self._ending.acquire()  # never released: if the watching thread has it, that thread ends the process
         self._left.set()
         if reason:
             self._tell(self._store, reason)
@@ -112,21 +120,18 @@ class Processes:
             jax.distributed.shutdown()
 
     def _tell(self, store: Store, reason: str) -> None:
-        """Let the others know why this process ends; without the coordinator they could not."""
-        with contextlib.suppress(Exception):  # it may be gone
+        """Tell the others why this process ends; the coordinator waits until they have read it."""
+        with contextlib.suppress(Exception):  # the coordinator may be gone
             store.put(f"gone/{self.index}", reason)
-            threading.Event().wait(2 * BEAT if self.is_main else 0)
-
-    def _beat(self, store: Store, n: int) -> None:
-        store.replace(f"beat/{self.index}", str(n))
+            threading.Event().wait(2 * HEARTBEAT if self.is_main else 0)
 
     def _watch(self, store: Store) -> None:
         heard = {i: ("", 0) for i in range(self.count) if i != self.index}
-        n = 0
-        while not self._left.wait(BEAT):
-            n += 1
+        for n in itertools.count(1):
+            if self._left.wait(HEARTBEAT):
+                return
             try:
-                self._beat(store, n)
+                store.replace(f"beat/{self.index}", str(n))
                 beats, gone = store.under("beat/"), store.under("gone/")
             except Exception:  # whatever the runtime raises
                 self._end(store, "process 0, the coordinator, is gone")
@@ -137,7 +142,7 @@ class Processes:
                 return
 
     def _end(self, store: Store, reason: str) -> None:
-        if self._speaks.acquire(blocking=False):
+        if self._ending.acquire(blocking=False):
             self._tell(store, reason)
             self._on_loss(reason)
 
@@ -147,7 +152,7 @@ class Processes:
                 return f"process {i} ended: {gone[f'gone/{i}']}"
             beat = beats.get(f"beat/{i}", "")
             heard[i] = beat, 0 if beat != last else unchanged + 1
-            if heard[i][1] * BEAT >= SILENCE:
+            if heard[i][1] * HEARTBEAT >= SILENCE:
                 return f"process {i} has not answered for {SILENCE:.0f} seconds"
         return ""
 
@@ -155,11 +160,11 @@ class Processes:
 def _check(address: str, count: int | None, index: int | None) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ProcessesError(f"the coordinator is {address!r}, expected HOST:PORT, or {AUTOMATIC}")
+        raise ProcessesError(f"--coordinator: expected HOST:PORT or {AUTOMATIC}, got {address!r}")
     if count is None or index is None:
-        raise ProcessesError("with a coordinator, num_processes and process_id are needed, too")
+        raise ProcessesError("--coordinator: expected --num-processes and --process-id with it, got none; give both")
     if not 0 <= index < count:
-        raise ProcessesError(f"process_id is {index}, expected 0 to {count - 1}, one less than num_processes")
+        raise ProcessesError(f"--process-id: expected 0 to {count - 1}, one less than --num-processes, got {index}")
 
 
 def _short(value: Any) -> str:

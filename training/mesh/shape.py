@@ -1,7 +1,7 @@
-"""The shape of a mesh: `replica=2,data=4,model=2`, and the sizes that it must divide."""
+"""The shape of a mesh, such as `replica=2,data=4,model=2`, and the sizes that it must divide."""
 
+import itertools
 import math
-from collections.abc import Iterator
 
 from training.settings import Settings
 
@@ -11,23 +11,18 @@ AXES = {
     "context": "divides the tokens of each sequence",
     "model": "divides heads, hidden units and vocabulary",
 }
-"""The axes of a mesh, those of neighboring devices last."""
-
-
-OF_BATCH = ("replica", "data")
-"""Those that divide the sequences of a batch."""
+"""The axes of a mesh; along the last one, devices are neighbors."""
+BATCH_AXES = ("replica", "data")
+"""The axes that divide the sequences of a batch."""
 
 
 class MeshError(ValueError):
-    """A mesh is not one, or does not fit; the message names the numbers and what would do."""
+    """A mesh is invalid, or does not fit; the message names the numbers and what would fit."""
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the sizes of the axes of a mesh such as "replica=2,data=4,model=2", in the order of `AXES`; empty for
-    one device.
-
-    Raises:
-        MeshError: it is something else.
+    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if the text is
+    not a mesh.
 
     Example:
         >>> parse("model=2,data=4")
@@ -38,18 +33,15 @@ def parse(text: str) -> dict[str, int]:
         axis, _, size = (word.strip() for word in part.partition("="))
         if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
             raise MeshError(
-                f"{text!r} is not a mesh: give {', '.join(AXES)}, each at most once and with a number of devices, "
-                "such as data=4,model=2"
+                f"--mesh: expected {', '.join(AXES)}, each at most once and with a number of devices, such as "
+                f"data=4,model=2, got {text!r}"
             )
         sizes[axis] = int(size)
     return {axis: sizes[axis] for axis in AXES if axis in sizes}
 
 
 def n_places(text: str) -> int:
-    """Return how many devices a mesh is for.
-
-    Raises:
-        MeshError: it is not one.
+    """Return the number of devices of a mesh, or raise MeshError if the text is not a mesh.
 
     Example:
         >>> n_places("model=2,data=4")
@@ -59,12 +51,12 @@ def n_places(text: str) -> int:
 
 
 def written(sizes: dict[str, int]) -> str:
-    """Return a mesh in the form of the command line."""
+    """Return a mesh as written on the command line."""
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def check_devices(sizes: dict[str, int], n: int) -> None:
-    """Check that a mesh has as many places as there are devices, or raise MeshError."""
+    """Check that a mesh is for n devices, or raise MeshError."""
     places = math.prod(sizes.values())
     if not sizes or places == n:
         return
@@ -72,17 +64,19 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
     def distance(other: tuple[int, ...]) -> float:
         return sum(abs(math.log(a / b)) for a, b in zip(other, sizes.values(), strict=True))
 
-    nearest = dict(zip(sizes, min(_factorizations(n, len(sizes)), key=distance), strict=True))
+    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    factorizations = (f for f in itertools.product(divisors, repeat=len(sizes)) if math.prod(f) == n)
+    nearest = dict(zip(sizes, min(factorizations, key=distance), strict=True))
     there = "there is one" if n == 1 else f"there are {n}"
     raise MeshError(f"the mesh {written(sizes)} is for {places} devices, but {there}: give {written(nearest)}")
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:
-    """Check that the mesh of a run divides all sizes that it splits, the N_V columns of the embedding too where given.
+    """Check that the mesh of a run divides all sizes that it splits, and the N_V columns of the embedding if given.
     Raises MeshError if it does not, or is not a mesh.
     """
     sizes, parts = parse(settings.mesh), settings.accumulation_steps
-    split = {axis: n for axis, n in sizes.items() if axis in OF_BATCH}
+    split = {axis: n for axis, n in sizes.items() if axis in BATCH_AXES}
     n = math.prod(split.values())
     if settings.batch_size % (n * parts):
         each = f"batch_size is {settings.batch_size}" + (f" in {parts} parts" if parts > 1 else "")
@@ -104,14 +98,5 @@ def _advice(name: str, size: int, axis: str, n: int) -> str:
 
 
 def _nearest(size: int, n: int) -> int:
-    """The positive multiple of n that is nearest to a size."""
+    """The positive multiple of n nearest to a size."""
     return max(1, round(size / n)) * n
-
-
-def _factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
-    if parts == 1:
-        yield (n,)
-        return
-    for first in (d for d in range(1, n + 1) if n % d == 0):
-        for rest in _factorizations(n // first, parts - 1):
-            yield (first, *rest)

@@ -1,9 +1,9 @@
-"""What processes tell each other by the way, in the store that JAX's coordinator keeps.
+"""The key-value store of JAX's coordinator, through which processes exchange messages outside the computation.
 
-This is the only file that reaches inside JAX. In public there is nothing that serves: a collective operation
-(`jax.experimental.multihost_utils`) waits for every process, and so for ever for one that has gone; and where JAX's own
-heartbeat (`heartbeat_timeout_seconds` of `jax.distributed.initialize`) misses a process, it aborts the others with
-status 134, which Python cannot catch to say what happened and where the last checkpoint is. Orbax uses the same store.
+It is internal to JAX, because no public API serves. A collective operation (`jax.experimental.multihost_utils`) waits
+for every process, so forever for one that is gone. JAX's own heartbeat (`heartbeat_timeout_seconds` of
+`jax.distributed.initialize`) aborts the other processes with status 134, which Python cannot catch to report what
+happened and where the last checkpoint is. Orbax uses the same store.
 """
 
 import importlib
@@ -16,11 +16,11 @@ METHODS = ("key_value_set", "blocking_key_value_get", "key_value_dir_get")
 
 
 class StoreError(RuntimeError):
-    """JAX does not have its store where it is looked for; the message is one sentence."""
+    """JAX's store was not found; the message is one sentence."""
 
 
 class Store:
-    """The store of the coordinator that this process has joined: texts by their names."""
+    """The store of this process's coordinator: texts by name."""
 
     def __init__(self) -> None:
         """Find the store, or raise StoreError if this version of JAX has it elsewhere."""
@@ -31,21 +31,21 @@ class Store:
         except (ImportError, AttributeError) as error:
             raise StoreError(
                 f"several processes need the store of JAX's coordinator, which jax {jax.__version__} does not have in "
-                f"{HOME} ({error}): train in one process, or install the version of jax that pyproject.toml names"
+                f"{HOME} ({error}): train in one process, or install the jax version in pyproject.toml"
             ) from None
 
     def put(self, name: str, text: str) -> None:
-        """Give a name its text, which it keeps for good."""
+        """Set the text of a new name."""
         self._client.key_value_set(name, text)
 
     def replace(self, name: str, text: str) -> None:
-        """Give a name another text."""
+        """Set the text of a name, new or not."""
         self._client.key_value_set(name, text, allow_overwrite=True)
 
     def wait_for(self, name: str, seconds: float) -> str:
-        """Return the text of a name, as soon as it is there."""
+        """Return the text of a name once it is set."""
         return self._client.blocking_key_value_get(name, int(1000 * seconds))
 
     def under(self, prefix: str) -> dict[str, str]:
-        """Return all texts whose names begin like this."""
+        """Return all texts whose names start with a prefix."""
         return dict(self._client.key_value_dir_get(prefix))

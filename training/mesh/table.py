@@ -1,9 +1,9 @@
-"""Which mesh axes divide which parameters: the table, by the paper's symbols, from the axes that annotations name.
+"""The mesh axes that divide each parameter, by the paper's symbols, derived from the axes in the annotations.
 
-A row has the mesh axes of an array's last axes; in front are those of the layers, which nothing divides. ``model``
-divides computation: heads, hidden units, the vocabulary. ``data`` divides storage, the
-parameters and with them everything that an optimizer keeps of each parameter; they are gathered where they are used. An
-axis that does not divide a size evenly leaves it whole, and so are copies along ``replica`` and ``context``.
+A row of the table has the mesh axes of an array's last axes; leading axes, of layers, are never divided. ``model``
+divides computation: heads, hidden units, the vocabulary. ``data`` divides storage: parameters and their optimizer
+state, which are gathered where they are used. A mesh axis that does not divide a size evenly leaves it whole. Along
+``replica`` and ``context``, parameters are copied.
 """
 
 import itertools
@@ -30,15 +30,15 @@ DATA, MODEL = "data", "model"
 BOTH = (MODEL, DATA)
 
 DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "N_V"}
-"""The axes that ``model`` divides."""
+"""Axes that ``model`` divides."""
 WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}
-"""The axes that nothing divides."""
+"""Axes that are never divided."""
 
 Row = tuple[str | tuple[str, ...] | None, ...]
 
 
 def _row(axes: tuple[str, ...]) -> Row:
-    """Which mesh axes divide an array: ``model`` the axes above, ``data`` the last of the others."""
+    """The mesh axes of an array: ``model`` divides the axes above, ``data`` the last of the others."""
     row: list[Any] = [MODEL if axis in DIVIDED else None for axis in axes]
     others = [i for i, axis in enumerate(axes) if axis not in DIVIDED | WHOLE]
     if others:
@@ -72,14 +72,14 @@ TABLE: dict[str, Row] = {name: row for params in CLASSES for name, row in _rows(
 
 
 def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:
-    """Return where an array of this symbol lies: a parameter, or an optimizer's state, which may have fewer axes."""
+    """Return the partition of a parameter with this symbol, or of its optimizer state, which may have fewer axes."""
     row = TABLE.get(name, ())
     row = (None,) * (len(shape) - len(row)) + row[max(0, len(row) - len(shape)) :]
     return P(*(_dividing(axes, size, sizes) for axes, size in zip(row, shape, strict=True)))
 
 
 def _dividing(axes: str | tuple[str, ...] | None, size: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Those of the mesh axes that together divide a size evenly."""
+    """The mesh axes that together divide a size evenly."""
     found: tuple[str, ...] = ()
     for axis in (axes,) if isinstance(axes, str) else axes or ():
         n = math.prod(sizes[a] for a in found) * sizes.get(axis, 1)

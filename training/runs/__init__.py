@@ -1,1 +1,1 @@
-"""A run on the disk: its directory, checkpoints and metrics."""
+"""A run on disk: its directory, checkpoints and metrics."""

@@ -1,8 +1,8 @@
-"""Checkpoints, with orbax: written in the background, complete or not there at all, verified when they are read.
+"""Checkpoints, with orbax: written in the background, atomically, and verified when read.
 
-orbax writes a step into a temporary folder and renames it when it is complete, so a process that is killed leaves
-no half a checkpoint. It does not notice bits that flip on the disk, so every array's checksum is kept beside it. A
-checkpoint that cannot be read, or reads back as something else, is set aside, and the one before it is restored.
+orbax writes a step into a temporary folder and renames it when complete, so a process that is killed leaves no partial
+checkpoint. It does not detect corruption on disk, so a checksum of every array is saved with it. A checkpoint that
+cannot be read, or does not match its checksums, is set aside, and the one before it is restored.
 
     checkpoints = Checkpoints(directory, max_to_keep=2)
     checkpoints.save(step, {"params": params, "state": state}, {"anything": "JSON"})
@@ -36,36 +36,36 @@ class CheckpointError(RuntimeError):
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read and verified."""
+    """A verified checkpoint."""
 
-    step: int  # updates that were done
-    trees: dict[str, Any]  # its pytrees of arrays, by name
-    meta: dict[str, Any]  # what else was saved with it
+    step: int  # updates done
+    trees: dict[str, Any]  # pytrees of arrays, by name
+    meta: dict[str, Any]  # the JSON saved with them
 
 
 def saved_steps(directory: Path) -> list[int]:
-    """Return the steps that have a complete checkpoint, the newest first."""
+    """Return the steps that have a complete checkpoint, newest first."""
     return sorted((int(path.name) for path in directory.glob("*") if path.name.isdigit()), reverse=True)
 
 
 def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
-    """Read one checkpoint and verify it. Each item is read like its template, a pytree of anything with shape and
-    dtype: as JAX arrays with their shardings, or as NumPy arrays where they have none. Raises CheckpointError if it
-    cannot be read, or differs from what was saved.
+    """Read and verify one checkpoint. An item's template is a pytree of anything with shape and dtype; leaves with a
+    sharding are read as JAX arrays, others as NumPy arrays. Raises CheckpointError if it cannot be read or verified.
     """
     import orbax.checkpoint as ocp
 
     names = {item: flatten(template) for item, template in templates.items()}
-    items: dict[str, Any] = {
-        item: ocp.args.StandardRestore({k: _target(v) for k, v in leaves.items()}) for item, leaves in names.items()
-    }
+    items: dict[str, Any] = {}
+    for item, leaves in names.items():
+        targets = {k: v if getattr(v, "sharding", None) else np.empty(v.shape, v.dtype) for k, v in leaves.items()}
+        items[item] = ocp.args.StandardRestore(targets)
     arguments = ocp.args.Composite(meta=ocp.args.JsonRestore(), **items)
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
             read = reader.restore(directory.absolute() / str(step), args=arguments)
         record = read["meta"]["record"]
         if _checksum(record) != read["meta"]["checksum"]:
-            raise ValueError("its description is not what was saved")
+            raise ValueError("wrong checksum of its description")
         record = json.loads(record)
     except Exception as error:  # whatever the storage library raises for a damaged file
         raise CheckpointError(_first_line(error)) from error
@@ -73,18 +73,14 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
         saved, found = record["sums"][item], sums(read[item])
         wrong = [name for name in saved if saved[name] != found.get(name)]
         if wrong:
-            raise CheckpointError(f"{item}.{wrong[0]} is not what was saved")
+            raise CheckpointError(f"wrong checksum of {item}.{wrong[0]}")
     trees = {item: unflatten(template, read[item]) for item, template in templates.items()}
     return Restored(step, trees, record["meta"])
 
 
-def _own(leaf: Any) -> Any:
-    """An array that the caller does not change while it is written; one of JAX never changes."""
+def _immutable(leaf: Any) -> Any:
+    """The array, or a copy that the caller cannot change while it is written."""
     return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
-
-
-def _target(leaf: Any) -> Any:
-    return leaf if getattr(leaf, "sharding", None) else np.empty(leaf.shape, leaf.dtype)
 
 
 class Checkpoints:
@@ -101,19 +97,19 @@ class Checkpoints:
             raise CheckpointError(f"cannot make {directory}: {reason(error)}") from None
 
     def steps(self) -> list[int]:
-        """Return the steps that have a complete checkpoint, the newest first."""
+        """Return the steps that have a complete checkpoint, newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays of each item, and write them in the background, each process what its devices have. Raises
-        CheckpointError if this checkpoint or the one before it cannot be written.
+        """Copy the arrays of each item and write them in the background, each process its devices' part. Raises
+        CheckpointError if this checkpoint or the previous one cannot be written.
         """
         import orbax.checkpoint as ocp
 
         self.wait()
         if step in self._manager.all_steps():
             return
-        arrays = {item: {k: _own(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
+        arrays = {item: {k: _immutable(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
         record = {"meta": dict(meta), "sums": {item: sums(leaves) for item, leaves in arrays.items()}}
         items: dict[str, Any] = {item: ocp.args.StandardSave(leaves) for item, leaves in arrays.items()}
         items["meta"] = ocp.args.JsonSave({"record": json.dumps(record), "checksum": _checksum(json.dumps(record))})
@@ -123,7 +119,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def wait(self) -> None:
-        """Return when the last checkpoint is complete, or raise CheckpointError if it cannot be written."""
+        """Wait until the last checkpoint is complete, or raise CheckpointError if it cannot be written."""
         try:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -131,9 +127,8 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Read the newest checkpoint that is sound, like `read_checkpoint`; None if there has never been one. Those
-        that are not sound are set aside, with a warning. Raises CheckpointError if there were checkpoints, but none is
-        sound.
+        """Read the newest checkpoint that verifies, as `read_checkpoint` does; None if there are none. Damaged ones are
+        set aside, with a warning. Raises CheckpointError if all are damaged.
         """
         steps = self.steps()
         for step in steps:
@@ -144,7 +139,7 @@ class Checkpoints:
                 warn(f"the checkpoint of step {step} is damaged ({error}); it is set aside in {aside}")
         if steps:
             raise CheckpointError(
-                f"none of the checkpoints in {self._directory} is sound; to start over, name another directory"
+                f"all checkpoints in {self._directory} are damaged; to start over, name another directory"
             )
         return None
 
@@ -171,7 +166,7 @@ class Checkpoints:
         aside = self._directory.parent / f"{self._directory.name}-{DAMAGED}"
         number = 1 + max((int(p.name.rpartition("-")[2]) for p in aside.glob(f"{step}-*")), default=0)
         target = aside / f"{step}-{number}"
-        multihost_utils.sync_global_devices(f"read {target}")  # all of several processes have
+        multihost_utils.sync_global_devices(f"read {target}")  # by all processes
         if jax.process_index() == 0:
             aside.mkdir(exist_ok=True)
             (self._directory / str(step)).rename(target)
@@ -182,10 +177,9 @@ class Checkpoints:
     def _not_written(self, error: Exception) -> CheckpointError:
         steps = [step for step in self.steps() if (self._directory / str(step)).is_dir()]
         last = f"the last good one is of step {steps[0]}" if steps else "there is no earlier one"
-        rerun = "resume from there" if steps else "start over"
         return CheckpointError(
             f"cannot write a checkpoint to {self._directory}: {_first_line(error)}; {last}. "
-            f"Make room, and rerun the command to {rerun}"
+            f"Make room, and rerun the command to {'resume from there' if steps else 'start over'}"
         )
 
 
@@ -195,6 +189,6 @@ def _checksum(text: str) -> int:
 
 def _first_line(error: Exception) -> str:
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:  # tensorstore's message continues with details of its database
+    if code:  # the rest of tensorstore's message is about its database
         return os.strerror(int(code[1]))
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,16 +1,16 @@
-"""A run is a directory; here is what lies in it, and how a trained model is read from it.
+"""The directory of a run, and how to load a trained model from it.
 
-| file | holds |
+| file | contents |
 |---|---|
 | config.json | task, settings, the model's configuration, the classes, and hashes of tokenizer and data |
 | tokenizer.json | the tokenizer |
 | metrics.jsonl | one JSON object for each logged step |
-| loss.png, tensorboard/, wandb/, profile/ | pictures of them |
-| checkpoints/STEP/ | what training resumes from |
-| best/STEP/ | the best parameters, where training stops early |
-| parameters.safetensors | the trained parameters, when the run is complete |
-| adapter.safetensors | the same of a run that trains low-rank matrices beside the parameters of another one |
-| results.json | their figures on the held-out data |
+| loss.png, tensorboard/, wandb/, profile/ | plots of them, and a profiler's trace |
+| checkpoints/STEP/ | checkpoints to resume training from |
+| best/STEP/ | the best parameters, if training may stop early |
+| parameters.safetensors | the trained parameters, once the run is complete |
+| adapter.safetensors | the trained low-rank matrices, for a run that adapts another run's model |
+| results.json | the final figures on the held-out data |
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from training.data.records import fingerprint
 from training.data.tokenizers import Tokenizer, load_tokenizer
 from training.disk import parse_json, read_text, reason, require_file, write_atomically
 from training.mesh.padding import padded, unpadded
-from training.mesh.placement import Placement
+from training.mesh.placement import Placement, shardings
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, read_tensor, save_tensors, unflatten
 from training.settings import Settings, differences
@@ -41,33 +41,33 @@ from training.tasks.models import config_from_json, config_to_json, model_shapes
 
 FORMAT = "formal-algorithms run 4"
 FROZEN = "model to adapt"
-"""The name of the fingerprint of the parameters that a run adapts."""
+"""Key of the fingerprint of the parameters that a run adapts."""
 
 
 class RunError(ValueError):
-    """A directory is not a run, or holds another one; the message is one sentence."""
+    """A directory is not a run, or is another run; the message is one sentence."""
 
 
 class Run(NamedTuple):
     """A trained model."""
 
-    theta: Any  # its parameters
-    config: Any  # its sizes and variant
-    tokenizer: Tokenizer  # what makes its tokens
+    theta: Any  # parameters
+    config: Any  # sizes and variant
+    tokenizer: Tokenizer
     task: str  # one of `training.tasks.TASKS`
-    labels: tuple[str, ...] = ()  # the classes, by number; empty but for classification
+    labels: tuple[str, ...] = ()  # classes, by number; empty unless the task is classification
 
 
 class Description(NamedTuple):
-    """What config.json says."""
+    """The contents of config.json."""
 
     settings: Settings  # of the training
-    config: Any  # the model's
-    labels: tuple[str, ...]  # the classes, by number
+    config: Any  # of the model
+    labels: tuple[str, ...]  # classes, by number
     fingerprints: dict[str, str]  # of tokenizer and data
 
     def to_json(self) -> dict[str, Any]:
-        """Return the contents of config.json."""
+        """Return the description as JSON."""
         return {
             "format": FORMAT,
             "task": self.settings.task,
@@ -96,23 +96,23 @@ class RunDirectory:
         self.results = self.path / "results.json"
 
     def exists(self) -> bool:
-        """Return whether a run began here, or raise RunError if there is something else."""
+        """Return whether a run began here, or raise RunError if something else is here."""
         self.check_files()
         if self.config.is_file():
             return True
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; a run needs a directory")
+            raise RunError(f"{self.path}: expected a directory, got a file; name another one")
         if self.path.is_dir() and any(p for p in self.path.iterdir() if not p.name.endswith(".unfinished")):
             if self.tokenizer.is_file():
-                return False  # a run that was ended before its first step
+                return False  # a run that ended before its first step
             raise RunError(
                 f"{self.path} is not empty, but it has no config.json, so it is not a run directory: name another one"
             )
         return False
 
     def check_files(self) -> None:
-        """Check that the files of the run are files, and that those which grow or are drawn anew lie in it. Raises
-        RunError if one is a pipe or a directory, or a link, through which a file elsewhere would be overwritten.
+        """Check that the run's files are regular files. Raises RunError if one is a directory or a pipe, or if one that
+        is written in place is a link, through which a file elsewhere would be overwritten.
         """
         written = (self.metrics, self.picture, self.parameters, self.adapter, self.results)
         for file in (self.config, self.tokenizer, *written):
@@ -125,7 +125,7 @@ class RunDirectory:
                 raise RunError(f"{file}: {reason(error)}; name another directory") from None
 
     def description(self) -> Description:
-        """Return what config.json says, or raise RunError if it is missing or damaged."""
+        """Return the contents of config.json, or raise RunError if it is missing or damaged."""
         try:
             state = parse_json(read_text(self.config))
             if state.get("format") != FORMAT:
@@ -133,7 +133,7 @@ class RunDirectory:
             settings = settings_from(state["settings"], task=state["task"])
             config = config_from_json(state["task"], state["model"])
             if "tokenizer" not in state["fingerprints"]:
-                raise ValueError("fingerprints: expected that of the tokenizer, got none")
+                raise ValueError("fingerprints: expected one of the tokenizer, got none")
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
         except OSError as error:
             raise RunError(f"{self.path} is not a run directory: cannot read {self.config}: {reason(error)}") from None
@@ -142,8 +142,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process out of the directory, which is made; if nothing is written to it, it goes again.
-        Raises RunError if another process trains here, or the directory cannot be made.
+        """Create the directory and lock it against other processes; remove it if it is empty at the end. Raises
+        RunError if another process trains here, or the directory cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -167,31 +167,28 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.tokenizer, tokenizer.save)
-            self._write(description)
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
+        self.note(description)
 
     def resume(self, description: Description) -> None:
-        """Check that the run which began here may continue as described, and note the changes. Raises RunError, which
-        names what differs and must not, or if config.json cannot be written.
+        """Check that the run here may continue as described, and update config.json. Raises RunError, naming the
+        difference, or if config.json cannot be written.
         """
         self.check_continues(description)
         if self.description().settings != description.settings:
             self.note(description)
 
     def note(self, description: Description) -> None:
-        """Update config.json, or raise RunError if it cannot be written."""
+        """Write config.json, or raise RunError if it cannot be written."""
+        text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
         try:
-            self._write(description)
+            write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
-    def _write(self, description: Description) -> None:
-        text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
-        write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
-
     def check_continues(self, description: Description) -> None:
-        """Check that the run which began here is the one described. Raises RunError, which names what differs."""
+        """Check that the run here is the one described, or raise RunError, naming the difference."""
         began = self.description()
         done = next(iter(saved_steps(self.checkpoints)), 0)
         changed = differences(began.settings, description.settings, done=done)
@@ -208,27 +205,27 @@ class RunDirectory:
                 )
 
     def save_parameters(self, params: Any, file: Path | None = None) -> None:
-        """Write the trained parameters, with their checksums, to `parameters` or to another file."""
+        """Write the trained parameters, with checksums, to `parameters` or to another file."""
         self.save_leaves({name: np.ascontiguousarray(array) for name, array in flatten(params).items()}, file)
 
     def save_leaves(self, leaves: dict[str, np.ndarray], file: Path | None = None) -> None:
-        """Write the trained parameters, given as contiguous arrays by their dotted names."""
+        """Write the trained parameters, given as contiguous arrays by dotted name, with checksums."""
         metadata = {"checksums": json.dumps(checksums(leaves))}
         write_atomically(file or self.parameters, lambda path: save_tensors(path, leaves, metadata))
 
     def save_results(self, results: dict[str, Any]) -> None:
-        """Write the figures of the trained parameters on the held-out data."""
+        """Write the final figures on the held-out data."""
         write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
 
 
 def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement | None = None) -> Run:
-    """Read the model of a run: the final parameters, or those of the last sound checkpoint of an unfinished run.
+    """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished.
 
-    The final parameters are read array by array, each device its part, so that a model is never in memory twice.
-    They become `dtype` (None: what they are), divided among the devices of `placement` (None: one has all).
+    The final parameters are read array by array, each device its part, so that a model is never in memory twice. They
+    are converted to `dtype` (None: as stored) and divided among the devices of `placement` (None: on one device).
 
     Raises:
-        RunError: the directory holds no run, nothing was trained yet, or it is damaged.
+        RunError: the directory is not a run, has no checkpoint yet, or is damaged.
     """
     files = RunDirectory(directory)
     if not files.path.is_dir():
@@ -237,7 +234,7 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
     description = files.description()
     tokenizer = load_tokenizer(files.tokenizer)
     if tokenizer.fingerprint() != description.fingerprints["tokenizer"]:
-        raise RunError(f"{files.tokenizer} is another tokenizer than the run began with")
+        raise RunError(f"{files.tokenizer} is not the tokenizer that the run began with")
     task = description.settings.task
     if description.settings.lora_rank:
         theta = _in_place(_adapted(files, description, placement), dtype, placement)
@@ -254,22 +251,20 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
 
 
 def frozen_fingerprint(theta: Any) -> str:
-    """Return a hash of the parameters that a run adapts, whatever type their numbers are stored in."""
+    """Return a hash of the parameters that a run adapts; it does not depend on the dtype they are stored in."""
     leaves = {name: np.asarray(leaf) for name, leaf in flatten(theta).items()}
     wide = {name: checksums({"": a.astype(np.promote_types(a.dtype, np.float32))}) for name, a in leaves.items()}
     return fingerprint(json.dumps(wide))
 
 
 def _in_place(theta: Any, dtype: Any, placement: Placement | None) -> Any:
-    """Parameters in another type, and where they are to lie."""
+    """Convert parameters to a dtype, and divide them among devices."""
     theta = theta if dtype is None else jax.tree.map(lambda a: a.astype(dtype), theta)
-    if placement is None:
-        return theta
-    return jax.device_put(theta, jax.tree.map(lambda leaf: leaf.sharding, placement.placed(theta)))
+    return theta if placement is None else jax.device_put(theta, shardings(placement.placed(theta)))
 
 
 def _adapted(files: RunDirectory, description: Description, placement: Placement | None) -> Any:
-    """The parameters of a run that has only an adapter of another run's."""
+    """Load the parameters of a run that has only an adapter of another run's model."""
     settings = description.settings
     try:
         theta = load_run(settings.start_from, placement=placement).theta
@@ -279,15 +274,15 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
         ) from None
     if frozen_fingerprint(theta) != description.fingerprints.get(FROZEN):
         raise RunError(
-            f"{settings.start_from} has other parameters than those that {files.path} adapts: put the same run there"
+            f"{settings.start_from} has other parameters than those that {files.path} adapts: restore the original run"
         )
     adapter = _in_place(read_adapter(files, description, theta), None, placement)
     return merged(theta, adapter, scale_of(settings))
 
 
 def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
-    """Read the trained adapter of a run, or that of the last sound checkpoint of an unfinished run; θ may be shapes.
-    Raises RunError if it cannot be read.
+    """Read the adapter of a run, or that of the last good checkpoint if it is unfinished; θ may be shapes. Raises
+    RunError if it cannot be read.
     """
     settings = description.settings
     template = adapter_shapes(theta, settings)
@@ -302,8 +297,8 @@ def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement
         with safetensors.safe_open(require_file(path), framework="numpy") as file:
             expected = parse_json(file.metadata()["checksums"])
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        if shapes != {name: leaf.shape for name, leaf in places.items()}:  # a converted model keeps its type
-            raise ValueError("it has other arrays than the model")
+        if shapes != {name: leaf.shape for name, leaf in places.items()}:  # a converted model keeps its dtype
+            raise ValueError("its arrays are not those of the model")
         leaves = {name: read_tensor(path, name, leaf.sharding, dtype, expected[name]) for name, leaf in places.items()}
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
@@ -323,4 +318,4 @@ def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
             )
             continue
         return unflatten(template, {k: jnp.asarray(v) for k, v in flatten(restored.trees[item]).items()})
-    raise RunError(f"the run in {files.path} has no sound checkpoint")
+    raise RunError(f"all checkpoints of the run in {files.path} are damaged")

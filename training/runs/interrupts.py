@@ -1,14 +1,16 @@
-"""Ctrl-C and SIGTERM: remembered when they come, acted on where it is safe, also while XLA compiles.
+"""Ctrl-C and SIGTERM: recorded when they arrive, acted on when it is safe, even while XLA compiles.
 
-Python runs a signal's handler between two instructions of the main thread, so a compilation of minutes in that thread
-would hold it up. `Interrupts.run` does such work in another thread, while the main one waits for it or for a signal.
+Python runs signal handlers between two bytecode instructions of the main thread, so a long compilation in that thread
+would delay them. `Interrupts.run` does such work in another thread, while the main thread waits for it or for a signal.
 """
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,11 +19,11 @@ POLL = 0.05  # seconds
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM came.
+    """Ctrl-C or SIGTERM arrived.
 
     Attributes:
-        status: the exit status that says so: 130 or 143.
-        working: whether a thread of `Interrupts.run` still works; only `os._exit` ends such a process at once.
+        status: the exit status: 130 or 143.
+        working: whether a thread of `Interrupts.run` is still running; only `os._exit` ends such a process at once.
     """
 
     def __init__(self, status: int, *, working: bool = False) -> None:
@@ -30,27 +32,34 @@ class Interrupted(BaseException):
         self.working = working
 
 
+@contextlib.contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM by a function, and restore the handlers at the end."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 class Interrupts:
-    """A context in which Ctrl-C and SIGTERM are remembered; the second one ends the process on the spot.
+    """A context in which the first Ctrl-C or SIGTERM is recorded; the second ends the process at once.
 
     Attributes:
-        status: 0, or the exit status of the signal that came.
+        status: 0, or the exit status of the signal that arrived.
     """
 
     def __init__(self) -> None:
         self.status = 0
-        self._before: dict[int, Any] = {}
+        self._handling = handling(self._handle)
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        self._handling.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *error: Any) -> None:
+        self._handling.__exit__(*error)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.status:
@@ -58,31 +67,27 @@ class Interrupts:
         self.status = 128 + number
 
     def check(self) -> None:
-        """Raise Interrupted if a signal came."""
+        """Raise Interrupted if a signal arrived."""
         if self.status:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function in another thread and return its result, or raise its error. Raises Interrupted if a signal
-        came; the function continues, and its result is lost.
+        arrives; the function keeps running, but its result is lost.
         """
         self.check()
-        outcome: list[Any] = []
-        errors: list[BaseException] = []
+        future: Future[T] = Future()
 
         def work() -> None:
             try:
-                outcome.append(function())
+                future.set_result(function())
             except BaseException as error:
-                errors.append(error)
+                future.set_exception(error)
 
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(POLL)
-            if self.status and thread.is_alive():
+        threading.Thread(target=work, daemon=True).start()
+        while not future.done():
+            wait([future], POLL)
+            if self.status and not future.done():
                 raise Interrupted(self.status, working=True)
         self.check()
-        if errors:
-            raise errors[0]
-        return outcome[0]
+        return future.result()

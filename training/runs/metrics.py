@@ -1,4 +1,4 @@
-"""The record of a run: metrics.jsonl, one JSON object a line; the same numbers for TensorBoard, and as a picture."""
+"""The metrics of a run: metrics.jsonl, one JSON object per line; also for TensorBoard and W&B, and as a plot."""
 
 import contextlib
 import importlib
@@ -15,20 +15,20 @@ from training.disk import parse_json, write_atomically
 
 
 class Writer(Protocol):
-    """Where scalars go besides metrics.jsonl."""
+    """Another destination of the metrics."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
         """Write a number."""
 
     def close(self) -> None:
-        """Write the remaining lines."""
+        """Write what is buffered."""
 
 
 class NoLog:
-    """Takes the place of the record in a process that does not write one."""
+    """The log of a process that writes none."""
 
     def append(self, line: dict[str, Any]) -> None:
-        """Forget the line."""
+        """Discard the line."""
 
     def size(self) -> int:
         """Return 0."""
@@ -41,8 +41,8 @@ class NoLog:
 class MetricsLog:
     """Appends lines to metrics.jsonl. Floats are printed so that they read back exactly.
 
-    A checkpoint remembers how long the file was; a run that resumes from it cuts off what came later, so that the
-    file becomes what an undisturbed run would have written.
+    A checkpoint records the length of the file; a run that resumes from it truncates the file to that, so that it ends
+    up as an uninterrupted run would have written it.
     """
 
     def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
@@ -51,7 +51,7 @@ class MetricsLog:
         self._writers = writers
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one line, which begins with its step, or raise OSError if it cannot be written."""
+        """Write one line, which has a `step`, or raise OSError if it cannot be written."""
         self._file.write(json.dumps(_finite(line)).encode() + b"\n")
         self._file.flush()
         for name, value in line.items():
@@ -60,7 +60,7 @@ class MetricsLog:
                     writer.add_scalar(name, value, line["step"])
 
     def size(self) -> int:
-        """Return the file's length in bytes, once that is on the disk."""
+        """Flush the file to disk, and return its length in bytes."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
@@ -72,14 +72,12 @@ class MetricsLog:
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: they are written as strings, which float() reads."""
+    """Replace NaN and infinities, which JSON lacks, by strings that float() reads."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
 
 
 def cut(path: Path, size: int) -> bool:
-    """Cut metrics.jsonl to the bytes that it had at a checkpoint; return whether it was at least so long. If not, a
-    part of the record is lost.
-    """
+    """Truncate metrics.jsonl to its size at a checkpoint; return False if it is shorter, so that lines are lost."""
     length = path.stat().st_size if path.exists() else 0
     if length > size:
         os.truncate(path, size)
@@ -87,8 +85,8 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a last line without its end, of a run that was killed, is left out. Raises
-    ValueError, which names a line that is not a JSON object.
+    """Return the lines of metrics.jsonl, without an incomplete last line (of a run that was killed). Raises ValueError,
+    naming the line, if one is not a JSON object.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
@@ -103,15 +101,15 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def tensorboard_writer(directory: Path, step: int) -> Writer:
-    """Return a writer of event files; what earlier ones have from `step` on, TensorBoard leaves out."""
-    with _without("torch"):  # tensorboardX loads it, in seconds, to read tensors; there are none here
+    """Return a writer of event files; TensorBoard ignores what earlier files have from `step` on."""
+    with _without("torch"):  # tensorboardX imports it, which takes seconds, only to read tensors
         from tensorboardX import SummaryWriter
     return SummaryWriter(str(directory), purge_step=step)
 
 
 @contextlib.contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Let a package that is not loaded yet look as if it were not installed."""
+    """Make a package that is not imported yet look as if it were not installed."""
     if module in sys.modules:
         yield
         return
@@ -134,12 +132,12 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases, whose files are in `directory`/wandb; a run that resumes continues there.
+    """Return a writer for Weights & Biases, with its files in `directory`/wandb; a resumed run continues there.
 
-    Where and whether it uploads is Weights & Biases' own affair: WANDB_MODE, WANDB_PROJECT, `wandb login`.
+    Uploads are configured as usual: by WANDB_MODE, WANDB_PROJECT and `wandb login`.
 
     Raises:
-        RuntimeError: it is not installed, or refuses.
+        RuntimeError: wandb is not installed, or reports an error.
     """
     try:
         wandb = importlib.import_module("wandb")
@@ -149,20 +147,17 @@ def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
     kept.parent.mkdir(exist_ok=True)
     if not kept.exists():
         write_atomically(kept, lambda path: path.write_text(uuid.uuid4().hex[:12]))
-    options = {"project": os.environ.get("WANDB_PROJECT", "formal-algorithms"), "config": settings}
-    quiet = wandb.Settings(silent=True, console="off")
+    project, quiet = os.environ.get("WANDB_PROJECT", "formal-algorithms"), wandb.Settings(silent=True, console="off")
+    where = {"dir": str(directory), "name": directory.name, "id": kept.read_text(), "project": project}
     try:
-        run = wandb.init(
-            dir=str(directory), name=directory.name, id=kept.read_text(), resume="allow", settings=quiet, **options
-        )
+        return _WeightsAndBiases(wandb.init(**where, config=settings, resume="allow", settings=quiet))
     except wandb.Error as error:
         sentence = str(error).splitlines()[0]
-        raise RuntimeError(f"Weights & Biases: {sentence}; WANDB_MODE=offline keeps its files here") from None
-    return _WeightsAndBiases(run)
+        raise RuntimeError(f"Weights & Biases: {sentence}; set WANDB_MODE=offline to keep its files here") from None
 
 
 def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Draw the training and the validation loss over the steps."""
+    """Plot the training and validation loss over the steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

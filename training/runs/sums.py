@@ -1,7 +1,7 @@
-"""Checksums of arrays whose parts lie on several devices, or on several hosts.
+"""Checksums of arrays that are divided among devices or hosts.
 
-A sum is that of an array's words, each times an odd number that its place decides, modulo 2³²: any flipped bit changes
-it, and devices add it up in any order, each what it has.
+A checksum is the sum of an array's words modulo 2³², each times an odd number that depends on its position: any flipped
+bit changes it, and each device can sum its own part, in any order.
 """
 
 import zlib
@@ -14,23 +14,23 @@ import numpy as np
 
 
 def sums(leaves: Mapping[str, Any]) -> dict[str, int]:
-    """Return a checksum of every array, its shape and its dtype, by name; the same for arrays of NumPy and of JAX."""
-    of_devices = {name: leaf for name, leaf in leaves.items() if not _is_here(leaf)}
-    found = (_sums(of_devices) if of_devices else {}) | {
-        name: _sum_here(_words(leaf)) for name, leaf in leaves.items() if name not in of_devices
+    """Return a checksum of each array, including its shape and dtype, by name; equal for NumPy's and JAX's arrays."""
+    on_devices = {name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)}
+    found = (_sums(on_devices) if on_devices else {}) | {
+        name: _host_sum(_words(leaf)) for name, leaf in leaves.items() if name not in on_devices
     }
     return {name: zlib.crc32(f"{leaf.dtype}{leaf.shape}{int(found[name])}".encode()) for name, leaf in leaves.items()}
 
 
-def _is_here(leaf: Any) -> bool:
-    """Whether NumPy can read the array where it lies, so that nothing need be compiled."""
+def _is_on_host(leaf: Any) -> bool:
+    """Whether NumPy can read the array in place, without compiling anything."""
     if not isinstance(leaf, jax.Array):
         return True
     return leaf.is_fully_addressable and all(device.platform == "cpu" for device in leaf.devices())
 
 
-def _along(xp: Any, axis: int, n: int) -> Any:
-    """What the places along an axis add to the number that a word is multiplied by: even, so that the sum is odd."""
+def _axis_terms(xp: Any, axis: int, n: int) -> Any:
+    """The axis's terms of the words' multipliers, by position: even, so that 1 plus all axes' terms is odd."""
     place = (xp.arange(n, dtype=xp.uint32) + xp.uint32(axis + 1)) * xp.uint32(0x9E3779B1)
     return (place ^ (place >> 15)) * xp.uint32(0x85EBCA76)
 
@@ -43,22 +43,22 @@ def _sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def _sum(words: jax.Array) -> jax.Array:
     place = jnp.ones((1,) * words.ndim, jnp.uint32)
     for axis, n in enumerate(words.shape):
-        place = place + _along(jnp, axis, n).reshape([n if i == axis else 1 for i in range(words.ndim)])
+        place = place + _axis_terms(jnp, axis, n).reshape([n if i == axis else 1 for i in range(words.ndim)])
     return (words * place).sum(dtype=jnp.uint32)
 
 
-def _sum_here(words: np.ndarray) -> int:
-    """`_sum` by sums over axes, without an array of places: Σ w·(1 + Σ_axis a) = Σ w + Σ_axis Σ a·(Σ_others w)."""
+def _host_sum(words: np.ndarray) -> int:
+    """`_sum` axis by axis, without an array of multipliers: Σ w·(1 + Σ_axis a) = Σ w + Σ_axis Σ a·(Σ_others w)."""
     total = 0
     for axis in reversed(range(words.ndim)):
         others = words.sum(axis=tuple(range(axis)), dtype=np.uint32)
-        total += int((others * _along(np, axis, words.shape[axis])).sum(dtype=np.uint32))
+        total += int((others * _axis_terms(np, axis, words.shape[axis])).sum(dtype=np.uint32))
         words = words.sum(axis=axis, dtype=np.uint32)
     return (total + int(words)) % 2**32
 
 
 def _words(array: Any) -> np.ndarray:
-    """The bits of an array, as 32-bit words; with a last axis for the words of a longer number, or for one word."""
+    """The bits of an array as 32-bit words; the last axis has the words of each number (one, unless it is longer)."""
     array = np.asarray(array)
     width = max(1, array.dtype.itemsize // 4)
     bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}")

@@ -1,8 +1,8 @@
-"""The tasks, a record of each. A new one gets a module like `d`, a place in `TASKS`, and a line in the tables of
+"""The tasks, one record each. A new task needs a module like `d`, an entry in `TASKS`, and a line in the tables
 
 * `training.data.loading.DATASETS`: its batches,
 * `training.generation.text.ANSWERERS`: how a trained run answers a text,
-* `training.evaluation.report.EVALUATIONS`: its figures, and what they are compared with.
+* `training.evaluation.report.EVALUATIONS`: its figures and its baselines.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY, GATO)
 
 
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
-    """Return settings with these values, and the task's defaults for the rest. Raises SettingsError for a name that the
-    task does not have, a value of another kind, or one that is impossible.
+    """Return settings with these values, and the task's defaults for the rest. Raises SettingsError for an unknown name
+    or an invalid value.
     """
     if task not in TASKS:
-        raise SettingsError(f"there is no task {task!r}; choose one of {', '.join(TASKS)}")
+        raise SettingsError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
     known = TASKS[task].all_settings()
     for name in values:
         if name not in known:

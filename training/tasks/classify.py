@@ -1,4 +1,4 @@
-"""Classes of texts, by a linear map of the first token's encoding by Algorithm 9 (Radu 2026, §12.7)."""
+"""Text classification: a linear map of the first token's encoding by Algorithm 9 (Radu 2026, §12.7)."""
 
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ from training.tasks.task import Task, embedding_flops, layer_flops
 class ClassifierParams(NamedTuple):
     """An encoder, and the map from the encoding of its first token to the logits of the classes.
 
-    Where the encoder has W_pool and b_pool, as BERT, that map reads ``tanh(W_pool X[:, 0] + b_pool)`` instead. The
-    encoder's W_f, b_f, norm, W_u and b_u serve its pretraining and take no part in the classification.
+    If the encoder has W_pool and b_pool, as BERT does, the map's input is ``tanh(W_pool X[:, 0] + b_pool)``. The
+    encoder's W_f, b_f, norm, W_u and b_u are used only in its pretraining.
     """
 
     encoder: ETransformerParams
@@ -28,7 +28,7 @@ class ClassifierParams(NamedTuple):
 def init_classifier(
     key: Key[Array, ""], config: ETransformerConfig, *, N_C: int, scheme: Scheme = "glorot"
 ) -> ClassifierParams:
-    """Return parameters to train; W_c and b_c are 0, so that all classes are equally likely at first."""
+    """Return initial parameters; W_c and b_c are 0, so that all classes are equally likely at first."""
     encoder = init_e_transformer(key, config, scheme=scheme)
     return ClassifierParams(encoder, jnp.zeros((N_C, config.d_e), jnp.float32), jnp.zeros(N_C, jnp.float32))
 
@@ -40,13 +40,13 @@ def class_probabilities(
     variant: Variant,
     length: Int[Array, "*#batch"] | int | None = None,
 ) -> Float[Array, "N_C *batch"]:
-    """Return the probabilities of the classes for one text that begins with bos_token, or for each of a batch."""
+    """Return the probabilities of the classes for one text that starts with bos_token, or for each of a batch."""
     X = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., :1]
     return unembedding(pooled(X, params.encoder)[..., 0], params.W_c, b_u=params.b_c)
 
 
 def pooled(X: Float[Array, "d_e *batch 1"], encoder: ETransformerParams) -> Float[Array, "d_e *batch 1"]:
-    """Return a classifier's input: the first token's encoding, through the encoder's pooler if it has one."""
+    """Return the classifier's input: the first token's encoding, through the encoder's pooler if it has one."""
     if encoder.W_pool is None:
         return X
     return jnp.tanh(linear(encoder.W_pool, X, encoder.b_pool, "auto"))
@@ -63,20 +63,12 @@ def _weights(batch: Batch) -> Array:
 
 CLASSIFY = Task(
     name="classify",
-    summary="classes of texts, with the encoder of Algorithm 9",
+    summary="text classification, with the encoder of Algorithm 9",
     records="labeled",
     config=ETransformerConfig,
     init=init_classifier,
     objective=Objective(columns=_columns, weights=_weights),
     flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l),
     settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
-    defaults={
-        "data": ("sms-spam",),
-        "L": 2,
-        "d_e": 64,
-        "d_mlp": 256,
-        "dropout": 0.1,
-        "steps": 300,
-        "batch_size": 32,
-    },
+    defaults={"data": ("sms-spam",), "L": 2, "d_e": 64, "d_mlp": 256, "dropout": 0.1, "steps": 300, "batch_size": 32},
 )

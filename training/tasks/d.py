@@ -22,7 +22,7 @@ def _weights(batch: Batch) -> Array:
 
 D = Task(
     name="d",
-    summary="next tokens, with Algorithm 10",
+    summary="next-token prediction, with Algorithm 10",
     records="text",
     config=DTransformerConfig,
     init=init_d_transformer,

@@ -19,20 +19,13 @@ def _weights(batch: Batch) -> Array:
 
 E = Task(
     name="e",
-    summary="masked tokens, with Algorithm 9",
+    summary="masked-token prediction, with Algorithm 9",
     records="text",
     config=ETransformerConfig,
     init=init_e_transformer,
     objective=Objective(columns=_columns, weights=_weights),
     flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
     settings=("L", "d_in", "masking", "p_mask"),
-    defaults={
-        "tokenizer": "characters",
-        "l_max": 64,
-        "variant": "BERT",
-        "L": 2,
-        "init": "glorot",
-        "steps": 1000,
-        "batch_size": 64,
-    },
+    defaults={"tokenizer": "characters", "l_max": 64, "variant": "BERT", "L": 2, "init": "glorot"}
+    | {"steps": 1000, "batch_size": 64},
 )

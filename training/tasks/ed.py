@@ -24,7 +24,7 @@ def _flops(c: EDTransformerConfig, l: int) -> int:
 
 ED = Task(
     name="ed",
-    summary="sequence to sequence, with Algorithm 8",
+    summary="sequence-to-sequence prediction, with Algorithm 8",
     records="pairs",
     config=EDTransformerConfig,
     init=init_ed_transformer,

@@ -1,4 +1,4 @@
-"""Variants as runs of earlier versions wrote them: sixteen flags, read into lines."""
+"""Reads variants as earlier versions saved them: as sixteen flags."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,7 @@ from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm, Unembedding
 
 
 def lines_from_flags(flags: Mapping[str, Any]) -> Variant:
-    """Return the lines that the flags of a config.json described. Raises KeyError or ValueError if they are not such
-    flags.
-    """
+    """Return the variant that the flags of a config.json describe, or raise KeyError or ValueError if they do not."""
     norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[flags["norm"]]
     return Variant(
         embedding=Embedding(

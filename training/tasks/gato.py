@@ -5,14 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms import (
-    GatoConfig,
-    GatoParams,
-    Variant,
-    d_layers,
-    gato_embedding,
-    init_gato,
-)
+from algorithms import GatoConfig, GatoParams, Variant, d_layers, gato_embedding, init_gato
 from algorithms.gato import BINS
 from training.tasks.d import D
 from training.tasks.objectives import Batch, Columns, Objective, next_tokens
@@ -20,7 +13,7 @@ from training.tasks.task import Task, layer_flops
 
 
 def hidden_state(params: GatoParams, batch: Batch, *, variant: Variant, **options: Any) -> Array:
-    """Return lines 1 to 10 for a batch of rows, of the data set `Modalities`; `options` are those of `d_layers`."""
+    """Return lines 1 to 10 for a batch of the data set `Modalities`; `options` are those of `d_layers`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
     options_of_lines = {"variant": variant.without_dropout(), "positions": positions}
@@ -38,7 +31,7 @@ def _columns(params: GatoParams, batch: Batch, keys, *, variant: Variant, **opti
 
 GATO = Task(
     name="gato",
-    summary="text, images and control, with Gato's lines 1 to 3 before Algorithm 10",
+    summary="text, images and control together, with Gato's lines 1 to 3 before Algorithm 10",
     records="text",
     config=GatoConfig,
     init=init_gato,

@@ -1,12 +1,13 @@
-"""Low-rank parameters beside frozen ones, ``W + s·B A`` (LoRA; Hu et al. 2021): a pytree of their own.
+"""Low-rank adapters of frozen parameters, ``W + s·B A`` (LoRA; Hu et al. 2021).
 
     adapter = init_adapter(key, theta, rank=8)
     theta = merged(theta, adapter, scale)
 
-An adapter looks like θ, with a `LowRank` in place of each matrix that it changes, and None in place of everything else.
-Only it is trained; as B is 0 at first, the training begins with what θ computes.
+An adapter is a pytree like θ, with a `LowRank` in place of each adapted matrix and None in place of everything else.
+Only the adapter is trained; since B starts at 0, the initial model is θ.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from training.settings import Settings, SettingsError
 
 
 class LowRank(NamedTuple):
-    """What is added to a matrix of every layer, but for the factor s: B A, with the rows of all heads in one matrix."""
+    """The update B A (without s) of a matrix of every layer; the rows of all heads are joined into one matrix."""
 
     A: Float[Array, "L r d_in"]
     B: Float[Array, "L d_out r"]
@@ -30,23 +31,19 @@ def scale_of(settings: Settings) -> float:
 
 
 def matrices_of(theta: Any) -> dict[Any, Any]:
-    """Return the matrices that an adapter can change, those of the layers, by their paths in θ or in its shapes."""
+    """Return the matrices that can be adapted, those of the layers, by their paths in θ (or its shapes)."""
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     return {path: leaf for path, leaf in leaves if path[0].name == "layers" and path[-1].name.startswith("W_")}
 
 
 def sides(W: Any) -> tuple[int, int]:
-    """Return d_out and d_in of a matrix that is stacked over layers, and over heads, whose rows follow one another."""
-    rows = 1
-    for n in W.shape[1:-1]:
-        rows *= n
-    return rows, W.shape[-1]
+    """Return d_out and d_in of a matrix that is stacked over layers, and perhaps over heads, whose rows are joined."""
+    return math.prod(W.shape[1:-1]), W.shape[-1]
 
 
 def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[str, ...] = ()) -> Any:
-    """Return an adapter of θ, or of its shapes, that changes nothing yet: B is 0, and A is uniform up to ±1/√d_in. It
-    is for these matrices; with none named, for all of the layers'. Raises SettingsError if there is no such matrix, or
-    none of so high a rank.
+    """Return an adapter of the named matrices of θ (or its shapes), or of all the layers' matrices if none are named.
+    B is 0, and A uniform in ±1/√d_in. Raises SettingsError if a matrix does not exist or its rank is too small.
     """
     found = matrices_of(theta)
     names = dict.fromkeys(path[-1].name for path in found)
@@ -56,7 +53,7 @@ def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[
     chosen = {path: W for path, W in found.items() if not matrices or path[-1].name in matrices}
     for path, W in chosen.items():
         if rank > min(sides(W)):
-            raise SettingsError(f"--lora-rank: expected at most {min(sides(W))}, as {path[-1].name} has, got {rank}")
+            raise SettingsError(f"--lora-rank: expected at most {min(sides(W))}, that of {path[-1].name}, got {rank}")
     keys = {path: jax.random.fold_in(key, i) for i, path in enumerate(chosen)}
 
     def of_leaf(path, W):
@@ -70,9 +67,7 @@ def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[
 
 
 def adapter_shapes(theta: Any, settings: Settings) -> Any:
-    """Return the shapes of the adapter of θ, or of its shapes, that a run trains. Raises SettingsError as
-    `init_adapter`.
-    """
+    """Return the shapes of the adapter of θ (or its shapes) that a run trains; raises what `init_adapter` does."""
     options = {"rank": settings.lora_rank, "matrices": settings.lora_matrices}
     return jax.eval_shape(lambda theta: init_adapter(jax.random.key(0), theta, **options), theta)
 
@@ -83,7 +78,7 @@ def low_rank_of(adapter: Any) -> dict[Any, LowRank]:
 
 
 def merged(theta: Any, adapter: Any, scale: float) -> Any:
-    """Return θ with ``W + s·B A`` in place of every W that the adapter changes, in its own dtype."""
+    """Return θ with ``W + s·B A`` in place of every adapted W, in W's dtype."""
     parts = low_rank_of(adapter)
 
     def of_leaf(path, W):

@@ -1,4 +1,4 @@
-"""The model of each task: its configuration, how it starts, and both as JSON."""
+"""The model of each task: its configuration, also as JSON, and its initial parameters."""
 
 import dataclasses
 from typing import Any
@@ -18,9 +18,8 @@ from training.tasks.flags import lines_from_flags
 def model_config(settings: Settings, N_V: int) -> Any:
     """Return the configuration of the model that a run trains, or raise ValueError if the sizes do not fit together."""
     config, N_V = TASKS[settings.task].config, N_V + TASKS[settings.task].extra_tokens
-    sizes = {
-        field.name: getattr(settings, field.name) for field in dataclasses.fields(config) if field.name in SETTINGS
-    }
+    names = [field.name for field in dataclasses.fields(config) if field.name in SETTINGS]
+    sizes = {name: getattr(settings, name) for name in names}
     sizes["H_kv"] = settings.H_kv or settings.H
     if "d_in" in sizes:
         sizes["d_in"] = settings.d_in or settings.d_e
@@ -31,20 +30,18 @@ def model_config(settings: Settings, N_V: int) -> Any:
 
 
 def check_sizes(settings: Settings) -> None:
-    """Check what can be checked of a model before its vocabulary is known. Raises ValueError if the sizes do not fit
-    together.
-    """
+    """Check the model's sizes before its vocabulary is known, or raise ValueError if they do not fit together."""
     model_config(settings, max(settings.N_V, 4))
 
 
 def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C: int = 0) -> Any:
-    """Return the parameters that a run begins with, in float32."""
+    """Return the initial parameters of a run, in float32."""
     classes = {"N_C": N_C} if TASKS[task].records == "labeled" else {}
     return TASKS[task].init(key, config, scheme=scheme, **classes)
 
 
 def model_shapes(task: str, config: Any, *, N_C: int = 0) -> Any:
-    """Return the parameters' shapes and dtypes in their classes, without any array."""
+    """Return the parameters as shapes and dtypes, without allocating arrays."""
     return jax.eval_shape(lambda: init_model(jax.random.key(0), task, config, scheme="glorot", N_C=N_C))
 
 
@@ -55,9 +52,7 @@ def config_to_json(config: TransformerConfig) -> dict[str, Any]:
 
 
 def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
-    """Return the configuration that `config_to_json` described. Raises TypeError, KeyError or ValueError if it is not
-    one.
-    """
+    """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError."""
     written = state["variant"]
     variant = Record.from_json(written) if "record" in written else lines_from_flags(written)
     return TASKS[task].config(**{**state, "variant": variant})

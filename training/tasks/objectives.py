@@ -1,4 +1,4 @@
-"""Objectives of the tasks: losses of batches, as weighted sums over tokens.
+"""Objectives of the tasks: losses of batches, summed over tokens.
 
 | objective | predicts | batch |
 |---|---|---|
@@ -7,9 +7,9 @@
 | `ed` | every next token of the target, given the source (Algorithm 11) | z, z_length, x, x_length |
 | `classify` | the class, from the first token's encoding (Radu 2026, §12.7) | x, length, label |
 
-A loss is ``Σ w_t · nats_t`` over all tokens of a batch, and the trainer divides by ``Σ w_t``: padding, columns across
-the border of two documents and the empty rows of an evaluation have weight 0. So a batch in k parts gives the same
-loss and gradient as in one, however many tokens each part has.
+A loss is ``Σ w_t · nats_t`` over all tokens of a batch, and the trainer divides by ``Σ w_t``. Padding, targets in the
+next document and the empty rows of an evaluation have weight 0. So a batch gives the same loss and gradient in k parts
+as in one, however many tokens each part has.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ Batch = Mapping[str, Array]
 
 
 class Columns(NamedTuple):
-    """The columns of a batch, and their targets."""
+    """The hidden states of a batch, its unembedding and its targets."""
 
     X: Float[Array, "d B l"]  # hidden states, tokens as columns
-    W_u: Float[Array, "N d"]  # the matrix that makes logits of them
+    W_u: Float[Array, "N d"]  # the unembedding matrix
     b_u: Float[Array, "N"] | None  # the logits' bias, or None
     targets: Int[Array, "B l"]  # IDs to predict
 
 
 class Totals(NamedTuple):
-    """Sums over a batch: nats, predicted tokens, and how many of them were the likeliest."""
+    """Sums over a batch: nats, predicted tokens, and correct ones (the target is the likeliest token)."""
 
     nats: Float[Array, ""]
     weight: Float[Array, ""]
@@ -50,10 +50,9 @@ class Totals(NamedTuple):
 class Objective:
     """The objective of a task."""
 
-    # from parameters, batch, keys of the sequences (None: no dropout) and the arguments of the hidden-state functions
-    # to the columns of the batch
+    # (parameters, batch, keys of the sequences or None for no dropout, options of the hidden-state functions) → Columns
     columns: Callable[..., Columns]
-    weights: Callable[[Batch], Array]  # from a batch to the weight of each column, 0 where nothing is predicted
+    weights: Callable[[Batch], Array]  # batch → weight of each column, 0 if nothing is predicted there
 
     def loss(
         self,
@@ -68,9 +67,8 @@ class Objective:
         unroll: bool = False,
         N_V: int | None = None,
     ) -> Float[Array, ""]:
-        """Return ``Σ w_t · nats_t`` over a batch as the data sets of `training.data.batches` make them; with keys,
-        one for each sequence, dropout is on. The parameters may have more than N_V columns for tokens; see
-        `training.mesh.padding`.
+        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`, with dropout if there are keys, one for
+        each sequence. The vocabulary may be padded beyond N_V (see `training.mesh.padding`).
         """
         variant = variant.without_dropout() if keys is None else variant
         options = {"variant": variant, "implementation": implementation, "remat": remat, "unroll": unroll}
@@ -81,7 +79,7 @@ class Objective:
     def totals(
         self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto", N_V: int | None = None
     ) -> Totals:
-        """Return loss, weight and correct predictions of a batch, without dropout and label smoothing."""
+        """Return the sums over a batch, without dropout and label smoothing."""
         variant = variant.without_dropout()
         c = self.columns(params, batch, None, variant=variant, implementation=implementation)
         weights = self.weights(batch)
@@ -90,24 +88,24 @@ class Objective:
 
 
 def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l"]:
-    """Return 1 for every token of each sequence but the last, 0 for the others."""
+    """Return 1 for every token of a sequence except its last, and 0 for the last and the padding."""
     return (jnp.arange(1, x.shape[1] + 1)[None] < length[:, None]).astype(jnp.float32)
 
 
 def next_tokens(x: Int[Array, "B l"]) -> Int[Array, "B l"]:
-    """Return x[t + 1] in column t; the last column has no next token and must have weight 0."""
+    """Return x[t + 1] in column t; the last column has no next token, and must have weight 0."""
     return jnp.roll(x, -1, axis=1)
 
 
 def cast(params: Any, dtype: str) -> Any:
-    """Return the parameters in the dtype of the computation; gradients come back in float32."""
+    """Return the parameters in the dtype of the computation; gradients stay float32."""
     return jax.tree.map(lambda array: array.astype(dtype), params)
 
 
 def make_totals(
     objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
 ) -> Callable[[Any, Batch], Totals]:
-    """Return the function (params, batch) → sums over the batch, to be compiled, for evaluations."""
+    """Return the function (params, batch) → sums over the batch, to be compiled for evaluations."""
 
     def totals(params, batch):
         return objective.totals(cast(params, settings.dtype), batch, variant=variant, N_V=N_V)

@@ -1,4 +1,4 @@
-"""The record of a task, which all of training reads instead of asking for the task's name."""
+"""The record of a task; training code reads it, and never branches on the task's name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,20 +18,17 @@ class Task:
 
     name: str  # on the command line and in config.json
     summary: str  # one line for --help
-    records: Literal["text", "pairs", "labeled"]  # the kind of data it is trained on
-    config: type[TransformerConfig]  # the class of the model's sizes
-    # makes parameters: ``init(key, config, scheme=…)``, and ``N_C=…`` where the records are labeled
-    init: Callable[..., Any]
+    records: Literal["text", "pairs", "labeled"]  # kind of training data
+    config: type[TransformerConfig]  # class of the model's configuration
+    init: Callable[..., Any]  # initializer: ``init(key, config, scheme=…)``, with ``N_C=…`` if the records are labeled
     objective: Objective  # the loss to minimize
-    # of the matrix products of one sequence, forward, by the model's sizes and the sequence's columns
-    flops: Callable[[Any, int], int]
-    settings: tuple[str, ...]  # the settings that it has besides those of every task
-    # of the settings whose default differs from the common one
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    extra_tokens: int = 0  # that the model has after the tokenizer's
+    flops: Callable[[Any, int], int]  # (sizes, tokens) → FLOPs of a sequence's matrix products in the forward pass
+    settings: tuple[str, ...]  # names of its settings, in addition to the common ones
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # defaults that differ from the common ones
+    extra_tokens: int = 0  # tokens of the model after the tokenizer's
 
     def all_settings(self) -> dict[str, Setting]:
-        """Return the settings that the task has, by name."""
+        """Return the task's settings, by name."""
         return {name: s for name, s in SETTINGS.items() if s.common or name in self.settings}
 
     def default(self, setting: str) -> Any:
@@ -40,22 +37,22 @@ class Task:
 
 
 def attention_flops(c: Any, l_x: int, l_z: int) -> int:
-    """Return the multiplications and additions of Algorithm 5, for l_x tokens that attend to l_z."""
+    """Return the FLOPs of Algorithm 5, for l_x tokens that attend to l_z."""
     projections = 2 * c.d_e * (c.d_attn + c.d_mid) * (c.H * l_x + c.H_kv * l_z)
     return projections + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def layer_flops(c: Any, l: int) -> int:
-    """Return those of a layer: self-attention and the MLP."""
+    """Return the FLOPs of a layer: self-attention and the MLP."""
     return attention_flops(c, l, l) + mlp_flops(c, l)
 
 
 def embedding_flops(c: Any, l: int) -> int:
-    """Return those of an encoder's embedding: its projection, if it has one."""
+    """Return the FLOPs of an encoder's embedding: of its projection, if it has one."""
     return 2 * c.d_in * c.d_e * l if c.variant.embedding.factored else 0
 
 
 def mlp_flops(c: Any, l: int) -> int:
-    """Return those of an MLP, by its matrices."""
+    """Return the FLOPs of an MLP's matrices."""
     matrices = [p for p in jax.tree.leaves(mlp_shapes(c.variant.mlp)) if p.given and len(p.axes) == 2]
     return 2 * len(matrices) * c.d_e * c.d_mlp * l

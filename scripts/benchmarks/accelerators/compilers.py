@@ -1,4 +1,4 @@
-"""The compilers of TPUs and of NVIDIA H100s, on a machine that has neither. They need this package's `ENVIRONMENT`.
+"""The compilers of TPUs and of NVIDIA H100s, usable without either. They need this package's `ENVIRONMENT`.
 
 compiled = compile_for(step, arguments, tpu("v5e:2x4", chips=8))
 """
@@ -27,28 +27,28 @@ dnn_version_info {{ major: {} minor: {} }}"""
 
 
 def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
-    """A mesh of the first chips of a TPU topology, such as v5e:2x4, v5p:2x2x1 or v6e:2x4; None for all of them.
+    """Return a mesh of the first chips of a TPU topology such as v5e:2x4, v5p:2x2x1 or v6e:2x4; None for all chips.
 
-    Only one process at a time may use libtpu: another one waits here until this one ends.
+    Only one process at a time may use libtpu: others wait here until it ends.
 
     Raises:
         ModuleNotFoundError: the compiler is not installed.
-        ValueError: an unknown topology, or one with fewer chips.
+        ValueError: the topology is unknown, or has fewer chips.
     """
     _installed("libtpu", extra="tpu")
-    if not _LOCK:  # a bare descriptor lives until the process is gone, after libtpu has removed its own lock
+    if not _LOCK:  # a bare descriptor stays open until the process is gone, when libtpu has removed its own lock
         _LOCK.append(os.open(Path(tempfile.gettempdir()) / "compilers-libtpu.lock", os.O_CREAT | os.O_RDWR))
         fcntl.flock(_LOCK[0], fcntl.LOCK_EX)
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except Exception as error:  # libtpu raises errors of its own
+    except Exception as error:  # whatever libtpu raises
         raise ValueError(f"libtpu gives no topology {topology!r}: {str(error).splitlines()[0]}") from error
     return _mesh(devices, chips)
 
 
 def h100(n: int = 1) -> Any:
-    """A mesh of n NVIDIA H100 SXM (80 GB), eight to a host. Raises ModuleNotFoundError if the compiler is not
-    installed, and ValueError if neither at most eight nor a multiple of eight.
+    """Return a mesh of n NVIDIA H100 SXM (80 GB), eight per host. Raises ModuleNotFoundError if the compiler is not
+    installed, and ValueError if n > 8 is not a multiple of 8.
     """
     _installed("jax-cuda12-plugin", "jax-cuda13-plugin", extra="cuda12")
     cudnn = _installed("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", extra="cuda12").split(".")
@@ -59,14 +59,14 @@ def h100(n: int = 1) -> Any:
 
 
 def compile_for(step: Callable[..., Any], arguments: tuple[Any, ...], mesh: Any, **options: Any) -> Any:
-    """A function compiled for the devices of a mesh; ``programs.of`` reads the result.
+    """Return a function compiled for the devices of a mesh; ``programs.of`` reads the result.
 
-    It is traced under ``jax.set_mesh``, so that ``jax.sharding.get_abstract_mesh().abstract_device.platform`` tells the
-    traced code what it is compiled for ("tpu" or "gpu"); ``jax.default_backend()`` stays "cpu".
+    It is traced under ``jax.set_mesh``, so that ``jax.sharding.get_abstract_mesh().abstract_device.platform`` gives the
+    platform ("tpu" or "gpu") to the traced code; ``jax.default_backend()`` stays "cpu".
 
     Args:
-        step: what to compile.
-        arguments: pytrees of ``jax.ShapeDtypeStruct``; what has no sharding is replicated.
+        step: the function.
+        arguments: pytrees of ``jax.ShapeDtypeStruct``, replicated if they have no sharding.
         mesh: from ``tpu`` or ``h100``.
         **options: of ``jax.jit``, such as donate_argnums and out_shardings.
     """
@@ -83,16 +83,16 @@ def compile_for(step: Callable[..., Any], arguments: tuple[Any, ...], mesh: Any,
 
 def _mesh(devices: Any, n: int | None) -> Any:
     if n is not None and n > len(devices):
-        raise ValueError(f"the topology has {len(devices)} chips, not {n}")
+        raise ValueError(f"expected at most the topology's {len(devices)} chips, got {n}")
     return Mesh(np.array(devices[:n]), ("data",), axis_types=(AxisType.Auto,))
 
 
 def _installed(*packages: str, extra: str) -> str:
-    """The version of the first of these packages that is installed."""
+    """Return the version of the first of these packages that is installed."""
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(package)
-    raise ModuleNotFoundError(f"{packages[0]} is not installed; pip install 'jax[{extra}]' brings the compiler")
+    raise ModuleNotFoundError(f"{packages[0]} is not installed: pip install 'jax[{extra}]' for the compiler")
 
 
 _LOCK: list[int] = []

@@ -1,4 +1,4 @@
-"""The peer of LLAMA, in the usual [batch, token, feature] layout, with the kernel that a platform's users take."""
+"""A plain Llama to compare with, in the usual [batch, token, feature] layout, with each platform's usual kernel."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from scripts.benchmarks.accelerators.reference import attention, cross_entropy
 
 LLAMA_1G = {"N_V": 32_000, "l_max": 2048, "L": 22, "H": 32, "H_kv": 4, "d_e": 2048, "d_mlp": 5632}
-"""TinyLlama's: 1.1 G parameters, untied."""
+"""TinyLlama's sizes: 1.1 G parameters, untied."""
 
 
 def parameters(sizes: dict[str, int]) -> dict[str, Any]:
-    """Shapes of all parameters, float32; those of the layers are stacked."""
+    """Return the shapes of all parameters, float32, stacked over layers."""
     d, f, L, N_V = sizes["d_e"], sizes["d_mlp"], sizes["L"], sizes["N_V"]
     kv = d // sizes["H"] * sizes["H_kv"]
     layer = {"norm1": (d,), "q": (d, d), "k": (d, kv), "v": (d, kv), "out": (d, d)}
@@ -29,7 +29,7 @@ def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def rotated(x: jax.Array) -> jax.Array:
-    """Rotary positions of [B, l, H, d], half of the rows with the other half."""
+    """Rotary positions of [B, l, H, d]; rotates the first half of the features with the second."""
     l, d = x.shape[1], x.shape[-1]
     angle = jnp.arange(l)[:, None] * 10_000.0 ** (-jnp.arange(0, d, 2)[None] / d)
     cos, sin = (f(angle)[None, :, None] for f in (jnp.cos, jnp.sin))
@@ -38,7 +38,7 @@ def rotated(x: jax.Array) -> jax.Array:
 
 
 def loss(theta: Any, x: jax.Array, *, H: int, kernel: str, remat: bool, unroll: bool = False) -> jax.Array:
-    """Nats of the next tokens of x: [B, l], divided by the size of x; bfloat16, logits in float32."""
+    """Return the nats of the next tokens of x: [B, l], divided by the size of x; in bfloat16, logits in float32."""
     theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
 
     def layer(h, w):
@@ -46,7 +46,7 @@ def loss(theta: Any, x: jax.Array, *, H: int, kernel: str, remat: bool, unroll: 
         d = y.shape[-1] // H
         q, k, v = ((y @ w[a]).reshape(*x.shape, -1, d) for a in "qkv")
         q, k = rotated(q), rotated(k)
-        if kernel == "splash":  # which has one head of keys for each of queries
+        if kernel == "splash":  # which needs as many heads of keys as of queries
             k, v = (jnp.repeat(a, H // a.shape[2], axis=2) for a in (k, v))
         h = h + attention(q, k, v, kernel).reshape(h.shape) @ w["out"]
         y = norm(h, w["norm2"])

@@ -1,4 +1,4 @@
-"""What an optimized HLO module executes in a step: cycles, bytes, kernels and collectives. Plain Python, no jax.
+"""What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax.
 
 report = of(compiled)  # or read(compiled.as_text())
 runs, moved, cycles = total(report.sources)
@@ -18,28 +18,28 @@ FREE = re.compile(
     "|AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|GatherScatterIndicesBitpacked"
 )
 SLICES = ("dynamic-slice", "slice", "gather")
-UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # made in place: which operand has the new entries
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in-place update → the operand with the new entries
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 class Report(NamedTuple):
-    """Of one step on one device: tables of [runs, bytes, cycles] by name; docs/performance.md has what is left out."""
+    """One step on one device: tables of name → [runs, bytes, cycles]; docs/performance.md says what is left out."""
 
-    sources: dict[str, list[float]]  # of all that runs, by compiled function and "file:function" of the source line
-    copies: dict[str, list[float]]  # copies and transposes, fused ones too
+    sources: dict[str, list[float]]  # all instructions, by compiled function and "file:function" of the source line
+    copies: dict[str, list[float]]  # copies and transposes, including fused ones
     custom_calls: dict[str, list[float]]  # kernels of Pallas and of libraries
-    collectives: dict[str, list[float]]  # bytes of the array that one makes (all-gather) or takes (the others)
-    groups: dict[str, list[float]]  # the same by kind, devices that take part, and the span of their numbers
+    collectives: dict[str, list[float]]  # bytes of the result of an all-gather, or of the operand of another kind
+    groups: dict[str, list[float]]  # the same, by kind, number of devices, and the span of their IDs
     memory: dict[str, int]  # bytes of "argument", "temp" and "output"
 
 
 def total(table: dict[str, list[float]]) -> list[float]:
-    """The sums of a table: runs, bytes and cycles."""
+    """Return the sums of a table: runs, bytes and cycles."""
     return [sum(column) for column in zip([0, 0, 0], *table.values(), strict=True)]
 
 
 class Instruction(NamedTuple):
-    """A line of the module; ``inside`` is what its parentheses contain, ``rest`` what follows them."""
+    """An instruction of the module; ``inside`` is the text between its parentheses, ``rest`` the text after them."""
 
     root: str | None
     name: str
@@ -50,13 +50,13 @@ class Instruction(NamedTuple):
     operands: list[str]
 
     def find(self, pattern: str) -> str:
-        """The first group of a pattern in the rest, or ""."""
+        """Return the first group of a pattern in the rest, or ""."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
     @property
     def target(self) -> str:
-        """What a custom call calls; of others, the operation."""
+        """The target of a custom call; the operation of any other instruction."""
         return self.find(r'custom_call_target="([^"]*)"') or self.op
 
 
@@ -64,17 +64,17 @@ Body = dict[str, Instruction]
 
 
 class Step(NamedTuple):
-    """An instruction that runs, its operands' shapes, how often, the bytes of one run, and the loops around it."""
+    """An instruction that runs."""
 
     instruction: Instruction
-    operands: list[str]
-    times: int
-    bytes: float
-    loops: tuple[str, ...]
+    operands: list[str]  # shapes
+    times: int  # number of runs
+    bytes: float  # per run
+    loops: tuple[str, ...]  # around it
 
 
 class Module:
-    """A parsed module: the instructions of each computation, by name."""
+    """A parsed module: instructions by computation and name."""
 
     def __init__(self, text: str) -> None:
         self.computations: dict[str, Body] = {}
@@ -89,15 +89,15 @@ class Module:
                 body[name] = Instruction(root, name, shape, op, inside, rest, re.findall(r"%([\w.\-]+)", inside))
 
     def called(self, i: Instruction) -> Body:
-        """The computation that an instruction calls."""
+        """Return the computation that an instruction calls."""
         return self.computations[i.find(r"(?:to_apply|calls|body)=%?([\w.\-]+)")]
 
     def size(self, shape: str, *, anywhere: bool = False, padded: bool = True) -> float:
-        """Bytes of a shape's arrays in device memory, in whole tiles; ``anywhere``: in a chip's own memory, too."""
+        """Return the bytes of a shape's arrays in device memory (``anywhere``: or on-chip memory), in whole tiles."""
         bytes_ = 0.0
         for dtype, dims, order, layout in ARRAY.findall(shape):
             space = re.search(r"S\((\d+)\)", layout)
-            if space and not anywhere and (self.tpu or space[1] == "5"):  # 5: the host's
+            if space and not anywhere and (self.tpu or space[1] == "5"):  # 5: host memory
                 continue
             sizes = [int(n) for n in dims.split(",") if n]
             if order and padded and (tile := re.match(r"T\(([\d,]+)\)", layout)):
@@ -108,7 +108,7 @@ class Module:
         return bytes_
 
     def steps(self, body: Body, times: int = 1, loops: tuple[str, ...] = ()) -> list[Step]:
-        """What a computation executes, loops multiplied out; of a conditional, the branch that moves most bytes."""
+        """Return the instructions that run, with the number of runs; of a conditional, the branch with most bytes."""
         found: list[Step] = []
         for i in body.values():
             if i.op == "while":
@@ -126,34 +126,34 @@ class Module:
         return found
 
     def turns(self, loop: Instruction) -> int:
-        """How often a loop turns: what the compiler tells, else the largest number in its condition."""
+        """Return a loop's iterations: the compiler's count, else the largest constant in its condition."""
         if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
             return int(known)
         condition = self.computations[loop.find(r"condition=%?([\w.\-]+)")].values()
         return max((int(i.inside) for i in condition if i.op == "constant" and i.inside.isdigit()), default=1)
 
     def traffic(self, i: Instruction, operands: list[str]) -> float:
-        """Bytes that an instruction reads and writes in device memory; of what it only slices, the slice."""
+        """Return the bytes that an instruction reads and writes in device memory; of a sliced array, only the slice."""
         result = self.size(i.shape)
         if i.op == "fusion":
             body = self.called(i)
             read = sum(self._read(body, k, self.size(shape)) for k, shape in enumerate(operands))
             return read + self._written(body, _root(body), i.shape)
-        if i.op == "slice-start":  # ((source), slice, …): between device memory and a chip's own
+        if i.op == "slice-start":  # ((source), slice, …): between device and on-chip memory
             return self.size(_arrays(i.shape)[len(operands)], anywhere=True)
         if i.op in SLICES:
             return result + min(self.size(operands[0]), self.size(i.shape, anywhere=True))
         if i.op in UPDATES:
             return 2 * self.size(operands[UPDATES[i.op]])
-        if i.op.endswith("-start") and i.op != "all-reduce-start":  # a tuple of what is read and what is written
+        if i.op.endswith("-start") and i.op != "all-reduce-start":  # returns a tuple of operand and result
             return result
         return result + sum(map(self.size, operands))
 
     def _read(self, body: Body, parameter: int | str, full: float) -> float:
-        """Bytes that a fused computation reads of a parameter: the slices that it takes, or all of it."""
+        """Return the bytes that a fused computation reads of a parameter: its slices, or all of it."""
         if isinstance(parameter, int):
             parameter = next(i.name for i in body.values() if i.op == "parameter" and i.inside == str(parameter))
-        if body[parameter].root:  # handed on as it is
+        if body[parameter].root:  # returned unchanged
             return full
         read = 0.0
         for user in body.values():
@@ -171,7 +171,7 @@ class Module:
         return min(read, full)
 
     def _written(self, body: Body, i: Instruction, shape: str) -> float:
-        """Bytes that a fused computation writes into its result: what it updates in place, or all of it."""
+        """Return the bytes that a fused computation writes to its result: its in-place updates, or all of it."""
         if i.op == "tuple":
             return sum(self._written(body, body[o], s) for o, s in zip(i.operands, _arrays(shape), strict=True))
         if i.op in ("bitcast", "reshape"):
@@ -182,7 +182,7 @@ class Module:
         return min(self.size(shape), self.size(changed, anywhere=True))
 
     def collectives(self, step: Step) -> list[tuple[Any, str, float, str]]:
-        """(identity, kind, bytes, group) of a step's collectives; a TPU spreads one, of one identity, over fusions."""
+        """Return (identity, kind, bytes, group) of a step's collectives; on TPUs, several fusions may share one."""
         found, i = [], step.instruction
         body = self.called(i) if i.op == "fusion" else {}
         for c in body.values() or [i]:
@@ -198,7 +198,7 @@ class Module:
 
 
 def read(text: str) -> Report:
-    """The report of a module's text."""
+    """Return the report of a module's text."""
     module, frames, report, seen = Module(text), _frames(text), Report({}, {}, {}, {}, {}, {}), set()
 
     def add(table, name, *costs):
@@ -224,17 +224,17 @@ def read(text: str) -> Report:
 
 
 def of(compiled: Any) -> Report:
-    """The report of a program that ``jax.jit(…).lower(…).compile()`` made, with its memory."""
+    """Return the report, with memory, of a program from ``jax.jit(…).lower(…).compile()``."""
     memory = compiled.memory_analysis()
     sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "temp", "output")}
     return read(compiled.as_text())._replace(memory=sizes)
 
 
 def _group(i: Instruction) -> str:
-    """How many devices take part in a collective, and the span of their numbers: "8 8" of neighbors, "4 25" of others.
+    """Return the number of devices in a collective and the span of their IDs: "8 8" for neighbors, "4 25" for others.
 
     The compilers write groups as {{0,1},{2,3}}, as [groups,devices]<=[axes]T(order), or as mesh['x'=4,'y'=2] {'y'},
-    where device_ids=([axes]T(order)) may say which devices the mesh has in which order.
+    where device_ids=([axes]T(order)) may give the order of the mesh's devices.
     """
     if pairs := i.find(r"source_target_pairs=\{(\{.*?\})\}"):
         steps = [abs(int(a) - int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)]
@@ -266,7 +266,7 @@ def _root(body: Body) -> Instruction:
 
 
 def _frames(text: str) -> dict[str, str]:
-    """ID of a stack frame → "file:function" of the innermost frame that is not jax's own, from the module's tables."""
+    """Return, from the module's tables, the stack frame's ID → "file:function" of its innermost frame outside jax."""
 
     def table(title, row):
         section = re.search(rf"^{title}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
@@ -282,7 +282,7 @@ def _frames(text: str) -> dict[str, str]:
         location, parent = frames[frame]
         path, function = files[locations[location][0]][0], functions[locations[location][1]][0]
         if "/jax/" in path:
-            return label(str(int(parent) - 1))  # 1 is none
+            return label(str(int(parent) - 1))  # 1 means none
         return "optax" if "/optax/" in path else f"{'/'.join(Path(path).parts[-2:])}:{function.split('.')[0]}"
 
     return {frame: label(frame) for frame in frames}

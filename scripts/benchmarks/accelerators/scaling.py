@@ -1,19 +1,18 @@
-"""What a training step of GPT-2 or GPT-3 costs on many accelerators, by their compilers; nothing is run or allocated.
+"""Estimate the cost of a training step on many accelerators from the compiled program; nothing is run or allocated.
 
     scripts/scaling.py --model gpt3 --chips v5p:8x8x4 --mesh data=32,model=8 --batch-size 128 --remat all
     scripts/scaling.py --model gpt2 --chips h100:8 --mesh data=8 --batch-size 64
 
-The program is `scripts/train.py`'s update. Per step and device, of which the mesh has n:
+The program is the update of `scripts/train.py`. Per step and device, on a mesh of n devices:
 
-    FLOPs       = matrix products of the model, forward and backward, / n; 4/3 of it where products are computed again
-    arithmetic  = max(FLOPs / peak, cycles / clock);   memory = bytes / bandwidth;   both from the table CHIPS
-    collectives = Σ bytes · (g − 1)/g, of an all-reduce twice, / bandwidth of the links, for groups of g devices
-    step time   = between max(arithmetic, memory, collectives), all at once, and max(arithmetic, memory) + collectives
-    MFU         = FLOPs without what is computed again / peak / step time
+    FLOPs       = matrix products of the model, forward and backward, / n; times 4/3 if products are recomputed
+    arithmetic  = max(FLOPs / peak, cycles / clock);   memory = bytes / bandwidth;   with the constants of CHIPS
+    collectives = Σ bytes · (g − 1)/g (twice for an all-reduce) / bandwidth of the links, for groups of g devices
+    step time   = max(arithmetic, memory, collectives), if they overlap, to max(arithmetic, memory) + collectives
+    MFU         = FLOPs without recomputation / peak / step time
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,9 +26,9 @@ from training.commands.arguments import Parser
 from training.loop.flops import step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
-from training.mesh.padding import padded
-from training.mesh.placement import Placement
-from training.mesh.shape import check_sizes, parse
+from training.mesh.padding import padded, padded_size
+from training.mesh.placement import Placement, shardings
+from training.mesh.shape import check_sizes, n_places
 from training.settings import REMAT, Settings
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config
@@ -43,14 +42,14 @@ MODELS = {
 
 
 class Chip(NamedTuple):
-    """What an accelerator can do, by its maker."""
+    """An accelerator's specification, by its manufacturer."""
 
     peak: float  # FLOP/s in bfloat16
     bandwidth: float  # bytes/s of its memory
     links: float  # bytes/s to its neighbors, in one direction
-    network: float  # the same to other hosts
-    clock: float = 0.0  # Hz; 0 where the compiler estimates no cycles
-    on_host: int = 0  # how many share a host's links; 0 where all do
+    network: float  # bytes/s to other hosts, in one direction
+    clock: float = 0.0  # Hz; 0 if the compiler does not estimate cycles
+    on_host: int = 0  # chips linked within a host; 0 if all are linked
 
 
 CHIPS = {
@@ -66,12 +65,12 @@ class Case(NamedTuple):
 
     model: str  # one of `MODELS`
     chips: str  # a TPU topology such as v5p:8x8x4, or h100:N
-    mesh: str  # how they divide the work; "": all of them along data
-    batch_size: int  # sequences in an update
-    remat: str = "nothing"  # what a layer computes again
+    mesh: str  # "": all chips along data
+    batch_size: int  # sequences per update
+    remat: str = "nothing"  # what a layer recomputes
 
     def settings(self, sizes: dict[str, int] | None = None) -> Settings:
-        """The settings of a run that makes such steps."""
+        """Return the settings of a run with such steps."""
         sizes = sizes or MODELS[self.model]
         values = {"variant": "GPT2", "optimizer": "adamw", "dtype": "bfloat16", "rows": "windows", "mesh": self.mesh}
         values |= {"vocabulary_multiple": 128, "batch_size": self.batch_size, "remat": self.remat}
@@ -79,57 +78,56 @@ class Case(NamedTuple):
 
     @property
     def chip(self) -> Chip:
-        """What each of them can do."""
+        """The specification of each chip."""
         return CHIPS[self.chips.partition(":")[0]]
 
 
 class Cost(NamedTuple):
-    """Of a step, on each device."""
+    """The cost of a step on each device."""
 
-    devices: int  # how many there are
-    flops: float  # of the model's matrix products, without what is computed again
+    devices: int  # number of devices
+    flops: float  # of the model's matrix products, without recomputation
     arithmetic: float  # seconds
     memory: float  # seconds
     collectives: float  # seconds
     report: programs.Report  # of the compiled program
 
     def seconds(self) -> tuple[float, float]:
-        """The step with all at once, and with the collectives after the rest."""
+        """Return the step's seconds with overlapping collectives, and with collectives after the rest."""
         busy = max(self.arithmetic, self.memory)
         return max(busy, self.collectives), busy + self.collectives
 
     def mfu(self, chip: Chip) -> tuple[float, float]:
-        """The utilization in both cases, the worse one first."""
+        """Return the utilization in both cases, the lower one first."""
         best, worst = (self.flops / chip.peak / seconds for seconds in self.seconds())
         return worst, best
 
 
 def cost(case: Case, sizes: dict[str, int] | None = None) -> Cost:
-    """Compile a step and read from the program what it costs."""
+    """Compile a step and estimate its cost from the program."""
     settings = case.settings(sizes)
     compiled, n = compiled_step(case, settings)
     report = programs.of(compiled)
     flops = step_flops("d", model_config(settings, settings.N_V), batch_size=case.batch_size, l=settings.l_max) / n
     chip, (_, moved, cycles) = case.chip, programs.total(report.sources)
-    again = 4 / 3 if case.remat in ("all", "all-but-attention") else 1
-    arithmetic = max(again * flops / chip.peak, cycles / chip.clock if chip.clock else 0)
+    recomputed = 4 / 3 if case.remat in ("all", "all-but-attention") else 1
+    arithmetic = max(recomputed * flops / chip.peak, cycles / chip.clock if chip.clock else 0)
     return Cost(n, flops, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)
 
 
 def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
-    """The update of a run, compiled for its accelerators, and how many these are; no parameter is allocated."""
+    """Return the update of a run, compiled for its accelerators, and their number; no parameter is allocated."""
     name, _, count = case.chips.partition(":")
     if name not in CHIPS or (name == "h100" and not count.isdecimal()):
-        raise ValueError(f"there are no chips {case.chips!r}: give h100:8, or a topology such as v5p:2x2x1")
+        raise ValueError(f"--chips: expected h100:8, or a topology such as v5p:2x2x1, got {case.chips!r}")
     if name == "h100":
         devices = compilers.h100(int(count)).devices.flatten()
     else:
-        n = math.prod(parse(case.mesh).values())
-        devices = compilers.tpu(case.chips, n if case.mesh else None).devices.flatten()
+        devices = compilers.tpu(case.chips, n_places(case.mesh) if case.mesh else None).devices.flatten()
     settings = dataclasses.replace(settings, mesh=case.mesh or f"data={devices.size}")
     placement = Placement(settings.mesh, devices)
     config = model_config(settings, settings.N_V)
-    check_sizes(settings, -(-config.N_V // settings.vocabulary_multiple) * settings.vocabulary_multiple)
+    check_sizes(settings, padded_size(config.N_V, settings.vocabulary_multiple))
     schedule, optimizer = optimizer_from(settings)
 
     def begin(key):
@@ -141,10 +139,9 @@ def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
     batch = {"x": of_each.update(shape=(case.batch_size, settings.l_max)), "length": of_each}
     key = jax.eval_shape(lambda: jax.random.key(0))
     step = make_step(TASKS["d"].objective, optimizer, schedule, settings, config.variant, N_V=config.N_V)
-    where = jax.tree.map(lambda leaf: leaf.sharding, state)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     platform = "cuda" if name == "h100" else "tpu"
-    options = {"out_shardings": (where, None), "donate_argnums": 0}
+    options = {"out_shardings": (shardings(state), None), "donate_argnums": 0}
     return placement.compiled(step, (state, batch, number, key), platform, **options), devices.size
 
 
@@ -159,7 +156,7 @@ def _seconds(report: programs.Report, chip: Chip) -> float:
 
 
 def described(case: Case, found: Cost, seconds: float) -> str:
-    """What the command line prints."""
+    """Return the report that the command line prints."""
     report, chip = found.report, case.chip
     runs, moved, cycles = programs.total(report.sources)
     what = f"{case.model} on {case.chips}, mesh {case.mesh or 'data'}, batch {case.batch_size}, remat {case.remat}"
@@ -184,7 +181,7 @@ def described(case: Case, found: Cost, seconds: float) -> str:
 
 
 def row(case: Case, found: Cost) -> str:
-    """A line of the tables in docs/scaling.md."""
+    """Return a row of the tables in docs/scaling.md."""
     best, worst = found.seconds()
     low, high = found.mfu(case.chip)
     memory = found.report.memory
@@ -197,19 +194,19 @@ def row(case: Case, found: Cost) -> str:
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("--model", choices=MODELS, default="gpt2")
-    main.add_argument("--chips", default="h100:8", metavar="NAME:SHAPE", help="v5e:2x4, v5p:8x8x4, v6e:2x4 or h100:8")
-    main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all of them)")
-    main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences in an update (default: 64)")
-    main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer computes again")
-    main.add_argument("--row", action="store_true", help="print a line of the tables in docs/scaling.md")
+    main.add_argument("--model", choices=MODELS, default="gpt2", help="the model (default: gpt2)")
+    main.add_argument("--chips", default="h100:8", metavar="NAME:SHAPE", help="such as v5e:2x4, v5p:8x8x4 or h100:8")
+    main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all chips)")
+    main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences per update (default: 64)")
+    main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer recomputes (default: nothing)")
+    main.add_argument("--row", action="store_true", help="print a row of the tables in docs/scaling.md")
     return main
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile, and print."""
+    """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     case = Case(arguments.model, arguments.chips, arguments.mesh, arguments.batch_size, arguments.remat)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Training and decoding steps of GPT-2 124M and Llama 1.1 G, compiled for TPUs and H100s: what they would execute.
+"""The cost of training and decoding steps of GPT-2 124M and Llama 1.1 G, compiled for TPUs and H100s.
 
 python -m scripts.benchmarks.accelerators.steps [--details]
 """
@@ -13,21 +13,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
+from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, init_d_transformer
 from scripts.benchmarks.accelerators import compilers, llama, programs, reference
 from scripts.benchmarks.timing import table
+from scripts.benchmarks.training_step import loss
 from training.generation.decoding import step
 from training.generation.layout import unstacked
 from training.generation.states import empty_state
 
 
 class Model(NamedTuple):
-    """A model and its peer."""
+    """A model and a plain implementation to compare with."""
 
     name: str  # in the tables
-    variant: Variant  # the lines
+    variant: Variant  # of the library
     sizes: Mapping[str, Any]  # of the configuration
-    peer: Any  # the module with the parameters and the loss of a plain implementation
+    peer: Any  # module with the parameters and the loss of the plain implementation
 
 
 GPT2_124M = Model("GPT-2 124M", GPT2, reference.GPT2_124M, reference)
@@ -35,21 +36,21 @@ LLAMA_1G = Model("Llama 1.1 G", LLAMA, llama.LLAMA_1G, llama)
 
 
 class Case(NamedTuple):
-    """A step of some sequences on a device."""
+    """A step on one device."""
 
-    device: str  # a TPU topology, one chip of which is used, or "h100"
+    device: str  # "h100", or a TPU topology (its first chip is used)
     B: int  # sequences
-    remat: bool = False  # whether a training step computes the layers' activations again
-    model: Model = GPT2_124M  # which model
-    unroll: bool = False  # whether each layer is compiled for itself
+    remat: bool = False  # whether a training step recomputes the layers' activations
+    model: Model = GPT2_124M
+    unroll: bool = False  # whether each layer is compiled separately
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is for NVIDIA's compiler."""
+        """Whether the device is an NVIDIA GPU."""
         return self.device == "h100"
 
     def mesh(self) -> Any:
-        """The device, as a mesh of one."""
+        """Return a mesh of the device."""
         return compilers.h100(1) if self.is_gpu else compilers.tpu(self.device, 1)
 
 
@@ -77,34 +78,29 @@ DECODING = (
 
 
 def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None) -> programs.Report:
-    """A training step with AdamW in bfloat16, of the library or of the reference, read from the compiled program."""
-    jax.clear_caches()  # a cached trace keeps the source lines of whoever made it
+    """Return the report of a training step with AdamW in bfloat16, of the "library" or the "reference"."""
+    jax.clear_caches()  # a cached trace keeps the source lines of its first caller
     optimizer, model = optax.adamw(1e-3), case.model
     loop = {"remat": case.remat, "unroll": case.unroll}
     sizes = sizes or model.sizes
     if which == "library":
         config = DTransformerConfig(**sizes, variant=model.variant)
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-        loss: Callable[..., Any] = functools.partial(_loss, variant=model.variant, **loop)
+        of_theta: Callable[..., Any] = functools.partial(loss, variant=model.variant, **loop)
     else:
         theta = model.peer.parameters(dict(sizes))
         kernel = "cudnn" if case.is_gpu else "splash"
-        loss = functools.partial(model.peer.loss, H=sizes["H"], kernel=kernel, **loop)
+        of_theta = functools.partial(model.peer.loss, H=sizes["H"], kernel=kernel, **loop)
     x = jax.ShapeDtypeStruct((case.B, sizes["l_max"]), jnp.int32)
     arguments = theta, jax.eval_shape(optimizer.init, theta), x
-    update = reference.training_step(loss, optimizer)
+    update = reference.training_step(of_theta, optimizer)
     return programs.of(compilers.compile_for(update, arguments, case.mesh(), donate_argnums=(0, 1)))
 
 
-def _loss(theta: Any, x: jax.Array, *, variant: Variant, remat: bool, unroll: bool = False) -> jax.Array:
-    theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-    X = d_hidden_state(x, theta, variant=variant, remat=remat, unroll=unroll)
-    weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
-    return log_loss(X, variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1), weights=weights) / x.size
-
-
 def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) -> tuple[programs.Report, int]:
-    """One token for each of B sequences from a cache of C slots, in bfloat16; and the bytes of weights and cache."""
+    """Return the report of decoding a token for each of B sequences from a cache of C slots, in bfloat16, and the bytes
+    of weights and cache.
+    """
     jax.clear_caches()
     variant = case.model.variant
     config = DTransformerConfig(**(sizes or case.model.sizes), variant=variant)
@@ -122,12 +118,12 @@ def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) ->
         return state._replace(caches=caches, tokens=tokens, slot=state.slot + 1)
 
     report = programs.of(compilers.compile_for(generate, (weights, state), case.mesh(), donate_argnums=(1,)))
-    read = weights if weights.W_u is None else weights._replace(W_e=None)  # of W_e only B columns are read, unless tied
+    read = weights if weights.W_u is None else weights._replace(W_e=None)  # an untied W_e gives only B columns
     return report, sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((read, state.caches)))
 
 
 def columns(report: programs.Report) -> list[float]:
-    """Mcycles (TPU), HBM GB, temporary GB, kernels, and how often the attention kernel runs."""
+    """Return Mcycles (TPU), HBM GB, temporary GB, kernels, and runs of the attention kernel."""
     runs, moved, cycles = programs.total(report.sources)
     kernels = {name: n for name, (n, _, _) in report.custom_calls.items() if "splash" in name or "fmha" in name}
     return [cycles / 1e6, moved / 1e9, report.memory["temp"] / 1e9, runs, sum(kernels.values())]
@@ -137,7 +133,7 @@ HEADER = ["Mcycles", "HBM GB", "temporary GB", "kernels", "runs of the attention
 
 
 def tables(details: bool) -> Iterator[str]:
-    """The tables, and a sentence for each compiler that is not there."""
+    """Yield the tables, and a sentence for each compiler that is not installed."""
     rows, missing = [], {}
     for n, case in enumerate(TRAINING, 1):
         print(f"compiling training step {n} of {len(TRAINING)}: {case}", file=sys.stderr, flush=True)
@@ -160,13 +156,8 @@ def tables(details: bool) -> Iterator[str]:
         if case.is_gpu not in missing:
             report, read = decoding_step(case, 1024)
             values = columns(report)[:4]
-            rows.append(
-                [
-                    f"{case.model.name}, {case.device}, batch {case.B}",
-                    *(f"{v:.4g}" for v in values),
-                    f"{values[1] / read * 1e9:.2f}",
-                ]
-            )
+            what = f"{case.model.name}, {case.device}, batch {case.B}"
+            rows.append([what, *(f"{v:.4g}" for v in values), f"{values[1] / read * 1e9:.2f}"])
             if details:
                 yield f"decoding, {case.device}:\n{_details(report)}"
     yield "\nDecoding step, bfloat16, 1024 slots of cache.\n"
@@ -190,7 +181,7 @@ def _details(report: programs.Report, n: int = 16) -> str:
 def main() -> int:
     """Parse the command line, compile, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--details", action="store_true", help="where the cycles and the bytes go, by source line")
+    parser.add_argument("--details", action="store_true", help="print cycles and bytes by source line")
     for text in tables(parser.parse_args().details):
         print(text, flush=True)
     return 0

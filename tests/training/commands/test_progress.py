@@ -48,7 +48,7 @@ class Terminal(io.StringIO):
 
 def shown(monkeypatch, columns, task="d"):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    display = Display(settings_for(task, steps=200), "run", quiet=False)
+    display = Display(settings_for(task, steps=200), quiet=False)
     display.began(FACTS)
     display._bar.mininterval, display._bar.dynamic_ncols, display._bar.ncols = 0, None, columns
     for step, line in lines(50):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training_cases import N_V, data_for, make_trainer, settings_for
 from training.loop.optimizers import decays, optimizer_from
-from training.loop.train_step import batch_loss, init_state, make_step
+from training.loop.train_step import LossScale, batch_loss, init_state, make_step
 from training.runs.checkpoints import read_checkpoint, saved_steps
 from training.runs.directory import FROZEN, Description, RunDirectory, RunError, frozen_fingerprint, load_run
 from training.runs.interrupts import Interrupted
@@ -115,11 +115,11 @@ def test_defaults_follow_from_the_rank():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lora_rank": 2}, "--lora-rank: expected --from RUN, whose parameters it is beside, got none"),
+        ({"lora_rank": 2}, "--lora-rank: expected --from RUN, the model to adapt, got none"),
         ({"start_from": "x", "lora_rank": -1}, "--lora-rank: expected at least 0"),
         ({"start_from": "x", "lora_rank": 2, "lora_alpha": -1.0}, "--lora-alpha: expected a positive number, got -1.0"),
-        ({"start_from": "x", "lora_alpha": 1.0}, "--lora-alpha: expected --lora-rank beside it, got none"),
-        ({"lora_matrices": ["W_q"]}, "--lora-matrices: expected --lora-rank beside it, got none"),
+        ({"start_from": "x", "lora_alpha": 1.0}, "--lora-alpha: expected --lora-rank with it, got none"),
+        ({"lora_matrices": ["W_q"]}, "--lora-matrices: expected --lora-rank with it, got none"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_said(values, message):
@@ -132,7 +132,7 @@ def test_matrices_and_ranks_that_there_are_not_are_said():
     _, _, theta, _ = model()
     with pytest.raises(SettingsError, match=r"--lora-matrices: expected some of W_q, .*, got 'W_x'"):
         init_adapter(jax.random.key(0), theta, rank=2, matrices=("W_q", "W_x"))
-    with pytest.raises(SettingsError, match="--lora-rank: expected at most 8, as W_k has, got 9"):
+    with pytest.raises(SettingsError, match="--lora-rank: expected at most 8, that of W_k, got 9"):
         init_adapter(jax.random.key(0), theta, rank=9)
     chosen = init_adapter(jax.random.key(0), theta, rank=9, matrices=("W_q",))
     assert [path[-1].name for path in low_rank_of(chosen)] == ["W_q"]
@@ -228,6 +228,13 @@ def test_the_best_adapter_is_kept(base, tmp_path):
     assert results["loss"] > 0
 
 
+def test_the_loss_of_an_adapter_is_scaled_in_float16(base, tmp_path):
+    trained(tmp_path / "run", base, dtype="float16")
+    template = {"loss_scale": jax.eval_shape(LossScale.first)}
+    found = read_checkpoint(RunDirectory(tmp_path / "run").checkpoints, 8, template).trees["loss_scale"]
+    assert found.scale > 1
+
+
 def test_a_model_that_is_gone_or_has_changed_is_said(base, tmp_path):
     theta = load_run(base).theta
     copy = tmp_path / "copy"
@@ -236,7 +243,9 @@ def test_a_model_that_is_gone_or_has_changed_is_said(base, tmp_path):
         (copy / file).write_bytes((base / file).read_bytes())
     trained(tmp_path / "run", copy)
     RunDirectory(copy).save_parameters(theta._replace(W_e=theta.W_e + 1))
-    with pytest.raises(RunError, match=r"copy has other parameters than those that .*run adapts: put the same run"):
+    with pytest.raises(
+        RunError, match=r"copy has other parameters than those that .*run adapts: restore the original run"
+    ):
         load_run(tmp_path / "run")
     (copy / "config.json").unlink()
     with pytest.raises(RunError, match=r"run adapts the model of .*copy, which cannot be read: .* is not a run dir"):

@@ -59,7 +59,7 @@ def test_what_does_not_divide_is_whole():
 
 @pytest.mark.parametrize("text", ["data", "data=0", "data=2,data=4", "rows=2", "data=two", "data=-1", "data=2;model=4"])
 def test_what_is_no_mesh_is_refused(text):
-    with pytest.raises(MeshError, match=rf"{text!r} is not a mesh: give replica, data, context, model"):
+    with pytest.raises(MeshError, match=rf"--mesh: expected replica, data, context, model, .*, got {text!r}"):
         parse(text)
 
 

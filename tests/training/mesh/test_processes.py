@@ -189,7 +189,9 @@ def test_what_slurm_says_is_found(command, undisturbed):
 @pytest.mark.slow
 def test_nothing_says_which_processes_there_are(command):
     process = command.start(variables={"JAX_PLATFORMS": "cpu"})
-    assert_ended(process, 2, "nothing here says which processes there are", "give coordinator HOST:PORT, num_processes")
+    assert_ended(
+        process, 2, "expected a cluster that JAX detects, got none", "give HOST:PORT, --num-processes and --process-id"
+    )
 
 
 @pytest.mark.slow
@@ -198,7 +200,7 @@ def test_a_process_that_never_comes(command):
     out, err = process.communicate(timeout=ARRIVAL + PATIENCE)
     assert (process.returncode, out, len(err.splitlines())) == (1, "", 1), err
     assert "process 0 of 2 found no coordinator, or not all of the others, or its port is taken" in err
-    assert "start all processes again" in err
+    assert "restart all processes" in err
     assert not command.files.config.exists()
 
 
@@ -217,7 +219,7 @@ def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undistu
     wait_until(lambda: len(command.losses()) > 12, processes)
     os.kill(worker_of(processes[victim]) if number == signal.SIGSTOP else processes[victim].pid, number)
     other = processes[1 - victim]
-    assert_ended(other, 1, sentence, "the last checkpoint is of step", "start all processes again")
+    assert_ended(other, 1, sentence, "the last checkpoint is of step", "restart all processes")
     command.end_all()
     assert command.saved()[-1] >= 10
     command.complete(count, mesh="data=8" if count == 1 else FLAGS["mesh"])
@@ -245,7 +247,7 @@ def test_a_signal_to_one_saves_and_ends_all_after_the_same_step(command, undistu
     [
         ({"seed": 1}, "process 1 has seed 1, and process 0 0: start all of them with the same command"),
         ({"data": "other"}, "process 1 has data ["),
-        ({"run": "elsewhere"}, "is not where process 0 has it: give a directory that all of them share"),
+        ({"run": "elsewhere"}, "--run: expected a directory that all processes share, got"),
         ({"mesh": "data=3,model=2"}, "process 1 has mesh data=3,model=2, and process 0 data=4,model=2"),
     ],
 )
@@ -264,9 +266,9 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("localhost", 2, 0), r"the coordinator is 'localhost', expected HOST:PORT, or auto"),
-        (("localhost:1", None, 0), r"num_processes and process_id are needed, too"),
-        (("localhost:1", 2, 2), r"process_id is 2, expected 0 to 1, one less than num_processes"),
+        (("localhost", 2, 0), r"--coordinator: expected HOST:PORT or auto, got 'localhost'"),
+        (("localhost:1", None, 0), r"--coordinator: expected --num-processes and --process-id with it, got none"),
+        (("localhost:1", 2, 2), r"--process-id: expected 0 to 1, one less than --num-processes, got 2"),
     ],
 )
 def test_numbers_that_are_none_are_refused_before_anything_is_waited_for(arguments, message):
@@ -277,7 +279,7 @@ def test_numbers_that_are_none_are_refused_before_anything_is_waited_for(argumen
 @pytest.mark.parametrize("flag", ["--num-processes", "--process-id"])
 def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, capsys, flag):
     assert commands.train_main(["d", "--run", str(tmp_path / "run"), flag, "1"]) == 2
-    sentence = "--num-processes and --process-id need --coordinator: give HOST:PORT, the same to all processes"
+    sentence = "--coordinator: expected HOST:PORT, the same for all --num-processes, got none; give it"
     assert capsys.readouterr().err == f"train.py: {sentence}\n"
     assert not (tmp_path / "run").exists()
 
@@ -336,4 +338,4 @@ def test_where_jax_has_moved_its_store_one_sentence_says_so(monkeypatch, home, c
     assert "\n" not in message
     assert reason in message
     assert f"which jax {jax.__version__} does not have in {home}" in message
-    assert "train in one process, or install the version of jax" in message
+    assert "train in one process, or install the jax version" in message

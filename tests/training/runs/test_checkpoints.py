@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_restored(saved,
 def test_no_sound_checkpoint_is_an_error(saved):
     flip_a_bit(saved)
     largest_file(saved, 2, "params").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is sound"):
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged"):
         saved.restore_latest(trees(), lambda _: None)
 
 

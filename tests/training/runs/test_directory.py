@@ -140,7 +140,7 @@ def test_what_is_no_run_is_said(tmp_path):
         load_run(tmp_path / "other")
     with pytest.raises(RunError, match=r"is not empty, but it has no config\.json"):
         RunDirectory(tmp_path / "other").exists()
-    with pytest.raises(RunError, match="is a file; a run needs a directory"):
+    with pytest.raises(RunError, match="expected a directory, got a file; name another one"):
         RunDirectory(tmp_path / "other" / "notes.txt").exists()
     files, _, _ = begin(tmp_path / "begun")
     with pytest.raises(RunError, match="has no checkpoint yet"):
@@ -175,7 +175,7 @@ def test_another_tokenizer_is_said(tmp_path):
     files, _, theta = begin(tmp_path / "run")
     files.save_parameters(theta)
     ByteTokenizer().save(files.tokenizer)
-    with pytest.raises(RunError, match="is another tokenizer than the run began with"):
+    with pytest.raises(RunError, match="is not the tokenizer that the run began with"):
         load_run(files.path)
 
 
@@ -275,7 +275,7 @@ def test_settings_that_cannot_be_are_said(values, message):
 
 
 def test_an_unknown_task_is_said():
-    with pytest.raises(SettingsError, match="there is no task 'f'"):
+    with pytest.raises(SettingsError, match="task: expected one of d, e, ed, classify, gato, got 'f'"):
         settings_from({}, task="f")
 
 
@@ -284,5 +284,5 @@ def test_a_config_without_the_tokenizers_fingerprint_is_refused(tmp_path):
     state = json.loads((path / "config.json").read_text())
     del state["fingerprints"]["tokenizer"]
     (path / "config.json").write_text(json.dumps(state))
-    with pytest.raises(RunError, match="fingerprints: expected that of the tokenizer, got none"):
+    with pytest.raises(RunError, match="fingerprints: expected one of the tokenizer, got none"):
         load_run(path)
