@@ -37,7 +37,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # a tenth of the time: where in our source each operation is
 if os.environ["JAX_COMPILATION_CACHE_DIR"]:
     keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print, seconds=0.2)
 jaxtyping.install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
