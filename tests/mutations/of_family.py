@@ -210,7 +210,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         ATTENTION, "Attention.windowed", "return", "self.window)", "self.window + 1)", 4, "5", GEMMA2, "GEMMA2"
     ),
     "turns counted from 1": Mutation(
-        "algorithms/layers.py", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "5", GEMMA2, "GEMMA2"
+        "algorithms/layers.py", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "4", GEMMA2, "GEMMA2"
     ),
     "cap of the scores dropped": Mutation(
         ATTENTION, "Attention.__call__", "hooks", "cap=self.cap", "cap=None", 4, "5", GEMMA2, "GEMMA2"
