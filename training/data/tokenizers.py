@@ -267,7 +267,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
     smaller if there is little data.
 
     Raises:
-        DataError: unknown kind, N_V is too small, or there is no text.
+        DataError: unknown kind, N_V is too small, or there is no text to build characters or words from.
     """
     minimum = {"bytes": 0, "characters": 0, "words": 5, "bpe": 260}
     if kind not in minimum:
