@@ -79,7 +79,7 @@ def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
 )
 def test_positions_that_a_cross_attention_cannot_have_are_refused_by_embeddings_too(variant):
     theta = cases.random_theta(cases.ED)
-    with pytest.raises(ValueError, match="since line 16 has"):
+    with pytest.raises(ValueError, match="of its line 16 belong to different sequences"):
         ed_decoder_layers(embedded(z, theta), embedded(x, theta), theta, variant=variant)
 
 
