@@ -52,7 +52,7 @@ def test_the_answers_of_a_prompt_vote(decoder, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--vote"], "--vote: expected several answers to vote, got 1; give --n 15, say"),
+        (["--vote"], "--vote: expected several answers to vote, got 1; give --n 15, for example"),
         (["--answer-after", "="], "--answer-after: expected some text, and --vote with it; add --vote --n 15, say"),
         (["--vote", "--n", "3", "--interactive"], "--vote: expected independent prompts, got --interactive"),
         (["--shots", "nowhere.tsv", "--prompt", "a"], "--shots: cannot read nowhere.tsv: No such file or directory"),
