@@ -18,10 +18,13 @@ def _softmax(A: np.ndarray) -> np.ndarray:
 
 
 def _prediction(X: Any, names: Locals) -> np.ndarray:
-    """P = softmax(W_u X), which the code leaves to the loss: from the X that its line ends with."""
-    theta = names["theta"]
+    """P = softmax(W_u X), which the code leaves to the next line, from the X that its line ends with; capped as
+    Gemma 2's logits are.
+    """
+    theta, cap = names["theta"], names["options"]["variant"].unembedding.cap
     W_u = plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)
-    return _softmax(W_u @ plain(X))
+    Y = W_u @ plain(X)
+    return _softmax(Y if cap is None else cap * np.tanh(Y / cap))
 
 
 def _probabilities(log_p: Any, _: Locals) -> np.ndarray:

@@ -17,7 +17,7 @@ from tests.crosscheck.report import as_json, summary
 from tests.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.commands.arguments import UsageError
 
-QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART")
+QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART", "GEMMA2")
 NOT_LINES = {
     "dropout": "needs a key",
     "head": "a bare encoder is another function",
