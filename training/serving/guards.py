@@ -5,6 +5,7 @@ machine (DNS rebinding), the browser sends that name as the Host; and it asks fo
 to another origin. Hence the checks of Host and Content-Type.
 """
 
+import abc
 import hashlib
 import hmac
 import ipaddress
@@ -19,7 +20,7 @@ OPEN = frozenset({"/health"})
 """Paths that need no key, so that whoever starts the server can check on it."""
 
 
-class _Guard:
+class _Guard(abc.ABC):
     """An application before another, which answers the requests that it refuses."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -29,9 +30,9 @@ class _Guard:
         refused = self._refused(scope) if scope["type"] == "http" else None
         await (refused or self._app)(scope, receive, send)
 
+    @abc.abstractmethod
     def _refused(self, scope: Scope) -> ASGIApp | None:
         """Return the response to a request that is refused, or None."""
-        raise NotImplementedError
 
 
 class HostGuard(_Guard):
