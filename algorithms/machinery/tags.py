@@ -1,4 +1,4 @@
-"""Reads the tags in a source: which statements compute which lines of which algorithm.
+"""Reads the tags of a source file, which say which line of the paper each statement computes.
 
 A tag is a comment on a statement: ``# line 4``, ``# lines 4-5, return``, ``# line 3: those with t < l``, or
 ``# line 6; line 10 of Algorithm 12``. It belongs to the algorithm named in the first line of the function's docstring;

@@ -95,7 +95,7 @@ def to_power_of_two(rows: list[T]) -> list[T]:
 
 
 def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:
-    """Raise ValueError unless every prompt has room for l_gen more tokens, the last of which is never read."""
+    """Raise ValueError unless every prompt has room for l_gen more tokens; the last one is not read back."""
     r = int(lengths.argmax())
     if lengths[r] + l_gen - 1 > l_max:
         raise ValueError(
