@@ -2,7 +2,7 @@
 #
 #   PYTHON=…  the interpreter that makes the virtual environment (default: the first of python3, python3.13, … that is new enough)
 #   VENV=…    the path of that environment
-#   EXTRAS=…  the extras of pyproject.toml that `make test` installs; test,compare adds PyTorch and the like
+#   EXTRAS=…  the extras of pyproject.toml that `make test` installs
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -17,11 +17,12 @@ DEMO_GENERATE_FLAGS ?= --prompt "The function "
 
 BIN := $(VENV)/bin
 COMMA := ,
+FLOOR := $(shell sed -n 's/^    "jax>=\(.*\)",/\1/p' pyproject.toml | head -1)
 INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test end-to-end test-all compilers book mutations lint format clean
+.PHONY: help demo test end-to-end test-all compilers floor book mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -30,7 +31,7 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 	$(BIN)/python scripts/train.py d --preset demo --run $(DEMO_RUN) $(DEMO_TRAIN_FLAGS)
 	$(BIN)/python scripts/generate.py $(DEMO_RUN) $(DEMO_GENERATE_FLAGS)
 
-test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests
+test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests, which need neither PyTorch nor a download
 	$(PYTEST)
 
 end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
@@ -42,6 +43,11 @@ test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the
 compilers: ## compile small steps for TPUs and H100s, each in its own environment, and check their cost
 	$(MAKE) test VENV=$(VENV)-tpu EXTRAS=test,tpu WORKERS=0 PYTEST_FLAGS="-m compilers"
 	$(MAKE) test VENV=$(VENV)-cuda EXTRAS=test,cuda WORKERS=0 PYTEST_FLAGS="-m compilers"
+
+floor: ## cross-check algorithms with the oldest JAX that they support, in an environment of its own
+	$(MAKE) VENV=$(VENV)-floor $(VENV)-floor/.installed-book
+	$(VENV)-floor/bin/python -m pip install --no-compile --quiet --disable-pip-version-check jax==$(FLOOR) jaxlib==$(FLOOR)
+	$(VENV)-floor/bin/python scripts/crosscheck.py --algorithm 4 --algorithm 10 --algorithm 14
 
 book: $(call INSTALLED,book) ## write the cross-check of the paper and of published models to build/book
 	$(BIN)/python scripts/crosscheck.py --variant all --html build/book

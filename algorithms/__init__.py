@@ -5,20 +5,19 @@ paper's notation: tokens are columns, and weights are ``[d_out, d_in]``. The leg
 """
 
 from algorithms import lines
+from algorithms import relations as relations
 from algorithms.alg01_embedding import positional_embedding, sinusoidal_positional_embedding, token_embedding
 from algorithms.alg03_attention import attention, mh_attention, scaled_dot_product_attention, single_query_attention
 from algorithms.alg06_layer_norm import layer_norm, rms_norm
 from algorithms.alg07_unembedding import unembedding
 from algorithms.alg08_ed_transformer import (
-    ed_decoder_layers,
     ed_decoding,
-    ed_encoder_layers,
     ed_encoding,
     ed_hidden_state,
     ed_transformer,
 )
-from algorithms.alg09_e_transformer import e_embedding, e_encoding, e_hidden_state, e_layers, e_transformer
-from algorithms.alg10_d_transformer import d_embedding, d_hidden_state, d_layers, d_transformer
+from algorithms.alg09_e_transformer import e_encoding, e_hidden_state, e_transformer
+from algorithms.alg10_d_transformer import d_hidden_state, d_transformer
 from algorithms.alg11_training import d_training, e_training, ed_training
 from algorithms.alg14_inference import d_inference, ed_inference
 from algorithms.gato import (
@@ -35,8 +34,10 @@ from algorithms.gato import (
     raster_places,
     undiscretize,
 )
+from algorithms.losses import d_token_losses, e_token_losses, ed_token_losses
+from algorithms.machinery.contract import REGISTRY
 from algorithms.machinery.platform import for_platform
-from algorithms.machinery.registry import REGISTRY
+from algorithms.machinery.sharding import mesh_axes
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
 from algorithms.model.initialization import (
     count_params,
@@ -45,6 +46,7 @@ from algorithms.model.initialization import (
     init_ed_transformer,
 )
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.model.variant import Variant
 from algorithms.model.variants import (
     ALBERT,
@@ -78,10 +80,7 @@ from algorithms.ops.activation import gelu, gelu_tanh, relu
 from algorithms.ops.log_loss import log_loss, token_losses
 from algorithms.parameters import (
     AttentionParams,
-    DTransformerParams,
     EDDecoderLayerParams,
-    EDTransformerParams,
-    ETransformerParams,
     LayerNormParams,
     MHAttentionParams,
     MLPParams,
@@ -96,9 +95,7 @@ __all__ = [
     "d_inference", "ed_inference",
     # Building blocks and intermediate results
     "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state",
-    "e_encoding", "d_hidden_state", "log_loss", "token_losses",
-    # Entering the layers with embeddings
-    "d_embedding", "d_layers", "e_embedding", "e_layers", "ed_decoder_layers", "ed_encoder_layers",
+    "e_encoding", "d_hidden_state", "log_loss", "token_losses", "d_token_losses", "e_token_losses", "ed_token_losses",
     # Gato
     "GatoConfig", "GatoParams", "PatchParams", "discretize", "gato_embedding", "init_gato", "inverse_mu_law", "mu_law",
     "patch_embedding", "raster_patches", "raster_places", "undiscretize",
@@ -110,6 +107,6 @@ __all__ = [
     "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",
     "MLPParams", "TransformerLayerParams", "Variant", "banded", "bos_token", "count_params", "documents", "eos_token",
     "for_platform", "gelu", "gelu_tanh", "init_d_transformer", "init_e_transformer", "init_ed_transformer",
-    "mask_token", "padding", "relu", "sinusoidal_positional_embedding",
+    "mask_token", "mesh_axes", "padding", "relu", "sinusoidal_positional_embedding",
 ]
 # fmt: on

@@ -6,14 +6,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer
 
-from algorithms.machinery.naming import numbered
-from algorithms.machinery.registry import algorithm
+from algorithms.machinery.contract import algorithm
 from algorithms.notation import Implementation
-from algorithms.ops.lookup import lookup
+from algorithms.ops.lookup import columns
 
 
 @algorithm(1, "Token embedding")
-@numbered
 def token_embedding(
     v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
@@ -25,12 +23,12 @@ def token_embedding(
         >>> token_embedding(2, jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
         [3.0, 6.0]
     """
-    e = lookup(W_e, v, implementation)  # return
+    W_e = columns(W_e, implementation)
+    e = W_e[:, v]  # return
     return e
 
 
 @algorithm(2, "Positional embedding")
-@numbered
 def positional_embedding(
     l: Integer[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
@@ -44,7 +42,8 @@ def positional_embedding(
         >>> positional_embedding(0, jnp.array([[1.0, 2.0], [4.0, 5.0]])).tolist()
         [1.0, 4.0]
     """
-    e_p = lookup(W_p, l, implementation)  # return
+    W_p = columns(W_p, implementation)
+    e_p = W_p[:, l]  # return
     return e_p
 
 

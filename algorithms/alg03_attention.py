@@ -1,44 +1,28 @@
 """Algorithms 3, 4 and 5: attention for a single query, for a sequence, and with several heads."""
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.compiled import compiled
-from algorithms.machinery.naming import numbered
-from algorithms.machinery.registry import algorithm
+from algorithms.machinery.contract import REGISTRY, algorithm, compiled
+from algorithms.machinery.naming import inner
 from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
-from algorithms.ops.attention.dispatch import attend
-from algorithms.ops.attention.tiles import ByDistance
+from algorithms.ops.attention.dispatch import attend, for_every_head
 from algorithms.ops.linear import linear
-from algorithms.ops.softmax import capped, softmax
-from algorithms.parameters import AttentionParams, MHAttentionParams
-
-
-class Hooks(NamedTuple):
-    """A variant's changes to Algorithm 4, between lines 3 and 5. The defaults change nothing."""
-
-    queries: Callable[[Array], Array] = lambda Q: Q  # replaces Q, for example by a rotation
-    keys: Callable[[Array], Array] = lambda K: K  # replaces K
-    cap: float | None = None  # c: the scaled scores s = KᵀQ/√d_attn become ``c tanh(s/c)``; None: no cap
-    # (Q, l_z) → U and P of ``scores_by_distance``, which are added to S = KᵀQ; () adds nothing
-    by_distance: Callable[[Array, int], ByDistance] = lambda Q, l_z: ()
-
-
-PRINTED = Hooks()
+from algorithms.ops.softmax import softmax
+from algorithms.parameters import AttentionParams, MHAttentionParams, head_shapes
 
 
 @algorithm(3, "Basic single-query attention")
-@numbered
 def single_query_attention(
     e: Float[Array, "d_in *batch"],
     E: Float[Array, "d_in *batch T"],
-    W_qkv: Annotated[AttentionParams, "d_x=d_in d_z=d_in"],
+    W_qkv: Annotated[AttentionParams, head_shapes("", d_x="d_in", d_z="d_in")],
 ) -> Float[Array, "d_out *batch"]:
     """Algorithm 3: ṽ ← the context tokens' values, weighted by how well their keys match the query.
 
@@ -62,31 +46,7 @@ def single_query_attention(
     return v_tilde
 
 
-@numbered
-def _of_one_head(
-    Q: Float[Array, "d_attn l_x"],
-    K: Float[Array, "d_attn l_z"],
-    V: Float[Array, "d_mid l_z"],
-    Mask: Bool[Array, "l_z l_x"],
-    drop: Callable[[Array], Array] = lambda A: A,
-    cap: float | None = None,
-    by_distance: ByDistance = (),
-) -> Float[Array, "d_mid l_x"]:
-    """Lines 4 to the end of Algorithm 4 as printed, for one head: every implementation computes the same."""
-    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
-    if by_distance:
-        (U, P), (l_z, l_x) = by_distance, S.shape
-        t_z, t_x = jnp.arange(l_z)[:, None], jnp.arange(l_x)[None]
-        S = S + jnp.matmul(P.T, U, preferred_element_type=S.dtype)[t_z - t_x + l_x - 1, t_x]  # S in the paper
-    S = capped(S, cap, Q.shape[0])  # S in the paper
-    S = jnp.where(Mask, S, -jnp.inf)  # line 5
-    A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
-    V_tilde = (V.astype(A.dtype) @ drop(A)).astype(V.dtype)  # return
-    return V_tilde
-
-
 @algorithm(4, "Attention")
-@numbered
 def attention(
     X: Float[Array, "d_x *batch l_x"],
     Z: Float[Array, "d_z *#batch l_z"],
@@ -96,7 +56,6 @@ def attention(
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,
-    hooks: Hooks = PRINTED,
 ) -> Float[Array, "... l_x"]:
     """Algorithm 4: Ṽ ← Attention(X, Z | 𝓦_qkv, Mask). Each token of X attends to the tokens of Z that the mask permits.
 
@@ -112,18 +71,22 @@ def attention(
         [[2.0]]
     """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "cap": hooks.cap}
     Q = linear(W_q, X, b_q, implementation)  # line 1
     K = linear(W_k, Z, b_k, implementation)  # line 2
     V = linear(W_v, Z, b_v, implementation)  # line 3
-    options["by_distance"] = hooks.by_distance(Q, Z.shape[-1])
-    Q, K = hooks.queries(Q), hooks.keys(K)  # Q and K in the paper
-    V_tilde = attend(_of_one_head, Q, K, V, mask, heads=W_q.ndim == 3, **options)  # lines 4-5, return
+
+    @for_every_head(X, Q, K, V, mask, implementation, dropout, key)  # lines 4-5, return
+    def V_tilde(Q, K, V, Mask, score, drop):
+        S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
+        S = jnp.where(Mask, score(S), -jnp.inf)  # line 5
+        A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
+        V_tilde = (V.astype(A.dtype) @ drop(A)).astype(V.dtype)  # return
+        return V_tilde
+
     return V_tilde
 
 
 @algorithm(5, "MHAttention")
-@numbered
 def mh_attention(
     X: Float[Array, "d_x *batch l_x"],
     Z: Float[Array, "d_z *#batch l_z"],
@@ -133,7 +96,6 @@ def mh_attention(
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,
-    hooks: Hooks = PRINTED,
 ) -> Float[Array, "d_out *batch l_x"]:
     """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attention heads in parallel, whose outputs W_o combines.
 
@@ -148,8 +110,7 @@ def mh_attention(
         >>> mh_attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W, BIDIRECTIONAL).tolist()
         [[21.0]]
     """
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "hooks": hooks}
-    Y = attention(X, Z, W.heads, mask, **options)  # lines 1-2
+    Y = attention(X, Z, W.heads, mask, implementation=implementation, dropout=dropout, key=key)  # lines 1-2
     Y = jnp.concatenate(Y)  # line 3
     V_tilde = linear(W.W_o, Y, W.b_o, implementation, name="W_oY")  # return
     return V_tilde
@@ -176,4 +137,14 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL).tolist()
         [[1.0, 2.0]]
     """
-    return attend(_of_one_head, Q, K, V, mask, heads=False, implementation=implementation, dropout=dropout, key=key)
+    options = {"implementation": implementation, "dropout": dropout, "key": key}
+    return attend(of_one_head(), Q, K, V, mask, heads=False, **options)
+
+
+def of_one_head() -> Callable[..., Array]:
+    """The function inside Algorithm 4: lines 4 to the end for one head of one sequence, which every kernel computes.
+
+    It takes Q, K, V, the mask as an array, and two functions that are the identity in the paper: ``score`` of S, for
+    variants, and ``drop`` of the attention weights.
+    """
+    return inner(REGISTRY[4].function, "V_tilde")

@@ -5,15 +5,12 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
-from algorithms.machinery.compiled import compiled
-from algorithms.machinery.naming import numbered
-from algorithms.machinery.registry import algorithm
+from algorithms.machinery.contract import algorithm, compiled
 from algorithms.notation import Epsilon, Implementation
 from algorithms.ops import normalization
 
 
 @algorithm(6, "layer_norm")
-@numbered
 def layer_norm(
     e: Float[Array, "d_e *batch"],
     gamma: Float[Array, "d_e"],
@@ -42,7 +39,6 @@ def layer_norm(
 
 
 @compiled
-@numbered
 def rms_norm(
     e: Float[Array, "d_e *batch"],
     gamma: Float[Array, "d_e"],

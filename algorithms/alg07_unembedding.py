@@ -3,15 +3,13 @@
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.naming import numbered
-from algorithms.machinery.registry import algorithm
+from algorithms.machinery.contract import algorithm
 from algorithms.notation import Cap
 from algorithms.ops.linear import logits
 from algorithms.ops.softmax import capped, softmax
 
 
 @algorithm(7, "Unembedding")
-@numbered
 def unembedding(
     e: Float[Array, "d_e *batch"],
     W_u: Float[Array, "N_V d_e"],

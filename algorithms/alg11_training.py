@@ -4,22 +4,22 @@ Minibatches, Adam, schedules and the rest of the paper's section 8 are in the pa
 """
 
 import functools
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Integer, Key
+from jaxtyping import Integer, Key
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.loops import for_each
+from algorithms.losses import losses_of
 from algorithms.machinery.arrays import as_ids
-from algorithms.machinery.naming import numbered
-from algorithms.machinery.registry import algorithm
-from algorithms.model.variant import NO_DROPOUT, Variant
-from algorithms.model.variants import PAPER
+from algorithms.machinery.contract import algorithm
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
     ContextLengths,
     Epochs,
@@ -31,14 +31,11 @@ from algorithms.notation import (
     mask_token,
 )
 from algorithms.ops.draws import by_own_key
-from algorithms.ops.log_loss import log_loss
-from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 
-FixedVariant = Annotated[Variant, NO_DROPOUT]
+T = TypeVar("T")
 
 
 @algorithm(11, "EDTraining")
-@numbered
 def ed_training(
     z: Integer[Array, "N_data l_z"],
     x: Integer[Array, "N_data l_x"],
@@ -48,7 +45,6 @@ def ed_training(
     eta: Rate,
     z_lengths: ContextLengths = None,
     x_lengths: PrimaryLengths = None,
-    variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> EDTransformerParams:
     """Algorithm 11: θ̂ ← EDTraining(z, x, θ). Trains Algorithm 8 to predict each next token, by plain SGD.
@@ -67,7 +63,7 @@ def ed_training(
         [1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options = {"variant": variant, "implementation": implementation}
+    options: Any = {"implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -78,11 +74,10 @@ def ed_training(
 
             def loss(theta):
                 X = ed_hidden_state(z_n, x_n, theta, z_length=l_z, **options)  # line 4, up to the softmax
-                loss = _log_loss(X, theta, jnp.roll(x_n, -1), t + 1 < l, **options)  # line 5
+                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, implementation).sum()  # line 5
                 return loss
 
-            g = jax.grad(loss)(theta)  # line 6: ∇loss
-            theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
+            theta = descend(loss, theta, eta)  # line 6
             return theta
 
         return theta_i
@@ -91,7 +86,6 @@ def ed_training(
 
 
 @algorithm(12, "ETraining")
-@numbered
 def e_training(
     x: Integer[Array, "N_data l"],
     theta: ETransformerParams,
@@ -101,7 +95,6 @@ def e_training(
     p_mask: Probability,
     key: Key[Array, ""],
     lengths: Lengths = None,
-    variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> ETransformerParams:
     """Algorithm 12: θ̂ ← ETraining(x, θ). Trains Algorithm 9 to predict masked tokens, by plain SGD.
@@ -121,7 +114,7 @@ def e_training(
         0
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
-    options = {"variant": variant, "implementation": implementation}
+    options: Any = {"implementation": implementation}
     draw = by_own_key(functools.partial(jax.random.bernoulli, shape=t.shape))
 
     @for_each(N_epochs, theta)  # line 1
@@ -135,11 +128,10 @@ def e_training(
 
             def loss(theta):
                 X = e_hidden_state(x_tilde, theta, length=l, **options)  # line 8, up to the softmax
-                loss = _log_loss(X, theta, x_n, T_tilde, **options)  # line 9
+                loss = losses_of(X, theta, x_n, T_tilde, implementation).sum()  # line 9
                 return loss
 
-            g = jax.grad(loss)(theta)  # line 10: ∇loss
-            theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 10
+            theta = descend(loss, theta, eta)  # line 10
             return theta
 
         return theta_i
@@ -148,7 +140,6 @@ def e_training(
 
 
 @algorithm(13, "DTraining")
-@numbered
 def d_training(
     x: Integer[Array, "N_data l"],
     theta: DTransformerParams,
@@ -156,7 +147,6 @@ def d_training(
     N_epochs: Epochs,
     eta: Rate,
     lengths: Lengths = None,
-    variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> DTransformerParams:
     """Algorithm 13: θ̂ ← DTraining(x, θ). Trains Algorithm 10 to predict each next token, by plain SGD.
@@ -173,7 +163,7 @@ def d_training(
         [0, 1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options = {"variant": variant, "implementation": implementation}
+    options: Any = {"implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -184,11 +174,10 @@ def d_training(
 
             def loss(theta):
                 X = d_hidden_state(x_n, theta, **options)  # line 4, up to the softmax
-                loss = _log_loss(X, theta, jnp.roll(x_n, -1), t + 1 < l, **options)  # line 5
+                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, implementation).sum()  # line 5
                 return loss
 
-            g = jax.grad(loss)(theta)  # line 6: ∇loss
-            theta = jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)  # line 6
+            theta = descend(loss, theta, eta)  # line 6
             return theta
 
         return theta_i
@@ -196,21 +185,12 @@ def d_training(
     return theta_hat
 
 
+def descend(loss: Callable[[T], Array], theta: T, eta: Any) -> T:
+    """``θ − η ∇loss(θ)``."""
+    g = jax.grad(loss)(theta)
+    return jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)
+
+
 def _length(x: Integer[Array, "N_data l"], lengths: Array | None, n: Array) -> Integer[Array, ""]:
     """The length of sequence n, in the integer type of token IDs: in uint8, ℓ − 1 would wrap around at ℓ = 0."""
     return as_ids(x.shape[1] if lengths is None else jnp.asarray(lengths)[n])
-
-
-def _log_loss(
-    X: Float[Array, "d l"],
-    theta: Any,
-    targets: Integer[Array, "l"],
-    counted: Bool[Array, "l"],
-    *,
-    variant: Variant,
-    implementation: Implementation,
-) -> Float[Array, ""]:
-    """``−Σ_t log P[targets[t], t]`` over the counted t, with P the unembedding of the hidden state X."""
-    line, weights = variant.unembedding, counted.astype(X.dtype)
-    options: dict[str, Any] = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation}
-    return log_loss(X, line.matrix(theta), targets, weights=weights, **options)

@@ -3,7 +3,10 @@
 ``training.generation`` generates the same tokens faster.
 """
 
-from typing import Annotated
+# pyright: reportGeneralTypeIssues=false
+# The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,49 +15,24 @@ from jaxtyping import Bool, Float, Integer, Key
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
-from algorithms.alg11_training import FixedVariant
 from algorithms.loops import for_each, repeat_while
-from algorithms.machinery.arrays import accumulation_dtype, as_ids
-from algorithms.machinery.contract import Relation
-from algorithms.machinery.naming import numbered
-from algorithms.machinery.registry import algorithm
-from algorithms.machinery.varying import match_varying_axes
-from algorithms.model.variants import PAPER
+from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.contract import algorithm
+from algorithms.model.theta import DTransformerParams, EDTransformerParams
 from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
 from algorithms.ops.draws import by_own_key
 from algorithms.ops.dropout import fold_in
 from algorithms.ops.softmax import log_softmax, shifted
-from algorithms.parameters import DTransformerParams, EDTransformerParams
-
-
-def _check_room(arguments) -> None:
-    l, l_gen = arguments["x"].shape[-1], arguments["l_gen"]
-    l_max = arguments["variant"].embedding.limit(arguments["theta"])
-    if l_max is not None and l + l_gen - 1 > l_max:
-        raise ValueError(
-            f"l_gen: a prompt of {l} tokens and {l_gen} more need l_max >= {l + l_gen - 1}, got l_max = {l_max}; "
-            f"shorten the prompt, or generate at most {l_max - l + 1} tokens"
-        )
-
-
-def _check_longest(arguments) -> None:
-    l_max, limit = arguments["l_max"], arguments["variant"].embedding.limit(arguments["theta"])
-    if l_max is None and limit is None:
-        raise ValueError("l_max: expected the longest output in tokens, since these parameters set no limit, got None")
-    if l_max is not None and limit is not None and l_max > limit:
-        raise ValueError(f"l_max: expected at most {limit}, the l_max of the parameters, got {l_max}")
 
 
 @algorithm(14, "DInference")
-@numbered
 def d_inference(
     x: Integer[Array, "*batch l"],
     theta: DTransformerParams,
     *,
-    l_gen: Annotated[Count, Relation(_check_room)],
+    l_gen: Count,
     tau: Temperature,
     key: Key[Array, "*batch"],
-    variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> Integer[Array, "*batch {l_gen}"]:
     """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt by ``l_gen`` tokens, one by one, with Algorithm 10.
@@ -73,33 +51,29 @@ def d_inference(
         [0, 1, 4]
     """
     l = x.shape[-1]  # line 1
-    x = jnp.concatenate([as_ids(x), jnp.zeros((*x.shape[:-1], l_gen), int)], axis=-1)  # room for y
-    x = match_varying_axes((x, theta, tau, key))[0]
-    options = {"variant": variant, "implementation": implementation}
+    x = with_room(x, l_gen)
 
     @for_each(l_gen, x)  # line 2
     def x_y(i, x):
-        X = d_hidden_state(x[..., :-1], theta, **options)  # line 3, up to the softmax
-        log_p = log_softmax(variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
+        X = d_hidden_state(x[..., :-1], theta, implementation=implementation)  # line 3, up to the softmax
+        log_p = log_softmax(theta.variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
         y = sample(log_p, tau, fold_in(key, i))  # line 5
         x = x.at[..., l + i].set(y)  # line 6
         return x
 
-    y = x_y[..., l:].astype(jnp.int32)  # return
+    y = x_y[..., l:]  # return
     return y
 
 
 @algorithm(15, "EDInference")
-@numbered
 def ed_inference(
     z: Integer[Array, "*batch l_z"],
     theta: EDTransformerParams,
     *,
     tau: Temperature,
     key: Key[Array, "*batch"],
-    l_max: Annotated[Count | None, Relation(_check_longest)] = None,
+    l_max: Count | None = None,
     z_length: ContextLength = None,
-    variant: FixedVariant = PAPER,
     implementation: Implementation = "auto",
 ) -> tuple[Integer[Array, "*batch l"], Integer[Array, "*batch"]]:
     """Algorithm 15: x̂ ← EDInference(z, θ̂). Translates a context, token by token, with Algorithm 8.
@@ -122,24 +96,31 @@ def ed_inference(
         ([3, 1, 4, 4], 3)
     """
     bos, eos, batch = bos_token(theta.W_e.shape[1]), eos_token(theta.W_e.shape[1]), z.shape[:-1]
-    l_max = l_max or variant.embedding.limit(theta) or 0  # checked by _check_longest
-    options = {"variant": variant, "implementation": implementation, "z_length": z_length}
-    x_hat = jnp.full((*batch, l_max), eos).at[..., 0].set(bos)  # line 1
-    y = jnp.zeros(batch, int)  # line 2: any token but eos_token
-    x_hat, y = match_varying_axes((x_hat, y, z, theta, tau, key, z_length))[:2]
+    l_max = l_max or theta.variant.embedding.limit(theta) or 0  # one of them is given
+    options: Any = {"implementation": implementation, "z_length": z_length}
+    x_hat = jnp.full((*batch, l_max), eos, jnp.int32).at[..., 0].set(bos)  # line 1
+    y = jnp.zeros(batch, jnp.int32)  # line 2: any token but eos_token
 
     @repeat_while(lambda x_hat, y, l: jnp.any(y != eos) & (l < l_max), (x_hat, y, jnp.asarray(1)))  # line 3
-    def last(x_hat, y, l):
+    def x_hat(x_hat, y, l):
         X = ed_hidden_state(z, x_hat, theta, **options)  # line 4, up to the softmax
-        log_p = log_softmax(variant.unembedding.logits(X[..., l - 1], theta))  # line 5
+        log_p = log_softmax(theta.variant.unembedding.logits(X[..., l - 1], theta))  # line 5
         y = jnp.where(y == eos, eos, sample(log_p, tau, fold_in(key, l - 1)))  # line 6; an x̂ that has ended stays ended
         x_hat = x_hat.at[..., l].set(y)  # line 7
         return x_hat, y, l + 1
 
-    x_hat = last[0].astype(jnp.int32)
-    before_eos = (jnp.cumsum(x_hat == eos, axis=-1) == 0).sum(axis=-1)
-    length = jnp.minimum(before_eos + 1, l_max).astype(jnp.int32)
-    return x_hat, length
+    return x_hat, length_of(x_hat, eos)
+
+
+def with_room(x: Integer[Array, "*batch l"], n: int) -> Integer[Array, "*batch l_x"]:
+    """The tokens of x, followed by room for n more."""
+    return jnp.pad(x.astype(jnp.int32), [(0, 0)] * (x.ndim - 1) + [(0, n)])
+
+
+def length_of(x: Integer[Array, "*batch l"], eos: int) -> Integer[Array, "*batch"]:
+    """The number of tokens up to the first eos, itself included; all if there is none."""
+    before_eos = (jnp.cumsum(x == eos, axis=-1) == 0).sum(axis=-1)
+    return jnp.minimum(before_eos + 1, x.shape[-1]).astype(jnp.int32)
 
 
 def sample(
@@ -159,7 +140,7 @@ def sample(
 
     for _ in range(key.ndim):
         draw = jax.vmap(draw, in_axes=(0, 1, 0 if tau.ndim else None))
-    return jnp.where(is_greedy(tau), jnp.argmax(log_p, axis=0), draw(key, log_p, tau))
+    return jnp.where(is_greedy(tau), jnp.argmax(log_p, axis=0), draw(key, log_p, tau)).astype(jnp.int32)
 
 
 def tempered(log_p: Float[Array, "N_V *batch"], tau: Float[Array, "*#batch"]) -> Float[Array, "N_V *batch"]:

@@ -4,7 +4,7 @@ Text is tokens. Images are patches in raster order, each embedded by a residual 
 their own; `mu_law` and `discretize` turn continuous values into tokens, too. One sequence may mix all of these::
 
     X = gato_embedding(x, patches, at, row, column, *theta)     # lines 1-3
-    X = d_layers(X, theta.transformer)                          # lines 4-10, those of Algorithm 10
+    X = d_hidden_state(X, theta.transformer)                    # lines 4-10, those of Algorithm 10
 """
 
 import dataclasses
@@ -18,20 +18,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Key
 
 from algorithms.alg01_embedding import positional_embedding
-from algorithms.alg10_d_transformer import decoder_lines
-from algorithms.layers import positions_in
-from algorithms.machinery.annotations import Range
-from algorithms.machinery.axes import check_key
-from algorithms.machinery.compiled import compiled
-from algorithms.machinery.naming import numbered
+from algorithms.layers import How, lines_of
+from algorithms.machinery.contract import check_key, compiled
+from algorithms.machinery.record import Range
+from algorithms.machinery.serialization import serializable
 from algorithms.model.initialization import Scheme, init_d_transformer
-from algorithms.model.sizes import DTransformerConfig
-from algorithms.model.variant import Variant
-from algorithms.model.variants import PAPER
+from algorithms.model.sizes import DTransformerConfig, Size
+from algorithms.model.theta import DTransformerParams
 from algorithms.notation import Implementation
 from algorithms.ops.activation import activate
 from algorithms.ops.linear import linear
-from algorithms.parameters import DTransformerParams
 
 BINS, MU, M = 1024, 100.0, 256.0
 """Gato's number of bins for a continuous value, and the constants of its μ-law for values in [−M, M]."""
@@ -39,6 +35,7 @@ EPSILON = 1e-6
 """Added to the variance of a group of channels, which is 0 in a blank patch."""
 
 
+@serializable
 class PatchParams(NamedTuple):
     """Parameters that embed image patches: a residual block, and positions within the image.
 
@@ -61,6 +58,7 @@ class PatchParams(NamedTuple):
     W_column: Float[Array, "d_e n_columns"]
 
 
+@serializable
 class GatoParams(NamedTuple):
     """θ of Gato: that of Algorithm 10, whose W_e embeds text and values, and the parameters that embed patches."""
 
@@ -80,19 +78,17 @@ class GatoConfig(DTransformerConfig):
         n_places: most rows, and most columns, of patches in an image.
     """
 
-    patch: int = 16
-    channels: int = 1
-    d_r: int = 96
-    n_groups: int = 32
-    n_places: int = 16
+    patch: Size = 16
+    channels: Size = 1
+    d_r: Size = 96
+    n_groups: Size = 32
+    n_places: Size = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("patch", "channels", "d_r", "n_groups", "n_places")
         if self.d_r % self.n_groups:
-            raise ValueError(
-                f"GatoConfig.n_groups: expected a divisor of d_r = {self.d_r}, got {self.n_groups}; change one of them"
-            )
+            expected = f"expected a divisor of d_r = {self.d_r}"
+            self._refuse("n_groups", f"{expected}, got {self.n_groups}; change one of them")
 
 
 def init_gato(
@@ -221,7 +217,6 @@ def _group_norm(U: Float[Array, "n side side d"], gamma: Array, beta: Array) -> 
 
 
 @compiled
-@numbered
 def gato_embedding(
     x: Integer[Array, "*batch l"],
     patches: Float[Array, "side side channels *batch n"],
@@ -231,7 +226,6 @@ def gato_embedding(
     theta: DTransformerParams,
     image: PatchParams,
     *,
-    variant: Variant = PAPER,
     implementation: Implementation = "auto",
     positions: Integer[Array, "*#batch l"] | None = None,
 ) -> Float[Array, "d_e *batch l"]:
@@ -249,13 +243,12 @@ def gato_embedding(
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
-    f = decoder_lines(variant, implementation)
-    t = positions_in(x) if positions is None else positions  # line 1
+    f = lines_of("Algorithm 10", x, theta, implementation=implementation, how=How(positions=positions))
     tokens = f.tokens(jnp.where(at < 0, x, 0), theta)
     of_patches = patch_embedding(patches, row, column, image, implementation=implementation)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
     X = jnp.where(at[None] < 0, tokens, of_patches)
-    X = f.at_positions(X, x, t, theta)  # lines 2-3
+    X = f.at_positions(X, x, theta)  # lines 1-3
     return X
 
 

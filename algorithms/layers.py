@@ -1,6 +1,6 @@
 """What Algorithms 8, 9 and 10 share: a variant's lines, ready to be called, and the loop over the layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +9,13 @@ from jax import Array
 from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
+from algorithms.loops import read_by
 from algorithms.machinery.arrays import indices
-from algorithms.machinery.naming import numbered
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
-from algorithms.masks import Mask, StructuralMask
-from algorithms.model.attention import Attention
-from algorithms.model.distances import NO_TABLE, Table
+from algorithms.masks import StructuralMask
+from algorithms.model.attention import Memory
+from algorithms.model.distances import Table
 from algorithms.model.mlp import Activation
 from algorithms.model.variant import Variant
 from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
@@ -24,58 +24,80 @@ from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.attention.vendor import CUDNN_FORWARD
 from algorithms.ops.dropout import fold_in
 from algorithms.ops.linear import PRODUCT, linear
+from algorithms.orders import NormFirst, in_order
 
 Layer = Callable[..., Float[Array, "d_e *batch l"]]
+Tokens = Integer[Array, "*batch l"]
+Columns = Float[Array, "d_e *batch l"]
+"""Embeddings, in place of tokens."""
 
 
-def attend_in_full(line: Attention, X: Array, Z: Array, W: Any, mask: Mask, **options: Any) -> tuple[Array, None]:
-    """The attention of whole sequences, which keeps nothing for decoding."""
-    is_self, X = X is Z, shard_layer_input(X)
-    Z = X if is_self else shard_layer_input(Z)
-    return shard_residual_stream(line(X, Z, W, mask, **options)), None
+class How(NamedTuple):
+    """What a caller of Algorithms 8 to 10 asks for besides the paper's lines; by default, nothing."""
+
+    positions: Any = None  # of the columns; None: 0 … l − 1
+    remat: Remat = False  # in the legend, like `unroll`
+    unroll: Unroll = False
+    memory: Any = None  # the `Memory` of self-attention; None: nothing but x
+    context: Any = None  # and of attention to a context; None: nothing but the context
+    hidden: bool = False  # whether the result is the hidden state X, and not P
+    first_layer: int = 0  # the number of θ's first layer, if θ has only some layers of a model
+
+    def __repr__(self) -> str:
+        """The fields that differ from their defaults."""
+        asked = {name: value for name, value in self._asdict().items() if value is not self._field_defaults[name]}
+        return f"How({', '.join(f'{name}={value!r}' for name, value in asked.items())})"
+
+
+PLAIN = How()
 
 
 class Lines(NamedTuple):
-    """The lines of a variant as functions of arrays, named as in the paper.
+    """The lines of θ's variant as functions of arrays, named as in the paper.
 
-    The fields hold everything else that the lines need; `implementation`, `remat` and `unroll` are in the legend.
+    The fields hold everything else that the lines need; `How` and the legend describe most of them.
     """
 
     variant: Variant  # the record of the lines
-    implementation: Implementation
     activation: Activation  # of the MLPs: the variant's, or the algorithm's own
-    order: str  # of a layer: the variant's, or the algorithm's own
-    key: OptionalKey = None  # for the dropout of all layers
-    remat: Remat = False
-    unroll: Unroll = False
-    # computes one attention: ``attend(line, X, Z, 𝓦, mask, **options) → (Y, what to keep)``; for decoding, from a cache
-    attend: Callable[..., tuple[Array, Any]] = attend_in_full
-    kept: list[Any] | None = None  # collects what all layers keep, stacked, one item per attention; None: discarded
-    table: Table = NO_TABLE  # what the attentions of all layers share
+    order: str | None  # of a layer's lines, if not the algorithm's own
+    t: Any  # the positions of the columns
+    table: Table  # what the attentions of all layers share
+    implementation: Implementation
+    dropout: float
+    key: OptionalKey  # for the dropout of all layers
+    length: Any  # of each sequence, if it is padded
+    z_length: Any  # of each context, if it is padded
+    how: How
+    memory: Memory  # of self-attention
+    context: Memory  # and of attention to a context
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
-    keys: Iterator[OptionalKey] = iter(())  # for its dropout, in the order in which its lines use them
-    kept_here: list[Any] | None = None  # collects what its attentions keep; None: discarded
+    draws: int = 2  # how many of its lines may drop something
 
-    def embedding(
-        self, x: Integer[Array, "*columns"], t: Any, theta: Any, types: Integer[Array, "*columns"] | None = None
-    ) -> Float[Array, "d_e *columns"]:
-        """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2.
+    def embedding(self, x: Tokens | Columns, theta: Any, types: Any = None) -> Float[Array, "d_e *columns"]:
+        """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2; columns of embeddings stay as they are.
 
         If θ has the parameters, token types are added, and a norm follows.
         """
-        return self.at_positions(self.tokens(x, theta), x, t, theta, types)
+        is_embedded = jnp.issubdtype(x.dtype, jnp.floating)
+        x = x if is_embedded else zero_padding(x, self.length)
+        X = x if is_embedded else self.at_positions(self.tokens(x, theta), x, theta, types)
+        W_in = getattr(theta, "W_in", None)
+        if is_embedded or hasattr(theta, "W_in"):  # hasattr: Algorithm 9, whose padding gets the first column, too
+            X = pad_embeddings(X, theta.W_e if W_in is None else W_in, self.length)
+        return X
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token."""
         return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
 
     def at_positions(
-        self, X: Float[Array, "d_in *columns"], x: Integer[Array, "*columns"], t: Any, theta: Any, types: Any = None
+        self, X: Float[Array, "d_in *columns"], x: Integer[Array, "*columns"], theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
         """``X[:, t] + W_p[:, t]`` for every column, and the rest of the embedding: token types, norm, projection."""
         line = self.variant.embedding
-        W_p_t = line.of_positions(_of_columns(t, x), theta, self.implementation)
+        W_p_t = line.of_positions(_of_columns(self.t, x), theta, self.implementation)
         X = X if W_p_t is None else X + W_p_t
         if getattr(theta, "W_t", None) is not None:
             types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
@@ -83,139 +105,159 @@ class Lines(NamedTuple):
         X = self.layer_norm(X, theta.embedding_norm)
         return shard_residual_stream(linear(theta.W_in, X, theta.b_in, self.implementation)) if line.factored else X
 
-    def sharing(self, numbers: Any, x: Any, t: Any, theta: Any, *, both_ways: bool = False) -> "Lines":
-        """The lines with the table that all attentions share: θ's distances, and positions for queries and keys."""
-        P = self.variant.embedding.in_attention(_of_columns(t, x), theta, self.implementation)
-        return self._replace(table=Table(numbers, both_ways, P))
-
     def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
         return X if norm is None else shard_residual_stream(self.variant.norm(X, norm, self.implementation))
 
-    def before(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The input of a sublayer: the norm of X if layers normalize first, otherwise X."""
-        return self.layer_norm(X, norm) if self.order == "norm_first" else X
-
-    def after(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
-        """The sum after a sublayer: X if layers normalize first, otherwise the norm of X."""
-        return X if self.order == "norm_first" else self.layer_norm(X, norm)
-
     def mh_attention(
-        self, X: Float[Array, "d_e *batch l_x"], Z: Any, W: Any, mask: Any, t_x: Any, t_z: Any
+        self, X: Float[Array, "d_e *batch l_x"], Z: Any, W: Any, mask: Any
     ) -> Float[Array, "d_e *batch l_x"]:
-        """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, by the layer's attention line.
+        """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, by the layer's attention line and with its memory.
 
-        Z and the mask, in any form that ``attend`` reads, are passed on to it; t_x and t_z are the positions of the
-        columns of X and Z.
+        Padding is masked, too. A memory may have keys and values instead of Z.
         """
-        key, is_self = next(self.keys, None), X is Z
+        is_self = X is Z
+        mask = padded(mask, self.length if is_self else self.z_length)
+        X, W = self._normalized(X, W)
+        memory, X = self.memory if is_self else self.context, shard_layer_input(X)
+        Z = None if is_self else shard_layer_input(Z)
+        options = {"t_x": self.t, "t_z": self.t if is_self else None, "table": self.table}
+        options |= {"implementation": self.implementation, "dropout": self.dropout}
 
         def by(line):
-            options = {"t_x": t_x, "t_z": t_z, "implementation": self.implementation, "rate": self.variant.dropout}
-            options["table"] = self.table
-            return lambda X, Z, W, key: self.attend(line, X, X if is_self else Z, W, mask, key=key, **options)
+            return lambda X, Z, W, key: line(X, X if is_self else Z, W, mask, memory, key=key, **options)
 
-        lines = self.variant.attentions
+        lines, arguments = self.variant.attentions, (X, Z, W, self._key(0 if is_self else 1))
         distinct = tuple(dict.fromkeys(lines))
-        arguments = X, None if is_self else Z, W, key
         if len(distinct) == 1 or isinstance(self.l, int):
-            Y, kept = by(lines[self.l % len(lines) if len(distinct) > 1 else 0])(*arguments)
+            Y, memory.kept = by(lines[self.l % len(lines) if len(distinct) > 1 else 0])(*arguments)
         else:
             turn = jnp.asarray([distinct.index(line) for line in lines])[self.l % len(lines)]
-            Y, kept = jax.lax.switch(turn, [by(line) for line in distinct], *arguments)
-        if self.kept_here is not None:
-            self.kept_here.append(kept)
-        return Y
+            Y, memory.kept = jax.lax.switch(turn, [by(line) for line in distinct], *arguments)
+        return shard_residual_stream(Y)
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any) -> Float[Array, "d_e *columns"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``; 0 in a variant without MLPs."""
-        line, key = self.variant.mlp, next(self.keys, None)
+        line = self.variant.mlp
         if line is None:
             return jnp.zeros_like(X)
-        options: dict[str, Any] = {"f": self.activation, "rate": self.variant.dropout, "key": key}
+        X, W = self._normalized(X, W)
+        options: dict[str, Any] = {"f": self.activation, "rate": self.dropout, "key": self._key(self.draws - 1)}
         return shard_residual_stream(line(shard_layer_input(X), W, implementation=self.implementation, **options))
 
-    def activate(self, X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
-        """``f(X)``, with the activation of the MLPs."""
-        return activate(self.activation, X, self.implementation)
+    def projection(self, X: Float[Array, "d_e *columns"], theta: Any) -> Float[Array, "d_f *columns"]:
+        """``f(W_f X + b_f 1ᵀ)``, with the activation of the MLPs; X if θ has no W_f."""
+        if theta.W_f is None:
+            return X
+        return activate(self.activation, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
 
     def unembedding(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
-        """``softmax(W_u X)``, Algorithm 7."""
-        return self.variant.unembedding(X, theta)
+        """``softmax(W_u X)``, Algorithm 7; X if the caller wants the hidden state."""
+        return X if self.how.hidden else self.variant.unembedding(X, theta)
 
-    def each_layer(
-        self, layer: Layer, X: Float[Array, "d_e *batch l"], stacked: Any, *, reads: Any = (), draws: int = 2
-    ) -> Float[Array, "d_e *batch l"]:
-        """``for l = 1, …, L: X ← layer(X, θ_l, f_l)``, with the parameters and the lines of each layer.
+    def _normalized(self, X, W):
+        return (self.layer_norm(X, W.norm), W.W) if isinstance(W, NormFirst) else (X, W)
+
+    def _key(self, i: int) -> OptionalKey:
+        """The key of the layer's line number i of those that drop something."""
+        return None if self.key is None else fold_in(self.key, self.draws * self.l + i)
+
+    def each_layer(self, X: Any, stacked: Any) -> Callable[[Layer], Any]:
+        """``for l = 1, …, L: X ← layer(X, θ_l)``, written above the body of the loop, as in `algorithms.loops`.
+
+        A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
 
         Args:
-            layer: the body of the loop.
             X: the residual stream.
             stacked: the layers' parameters, stacked on axis 0, each used by ``variant.shared_layers`` consecutive
                 layers; or a tuple with those of every layer.
-            reads: the other arrays that ``layer`` reads, the same for all layers.
-            draws: number of keys that a layer uses.
         """
-        if isinstance(stacked, tuple) and not hasattr(stacked, "_fields"):
-            for l, theta_l in enumerate(stacked):
-                X = layer(X, theta_l, self._replace(l=l))
-            return X
 
-        shared = self.variant.shared_layers
+        def run(layer):
+            reads = read_by(layer)
+            body = in_order(self.order, layer, reads)
+            of_all = self._one_by_one if isinstance(stacked, tuple) and not hasattr(stacked, "_fields") else self._scan
+            return of_all(body, X, stacked, reads)
 
-        def turn(X, indexed):
-            theta_l, l = indexed
+        return run
+
+    def _one_by_one(self, layer, X, layers, _):
+        kept = []
+        for l, theta_l in enumerate(layers):
+            memory, context = self.memory.of_layer(l), self.context.of_layer(l)
+            X = layer(X, theta_l, self._replace(l=self.how.first_layer + l, key=None, memory=memory, context=context))
+            kept.append(memory.kept)
+        self.memory.kept = tuple(kept)
+        return X
+
+    def _scan(self, layer, X, stacked, reads):
+        shared, draws = self.variant.shared_layers, 3 if hasattr(stacked, "cross_attention") else 2
+
+        def turn(X, of_layer):
+            theta_l, l, kept = of_layer
             if shared > 1:
                 theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stacked)
-            keys = (fold_in(self.key, draws * l + i) for i in range(draws))
-            kept_here = []
-            X = layer(X, theta_l, self._replace(l=l, keys=keys, kept_here=kept_here))
-            return X, kept_here
+            memory = Memory(self.memory.how, kept)
+            X = layer(X, theta_l, self._replace(l=self.how.first_layer + l, draws=draws, memory=memory))
+            return X, memory.kept
 
         L = shared * jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
         each = None if shared > 1 else stacked
-        turn = _recomputed(turn, self.remat, self.unroll)
-        X, kept = jax.lax.scan(turn, X, (each, jnp.arange(L)), unroll=self.unroll)
-        if self.kept is not None:
-            self.kept.extend(kept)
+        turn, unroll = _recomputed(turn, self.how.remat, self.how.unroll), self.how.unroll
+        X, self.memory.kept = jax.lax.scan(turn, X, (each, jnp.arange(L), self.memory.kept), unroll=unroll)
         return X
+
+
+class Own(NamedTuple):
+    """What an algorithm has where a variant names nothing else."""
+
+    activation: Activation
+    orders: tuple[str, ...]  # those that its layers may have, its own first
+    both_ways: bool = False  # whether tokens also attend to later ones
+    distances: str = "distances"  # the field of θ with its scores by distance
+
+
+OWN = {
+    "encoder of Algorithm 8": Own("relu", ("norm_last", "norm_first", "no_norm"), True, "encoder_distances"),
+    "decoder of Algorithm 8": Own("relu", ("norm_last", "norm_first", "no_norm"), False, "decoder_distances"),
+    "Algorithm 9": Own("gelu", ("norm_last", "norm_first", "no_norm"), True),
+    "Algorithm 10": Own("gelu", ("norm_first", "norm_last", "side_by_side", "no_norm")),
+}
 
 
 def lines_of(
-    variant: Variant,
+    algorithm: str,
+    x: Tokens | Columns,
+    theta: Any,
     implementation: Implementation,
-    activation: Activation,
-    orders: tuple[str, ...],
-    **options: Any,
+    dropout: float = 0.0,
+    key: OptionalKey = None,
+    *,
+    length: Any = None,
+    z_length: Any = None,
+    how: How = PLAIN,
 ) -> Lines:
-    """The lines of a variant; the algorithm's ``activation`` and first of its ``orders`` apply unless it names others.
+    """The lines of θ's variant for a sequence x, tokens or columns of embeddings, with its positions.
 
-    ``orders`` are all that a layer of the algorithm may have, ``options`` other fields of `Lines`.
+    ``algorithm`` is one of `OWN`; the rest are fields of `Lines`.
 
     Raises:
-        ValueError: if the variant's order is not one of them.
+        ValueError: if the algorithm has no layers in the variant's order.
     """
-    order = variant.order or orders[0]
-    if order not in orders:
-        raise ValueError(f"variant.order: expected None or one of {', '.join(map(repr, orders))} here, got {order!r}")
-    activation = (variant.mlp and variant.mlp.activation) or activation
-    return Lines(variant, implementation, activation, order, **options)
-
-
-@numbered
-def side_by_side(mask: Any, t: Any) -> Layer:
-    """Lines 5 to 8 of Algorithm 10 with attention and MLP in parallel: both read the layer's input."""
-
-    def layer(X, theta_l, f):
-        W, norm1, mlp, norm2 = theta_l
-        X_tilde = f.layer_norm(X, norm1)  # line 5
-        Y = f.mh_attention(X_tilde, X_tilde, W, mask, t, t)  # line 6, without its sum
-        X_tilde = f.layer_norm(X, norm2)  # line 7
-        X = X + Y + f.mlp(X_tilde, mlp)  # line 8
-        return X
-
-    return layer
+    own, variant = OWN[algorithm], theta.variant
+    order = variant.order or own.orders[0]
+    if order not in own.orders:
+        orders = ", ".join(map(repr, own.orders))
+        raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
+    order = None if order in (own.orders[0], "no_norm") else order  # None: the body as printed
+    activation = (variant.mlp and variant.mlp.activation) or own.activation
+    x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
+    t = positions_in(x) if how.positions is None else how.positions
+    positions = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
+    table = Table(getattr(theta, own.distances), own.both_ways, positions)
+    memories = how.memory or Memory(), how.context or Memory()
+    return Lines(variant, activation, order, t, table, implementation, dropout, key, length, z_length, how, *memories)
 
 
 def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll) -> Callable[..., Any]:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Integer
 
-from algorithms.machinery.contract import Range, check_value
+from algorithms.machinery.contract import check_value
+from algorithms.machinery.record import Range, as_arguments
 
 
 @functools.partial(
@@ -39,6 +40,11 @@ class StructuralMask:
     documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
     # the position of the first primary token, on a device that has only some of them; None for 0
     first: Annotated[Any, Integer[Array, ""], None] = None
+
+    def __repr__(self) -> str:
+        """The rules that it has."""
+        rules = {name: rule for name, rule in vars(self).items() if rule is not None and rule is not False}
+        return f"StructuralMask({as_arguments(rules)})"
 
     def permits(self, t_z: Integer[Array, "*#shape"], t_x: Integer[Array, "*#shape"]) -> Bool[Array, "*shape"]:
         """Whether token t_x of one sequence may attend to t_z, for indices that broadcast against each other."""

@@ -24,30 +24,61 @@ N_data     sequences of a data set;  N_epochs passes over it
 
 In a pytree of parameters, heads are stacked on axis 0 of their arrays, and layers in front of that.
 
-===============  =======================================================================================
-argument         meaning, wherever it appears
-===============  =======================================================================================
-theta            θ, all parameters of a transformer, as ``init_…`` makes them
-mask             True where token t_x may attend to context token t_z: a structural mask such as
-                 ``UNIDIRECTIONAL``, or booleans
-length, lengths  number of tokens before the padding; None: there is no padding. Later positions are never read;
-                 their outputs are meaningless
-variant          what a published model changes in the pseudocode; ``PAPER`` changes nothing
-implementation   how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
-dropout          probability of dropping an attention weight; above 0 it needs a key
-key              randomness: a typed key (``jax.random.key``), one per sequence of a batch; it is consumed
-remat            what a layer's backward pass recomputes instead of storing: False, nothing; True, everything;
-                 ``"all but attention"``, everything but the attention kernel; ``"all but products"``, only norms,
-                 activations and W_o's product: queries, keys, values and the MLP's products are stored, too
-unroll           whether to unroll the loop over the layers: the program runs faster, and takes longer to compile
-epsilon          ε, added to the variance in a norm; 0 in the paper
-tau              temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
-eta              learning rate η
-===============  =======================================================================================
+==================  =====================================================================================
+argument            meaning, wherever it appears
+==================  =====================================================================================
+v                   a token ID, or several
+l                   a position, or several
+x                   token IDs of the (primary) sequence; in training, a row for each sequence
+z                   token IDs of the context sequence; in training, a row for each sequence
+X                   the (primary) sequence, tokens as columns
+Z                   the context sequence, tokens as columns
+e                   activations of a token, or of several, as columns
+E                   activations of the context tokens, as columns
+Q, K, V             queries, keys and values, as columns
+W_qkv               𝓦_qkv, the projections of a head
+W                   𝓦, the projections of all heads, and W_o
+W_e                 the embeddings of the tokens, as columns
+W_p                 the embeddings of the positions, as columns
+W_u                 the unembedding matrix
+gamma, beta         γ and β of a norm
+b_u                 an output bias, added to the logits; None: no bias
+cap                 c: logits y become c tanh(y/c); None: no cap
+theta               θ, all parameters of a transformer, as ``init_…`` makes them
+how                 what internal callers ask for besides; nothing by default
+mask                True where token t_x may attend to context token t_z: a structural mask such as
+                    ``UNIDIRECTIONAL``, or booleans
+z_mask              the mask of the context's attention to itself
+cross_mask          the mask of the primary sequence's attention to the context
+length, lengths     number of tokens before the padding; None: there is no padding. Later positions are never
+                    read; their outputs are meaningless
+x_lengths           number of tokens before the padding of each primary sequence; None: there is no padding
+z_length, z_lengths number of tokens before the padding of a context, or of each; None: there is no padding
+types               types of the tokens, such as BERT's first and second sentence; None: all have type 0
+positions           positions of the columns; None: 0, 1, 2, …
+segments            the document of each token, the only one it attends to; None: all are one document
+implementation      how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
+dropout             probability of dropping an attention weight; above 0 it needs a key
+key                 randomness: a typed key (``jax.random.key``), one per sequence of a batch; it is consumed
+remat               what a layer's backward pass recomputes instead of storing: False, nothing; True, everything;
+                    ``"all but attention"``, everything but the attention kernel; ``"all but products"``, only
+                    norms, activations and W_o's product: queries, keys, values and the MLP's products are
+                    stored, too
+unroll              whether to unroll the loop over the layers: the program runs faster, and takes longer to compile
+epsilon             ε, added to the variance in a norm; 0 in the paper
+tau                 temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
+eta                 learning rate η
+N_epochs            passes over the data
+p_mask              probability of masking a token
+l_gen               number of tokens to generate
+l_max               the longest output, in tokens; None: as long as the parameters allow
+==================  =====================================================================================
 
-Their types, below, also say which values are allowed. Invalid input raises an error when a function is traced, saying
-what was expected, what came, and what to do: ``TypeError`` for the wrong kind of value, ``ValueError`` for the wrong
-shape or an invalid value. Compiled code cannot raise for a token ID outside [0, N_V): it yields NaN, never another
+`help` shows these meanings, and the types below say which values are allowed. Invalid input raises an error when a
+function is traced, saying what was expected, what came, and what to do: ``TypeError`` for the wrong kind of value,
+``ValueError`` for the wrong shape or an invalid value. The values of numbers and NumPy arrays are checked at every
+call, those of JAX arrays only if a CPU has them ready: no check waits for a computation or copies from an accelerator
+(``jax.device_get`` does). Compiled code cannot raise for a token ID outside [0, N_V): it yields NaN, never another
 token's embedding.
 
 A docstring adds what is specific to its function: the paper's line, its departures from the paper, and the source,
@@ -57,31 +88,30 @@ as incml 2023), in matrix form, and Valentin Radu, "Vectors of Meaning", vom.rad
 component by component.
 """
 
+import re
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
-from algorithms.machinery.contract import Range, Relation, UpTo
+from algorithms.machinery.contract import LEGEND, UpTo
+from algorithms.machinery.record import Range
 
-
-def _check_has_key(arguments: Mapping[str, Any]) -> None:
-    if arguments["dropout"] and arguments["key"] is None:
-        raise ValueError(
-            f"key: dropout = {arguments['dropout']} needs one; give key=jax.random.key(seed), or dropout=0.0"
-        )
-
+for names, meaning in re.findall(
+    r"^(\w+(?:, \w+)*) +(\S.*(?:\n {8,}.*)*)", (__doc__ or "").split("argument  ")[-1], re.M
+):
+    LEGEND.update(dict.fromkeys(names.split(", "), " ".join(meaning.split())))
 
 # fmt: off
 Length         = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
 ContextLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
+PrimaryLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_x")]
 Lengths        = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]    # one per sequence of a data set
 ContextLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_z")]
 PrimaryLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_x")]
 OptionalKey    = Key[Array, "*batch"] | None
-Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <= p < 1), Relation(_check_has_key)]
+Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <= p < 1)]
 Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 Temperature    = Annotated[float | Float[Array, "*#batch"],  # one for all sequences, or one each
                            Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
@@ -91,6 +121,7 @@ Rate           = Annotated[float | Float[Array, ""], Range("a learning rate >= 0
 Probability    = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
 Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 Epochs         = Annotated[int, Range("at least 0", lambda n: n >= 0)]
+FirstLayer     = Annotated[int, Range("at least 0", lambda l: l >= 0)]
 Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
 # fmt: on
 

@@ -46,12 +46,18 @@ hypothesis.settings.load_profile("jax")
 gc.set_threshold(200_000, 20, 20)  # tracing makes many objects, and few cycles
 
 
+LIBRARIES = {"datasets", "lm_eval", "sentencepiece", "torch", "transformers"}
+"""Libraries of the extra `compare`, as modules of tests and fixtures name them."""
+FROM_LIBRARIES = {"hf", "table", "theirs"}
+"""Fixtures that need them."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what the markers exclude
 def pytest_collection_modifyitems(items):
-    """Mark what compares with PyTorch as end_to_end, so that the quick tests are as quick where it is installed."""
-    libraries = {"torch", "transformers", "theirs"}
+    """Mark what needs a library of the extra `compare` as end_to_end: the quick tests run without it."""
     for item in items:
-        if hasattr(item.module, "torch") or libraries.intersection(getattr(item, "fixturenames", ())):
+        of_module = any(hasattr(item.module, library) for library in LIBRARIES)
+        if of_module or LIBRARIES.union(FROM_LIBRARIES).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.end_to_end)
     leave_to_thorough(items)
 

@@ -1,4 +1,4 @@
-"""Files: reading only regular files, writing atomically, and the reasons for failures."""
+"""Files: reading only regular files of this machine, writing atomically, and the reasons for failures."""
 
 import contextlib
 import errno
@@ -21,6 +21,16 @@ KINDS: dict[str, Callable[[int], bool]] = {
 def reason(error: OSError) -> str:
     """Return the operating system's message, or the library's if the error comes from NumPy or a decompressor."""
     return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def local_path(path: str | Path) -> Path:
+    """Return a path, or raise ValueError if it is a URL: gs://bucket/run would be a directory named gs: here."""
+    if "://" in str(path):
+        raise ValueError(
+            f"expected a path on this machine, got {path}; mount its bucket (with gcsfuse, s3fs or rclone) or copy the "
+            "files here, and give their path"
+        )
+    return Path(path)
 
 
 def require_file(path: Path) -> Path:
@@ -56,7 +66,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     unfinished.unlink(missing_ok=True)  # writing through a link would change its target
     try:
         write(unfinished)
-        with unfinished.open("rb") as file:
+        with unfinished.open("r+b") as file:  # Windows flushes only what may be written
             os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException:

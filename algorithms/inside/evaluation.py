@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
-from jax.extend.core.primitives import cond_p, jit_p, remat_p, scan_p, while_p
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core.primitives import cond_p, jit_p, scan_p, while_p
 
-from algorithms.inside.parts import Part, Turn, edited, mapped_first, rows_first
+from algorithms.inside.parts import Part, Turn, edited, in_range_or_nan, mapped_first, rows_first
 from algorithms.machinery.named import named_p
 from algorithms.machinery.naming import Site
 from algorithms.machinery.varying import match_varying_axes
@@ -56,9 +56,9 @@ def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
             inner = found_in(eqn.params["jaxpr"].jaxpr)
             here = {site: f._replace(loops=(eqn.params["length"], *f.loops), times=1) for site, f in inner.items()}
         elif not _is_computed_again(eqn):
-            for inner in jaxprs_in_params(eqn.params):
+            for inner in _jaxprs_in(eqn):
                 here |= _found_in_a_turn(inner)
-            if eqn.primitive not in (jit_p, remat_p, cond_p):
+            if eqn.primitive not in (jit_p, cond_p) and not _is_checkpoint(eqn):
                 here = {site: f._replace(within=f.within or eqn.primitive.name) for site, f in here.items()}
         for site, f in here.items():
             before = found.get(site)
@@ -68,7 +68,7 @@ def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
 
 def _is_computed_again(eqn: Any) -> bool:
     """Whether an equation recomputes the forward pass within the backward pass, because of `jax.checkpoint`."""
-    return eqn.primitive is remat_p and eqn.params["differentiated"]
+    return _is_checkpoint(eqn) and eqn.params["differentiated"]
 
 
 class Kept(NamedTuple):
@@ -129,7 +129,9 @@ class Evaluator:
                 f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record each call by itself"
             )
         value = jnp.stack(value)
-        return Kept(value[part.layers(len(value))] if self._selects(i, loops) else value, loops + 1)
+        if self._selects(i, loops):
+            value = in_range_or_nan(value[part.layers(len(value))], part.where.layer, len(value))
+        return Kept(value, loops + 1)
 
     def _selects(self, i: int, loops: int) -> bool:
         """Whether the next loop around a value is the loop over the layers, and only some layers are requested."""
@@ -163,7 +165,7 @@ class Evaluator:
             return eqn.params["site"] in self.sites
         if _is_computed_again(eqn):
             return False
-        return any(self._is_observed(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+        return any(self._is_observed(inner) for jaxpr in _jaxprs_in(eqn) for inner in jaxpr.eqns)
 
     def _observed(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[Any, Seen]:
         p = eqn.params
@@ -173,7 +175,7 @@ class Evaluator:
             inputs = _placed(inputs, p["in_shardings"])
             out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, turns, visits)
             return _placed(out, p["out_shardings"]), seen
-        if eqn.primitive is remat_p:
+        if _is_checkpoint(eqn):
             evaluate = jax.checkpoint(
                 lambda *inputs: self._evaluate(p["jaxpr"], (), inputs, turns, visits),
                 prevent_cse=p["prevent_cse"],
@@ -225,6 +227,7 @@ class Evaluator:
         (carry, chosen), (ys, every) = jax.lax.scan(
             turn, (carry, chosen), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
         )
+        chosen = {i: in_range_or_nan(v, self.requests[i].where.layer, length) for i, v in chosen.items()}
         seen = {i: [Kept(k.value, k.loops + 1)] for i, k in every.items()}
         return [*carry, *ys], seen | {i: [Kept(value, 1)] for i, value in chosen.items()}
 
@@ -281,9 +284,22 @@ def _placed(values: list[Any], shardings: Any) -> list[Any]:
     ]
 
 
+def _is_checkpoint(eqn: Any) -> bool:
+    """Whether an equation is of ``jax.checkpoint``, whose primitive is public from JAX 0.8 on only."""
+    return eqn.primitive.name == "remat2"
+
+
+def _jaxprs_in(eqn: Any) -> Iterator[Jaxpr]:
+    """The programs in an equation's parameters."""
+    for value in eqn.params.values():
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, (Jaxpr, ClosedJaxpr)):
+                yield one if isinstance(one, Jaxpr) else one.jaxpr
+
+
 def _subprogram(jaxpr: Jaxpr, eqns: list[Any]) -> ClosedJaxpr:
     """Consecutive equations of a program, as a program; hand-derived rules stay intact in it."""
-    made = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
+    made = [v for eqn in eqns for v in eqn.outvars if type(v) is Var]  # others, of a subclass, are dropped
     own = set(made)
     read: Iterator[Any] = (v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
     needed = list(dict.fromkeys(v for v in read if v not in own))

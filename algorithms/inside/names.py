@@ -1,8 +1,9 @@
 """Names of intermediates: parsing them, matching them to statements, and finding the shortest name of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 
@@ -13,7 +14,10 @@ Index = Any
 
 
 class At(str):
-    """A name and a part of its value, made by `at`; the string describes both, such as ``"A[layer=3, head=5]"``."""
+    """A name and a part of its value, made by `at`; the string describes both, such as ``"A[layer=3, head=5]"``.
+
+    It is a pytree, whose leaves are its traced indices.
+    """
 
     name: str
     layer: Index
@@ -34,7 +38,8 @@ def at(
 ) -> At:
     """A part of an intermediate; by default all of it.
 
-    Each index is an integer, which may be traced and drops its axis, a slice, or an array of several integers.
+    Each index is an integer, which drops its axis, a slice, or an array of several integers. Integers may be traced;
+    one that is out of range then gives NaN, in value and in gradient.
 
     Args:
         name: see `algorithms.inside`.
@@ -49,18 +54,43 @@ def at(
         'A[layer=3, head=5]'
     """
     given = {"layer": layer, "head": head, "token": token, "context": context}
-    parts = {word: _concrete(part) for word, part in given.items()} | {"within": within}
+    return _made(name, {word: _concrete(word, part) for word, part in given.items()} | {"within": within})
+
+
+def _made(name: str, parts: dict[str, Any]) -> At:
     said = [f"{word}={_text(part)}" for word, part in parts.items() if part is not None]
     where = At(f"{name}[{', '.join(said)}]" if said else name)
     vars(where).update(parts, name=name)
     return where
 
 
-def _concrete(part: Index) -> Index:
+def _flattened(where: At) -> tuple[list[Tracer], At]:
+    """The traced indices, and the name with ``_TRACED`` in their places."""
+    parts = {word: part for word, part in vars(where).items() if word != "name"}
+    traced = [part for part in parts.values() if isinstance(part, Tracer)]
+    static = {word: _TRACED if isinstance(part, Tracer) else part for word, part in parts.items()}
+    return traced, _made(where.name, static)
+
+
+def _unflattened(static: At, traced: Iterable[Any]) -> At:
+    rest = iter(traced)
+    parts = {word: next(rest) if part is _TRACED else part for word, part in vars(static).items() if word != "name"}
+    return _made(static.name, parts)
+
+
+_TRACED = "traced"
+
+jax.tree_util.register_pytree_node(At, _flattened, _unflattened)
+
+
+def _concrete(word: str, part: Index) -> Index:
     """The index, with concrete numbers converted to integers or NumPy arrays."""
-    if part is None or isinstance(part, (int, slice, Tracer)):
+    if part is None or isinstance(part, slice):
         return part
-    return int(part) if np.ndim(part) == 0 else np.asarray(part)
+    index = part if isinstance(part, Tracer) else np.asarray(part)
+    if not np.issubdtype(index.dtype, np.integer):
+        raise TypeError(f"{word}: expected an integer, several or a slice, got {part!r}")
+    return index if isinstance(index, Tracer) or index.ndim else int(index)
 
 
 def _text(part: Index) -> str:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from algorithms.inside.names import At, Index
 from algorithms.machinery.naming import Site
@@ -81,7 +82,8 @@ class Part(NamedTuple):
         """The part of a value ``[H, rows, …, columns]``; an axis indexed by a single integer is dropped."""
         chosen = self._chosen(value.ndim)
         for axis, index in chosen:
-            value = value[_at_axis(axis, index)]
+            selected = value[_at_axis(value, axis, index)]
+            value = in_range_or_nan(selected, index, value.shape[axis], axis)
         return jnp.squeeze(value, tuple(axis for axis, index in chosen if _is_one(index)))
 
     def replaced(self, value: Array, part: Array) -> Array:
@@ -90,9 +92,9 @@ class Part(NamedTuple):
         part = jnp.expand_dims(part, sorted(axis for axis, index in chosen if _is_one(index)))
         outer = [value]
         for axis, index in chosen[:-1]:
-            outer.append(outer[-1][_at_axis(axis, index)])
+            outer.append(outer[-1][_at_axis(value, axis, index)])
         for whole, (axis, index) in zip(reversed(outer), reversed(chosen), strict=False):
-            part = whole.at[_at_axis(axis, index)].set(part)
+            part = whole.at[_at_axis(value, axis, index)].set(part)
         return part
 
     def layers(self, length: int) -> Any:
@@ -100,13 +102,39 @@ class Part(NamedTuple):
         layer = self.where.layer
         return np.arange(length)[layer] if isinstance(layer, slice) else layer % length
 
+    def edited_or_nan(self, value: Array, layers: int) -> Array:
+        """An edited value, all of it NaN if an index was out of range."""
+        indices = [(index, value.shape[axis]) for axis, index in self._chosen(value.ndim)]
+        for index, size in [*indices, (self.where.layer, layers)]:
+            if isinstance(index, Tracer):
+                value = value * _one_or_nan(index, size).prod().astype(value.dtype)
+        return value
+
+
+def in_range_or_nan(value: Array, index: Index, size: int, axis: int = 0) -> Array:
+    """What an index of an axis of this size selected along an axis: NaN, like its gradient, where it was out of range.
+
+    Indices that are not traced have been checked.
+    """
+    if not isinstance(index, Tracer):
+        return value
+    factor = _one_or_nan(index, size).astype(value.dtype)
+    return value * factor.reshape([factor.size if i == axis else 1 for i in range(value.ndim)])
+
+
+def _one_or_nan(index: Array, size: int) -> Array:
+    index = index.astype(int)  # an unsigned integer has no number below 0 to compare with
+    return jnp.where((index >= -size) & (index < size), 1.0, jnp.nan)
+
 
 def _is_one(index: Index) -> bool:
     return not isinstance(index, slice) and jnp.ndim(index) == 0
 
 
-def _at_axis(axis: int, index: Index) -> tuple[Any, ...]:
-    """An index of one axis that keeps the axis even if it is a single integer."""
+def _at_axis(value: Array, axis: int, index: Index) -> tuple[Any, ...]:
+    """An index of one axis that keeps the axis even if it is a single integer; it is taken modulo the axis's size."""
+    if isinstance(index, Tracer):
+        index = index % value.shape[axis]
     if isinstance(index, int):
         index = slice(index, index + 1 or None)
     elif _is_one(index):
@@ -141,7 +169,8 @@ def edited(part: Part, value: Array, new: Any, turns: tuple[Turn, ...]) -> Array
     else:
         replacement = _of_turn(part, jnp.asarray(new), old, outer)
     changed = part.replaced(value, jnp.broadcast_to(replacement.astype(value.dtype), old.shape))
-    return jnp.where(is_chosen.any(), changed, value) if layered else changed
+    changed = jnp.where(is_chosen.any(), changed, value) if layered else changed
+    return part.edited_or_nan(changed, turns[-1].length if layered else 0)
 
 
 class Added(NamedTuple):

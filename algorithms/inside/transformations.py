@@ -4,14 +4,15 @@ They trace the form of the function that names its values, and evaluate the resu
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from algorithms.inside.compilation import Call, compiled_for_each_function
 from algorithms.inside.evaluation import Evaluator, Found, found_in
 from algorithms.inside.names import At, as_at, find, shortest_names
 from algorithms.inside.parts import Added, Part
@@ -26,7 +27,8 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recor
     """``f``, which also returns the intermediates of these names: ``out, seen = record(f, "A", "X@6")(x, theta)``.
 
     Only requested values are kept, and only the requested part of each. If the attention kernel does not form S and A,
-    they are computed in addition; the rest of the program is the same. The returned function is compiled.
+    they are computed in addition; the rest of the program is the same. The returned function is compiled,
+    once for each f and names.
 
     Args:
         f: any function that calls the algorithms.
@@ -44,18 +46,20 @@ def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recor
     if len(set(places)) < len(places):
         raise ValueError(f"names: expected each once, got {', '.join(places)}")
 
-    def recorded(call: "_Call", arrays: list[Array]) -> tuple[Any, Recorded]:
-        program = _program_with(places, call, arrays, "beside")
-        out, seen = program.run([program.part(where) for where in places], [])
-        return out, Recorded(zip(map(str, places), seen, strict=True))
+    return _Transformed(_recorded, f, places)
 
-    return _of_arguments(f, jax.jit(recorded, static_argnums=0))
+
+@compiled_for_each_function
+def _recorded(f: Callable[..., Any], places: list[At], args: Any, kwargs: Any) -> tuple[Any, list[Array]]:
+    program = _program_with(places, f, args, kwargs, "beside")
+    return program.run([program.part(where) for where in places], [])
 
 
 def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, Any]) -> Callable[..., Any]:
     """``f`` with values replaced as it runs: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
 
-    If S or A is replaced, attention runs by the lines as printed. The returned function is compiled.
+    If S or A is replaced, attention runs by the lines as printed. The returned function is compiled, once for each
+    f, names and functions among the changes.
 
     Args:
         f: any function that calls the algorithms.
@@ -70,14 +74,21 @@ def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, An
         >>> without(jnp.array([3, 0, 1]), theta).shape
         (5, 3)
     """
-    places = {as_at(name): new for name, new in changes.items()}
+    places = [as_at(name) for name in changes]
+    return _Transformed(_changed, f, places, [_as_arrays(new) for new in changes.values()])
 
-    def changed(call: "_Call", arrays: list[Array]) -> Any:
-        program = _program_with(places, call, arrays, "printed")
-        edits = [(program.part(where, to_replace=True), new) for where, new in places.items()]
-        return program.run([], edits)[0]
 
-    return _of_arguments(f, jax.jit(changed, static_argnums=0))
+@compiled_for_each_function
+def _changed(f: Callable[..., Any], places: list[At], args: Any, kwargs: Any, news: list[Any]) -> Any:
+    program = _program_with(places, f, args, kwargs, "printed")
+    edits = [(program.part(where, to_replace=True), new) for where, new in zip(places, news, strict=True)]
+    return program.run([], edits)[0]
+
+
+def _as_arrays(new: Any) -> Any:
+    if callable(new) or isinstance(new, (Added, Array, np.ndarray)):
+        return new
+    return np.asarray(new) if np.isscalar(new) else jnp.asarray(new)
 
 
 def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, Recorded, Recorded]]:
@@ -98,30 +109,34 @@ def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array
         >>> gradient["A"].shape
         (2, 3, 2, 2)
     """
+    return _Transformed(_differentiated, f, [as_at(name) for name in names])
 
-    def differentiated(call: "_Call", arrays: list[Array]):
-        shapes = jax.eval_shape(lambda: call.to(record(f, *names), arrays))[1]
-        zeros = {where: jnp.zeros(shapes[where].shape, shapes[where].dtype) for where in map(as_at, names)}
 
-        def of_sums(added):
-            moved = intervene(f, {where: Added(value) for where, value in zip(zeros, added, strict=True)})
-            return call.to(record(moved, *names), arrays)
+@compiled_for_each_function
+def _differentiated(
+    f: Callable[..., Any], places: list[At], args: Any, kwargs: Any
+) -> tuple[Array, list[Array], list[Array]]:
+    _, shapes = jax.eval_shape(lambda: _recorded(f, places, args, kwargs))
 
-        (value, seen), gradient = jax.value_and_grad(of_sums, has_aux=True)(list(zeros.values()))
-        return value, seen, Recorded(zip(map(str, zeros), gradient, strict=True))
+    def of_sums(added):
+        moved = intervene(f, {where: Added(value) for where, value in zip(places, added, strict=True)})
+        return _recorded(moved, places, args, kwargs)
 
-    return _of_arguments(f, jax.jit(differentiated, static_argnums=0))
+    zeros = [jnp.zeros(of_place.shape, of_place.dtype) for of_place in shapes]
+    (value, seen), gradient = jax.value_and_grad(of_sums, has_aux=True)(zeros)
+    return value, seen, gradient
 
 
 def intermediates(f: Callable[..., Any]) -> Callable[..., Intermediates]:
     """A function of f's arguments, or of their shapes, that lists all values of f that `record` can record."""
 
-    def listed(call: "_Call", arrays: list[Any]) -> Intermediates:
-        program = _Program(call, arrays, "beside")
+    @functools.wraps(f, updated=())  # without f's attributes, such as `lower`, which would be wrong here
+    def listed(*args: Any, **kwargs: Any) -> Intermediates:
+        program = _Program(f, args, kwargs, "beside")
         names = shortest_names(program.sites)
         return Intermediates(_described(names[site], program.found[site]) for site in program.sites)
 
-    return _of_arguments(f, listed)
+    return listed
 
 
 def _described(name: str, found: Found) -> Intermediate:
@@ -130,49 +145,44 @@ def _described(name: str, found: Found) -> Intermediate:
     return Intermediate(name, shape, found.value.dtype, lines, found.site.place)
 
 
-class _Call(NamedTuple):
-    """A call of a function, without the arrays among its arguments."""
+class _Transformed:
+    """A function with requests or changes: a pytree of the function, traced indices and arrays to replace values by.
 
-    f: Callable[..., Any]  # the function
-    tree: Any  # the structure of the arguments
-    leaves: tuple[Any, ...]  # the leaves of the arguments, with `_ARRAY` in the place of each array
+    So that functions which differ only in these share a program, also if they are transformed again.
+    """
 
-    @classmethod
-    def of(cls, f: Callable[..., Any], args: Any, kwargs: Any) -> tuple["_Call", list[Any]]:
-        """The call, and the arrays."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        is_array = [isinstance(leaf, (Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)) for leaf in leaves]
-        arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
-        rest = tuple(_ARRAY if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-        return cls(f, tree, rest), arrays
+    def __init__(self, run: Callable[..., Any], f: Callable[..., Any], places: list[At], *changes: Any) -> None:
+        functools.update_wrapper(self, f, updated=())  # without f's attributes, such as `lower`
+        self._run, self._f, self._places, self._changes = run, f, places, changes
 
-    def to(self, f: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        """The same call of another function, with these arrays."""
-        rest = iter(arrays)
-        leaves = [next(rest) if leaf is _ARRAY else leaf for leaf in self.leaves]
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return f(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results = self._run(self._f, self._places, args, kwargs, *self._changes)
+        if self._run is _changed:
+            return results
+        value, *lists = results
+        names = [str(where) for where in self._places]
+        order = sorted(range(len(names)), key=names.__getitem__)  # as under `jax.jit`, see `Recorded`
+        return value, *(Recorded((names[i], values[i]) for i in order) for values in lists)
 
-
-_ARRAY = "an array"
+    def flattened(self) -> tuple[tuple[Any, ...], Any]:
+        """The parts that may hold arrays, and the transformation."""
+        return (self._f, self._places, *self._changes), self._run
 
 
-def _of_arguments(f: Callable[..., Any], of_call: Callable[[_Call, list[Any]], Any]) -> Callable[..., Any]:
-    """``of_call`` as a function of f's arguments."""
-
-    @functools.wraps(f, updated=())  # without f's attributes, such as `lower`, which would be wrong here
-    def transformed(*args: Any, **kwargs: Any) -> Any:
-        return of_call(*_Call.of(f, args, kwargs))
-
-    return transformed
+jax.tree_util.register_pytree_node(
+    _Transformed, _Transformed.flattened, lambda run, children: _Transformed(run, *children)
+)
 
 
 class _Program:
-    """A call, traced in the form that names its values."""
+    """A call of a function, traced in the form that names its values."""
 
-    def __init__(self, call: _Call, arrays: list[Any], scores: str) -> None:
+    def __init__(self, f: Callable[..., Any], args: Any, kwargs: Any, scores: str) -> None:
+        call, arrays = Call.of(f, *args, **kwargs)
+
         def of_arrays(*arrays):
-            return call.to(call.f, arrays)
+            (f, *args), kwargs = call.arguments(arrays)
+            return f(*args, **kwargs)
 
         around = looking.value
         if around is not None:  # within another observer: show enough for both
@@ -180,7 +190,7 @@ class _Program:
         with looking(Look(scores)):
             self._jaxpr, out = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         self._out = jax.tree.structure(out)
-        self._name = getattr(call.f, "__name__", "the function")
+        self._name = getattr(f, "__name__", "the function")
         self._arrays = arrays
         self.found = found_in(self._jaxpr.jaxpr)
         self.sites = list({site.key: site for site in self.found}.values())  # the last of those with one key
@@ -218,10 +228,10 @@ class _Program:
         return jax.tree.unflatten(self._out, out), seen
 
 
-def _program_with(places: Iterable[At], call: _Call, arrays: list[Any], scores: str) -> _Program:
+def _program_with(places: Iterable[At], f: Callable[..., Any], args: Any, kwargs: Any, scores: str) -> _Program:
     """The call's program; attention shows S and A in this way only if its kernel alone does not show all the places."""
-    program = _Program(call, arrays, "kernel")
-    return program if all(map(program.has, places)) else _Program(call, arrays, scores)
+    program = _Program(f, args, kwargs, "kernel")
+    return program if all(map(program.has, places)) else _Program(f, args, kwargs, scores)
 
 
 _UNREACHABLE = {

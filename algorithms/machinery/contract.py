@@ -1,116 +1,452 @@
-"""The contract of a function, read from its signature: static arguments, checks, and error messages.
+"""The contract of a public function is its signature: what is compiled in, what is checked, and what the errors say.
 
-`algorithms.machinery.annotations` says what each annotation means. Everything except the values of arrays is checked
-when a function is traced, so compiled calls pay nothing for it.
+======================================  ======================================================================
+an annotation                           means
+======================================  ======================================================================
+``Float[Array, "d_x *batch l_x"]``      kind and shape; axes with the same name have the same size, and that
+                                        of H_kv divides that of H
+``Integer[Array, "*#batch l"]``         the batch axes may be left out
+``DTransformerParams``                  parameters; their method ``__shapes__`` has the `Shape` of each array
+``Annotated[AttentionParams, shapes]``  parameters of these shapes
+``StructuralMask``                      another pytree, each field checked against its own annotation
+``Literal["auto", "paper"]``            a choice
+``Annotated[float, Range(…)]``          allowed values, checked if they are at hand
+``Annotated[int, UpTo("l")]``           one or several numbers of tokens, at most the size of the axis l
+``Annotated[Any, A, B]``                A or B, hidden from type checkers
+no array anywhere                       a static argument
+======================================  ======================================================================
+
+A class may define ``__expected__``, its description in messages. Everything except the values of arrays is checked when
+a function is traced, so compiled calls pay nothing for it. Relations between arguments are in `algorithms.relations`.
 """
 
+import contextvars
+import dataclasses
 import functools
 import inspect
-import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+import textwrap
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms.machinery.annotations import Range, Relation, UpTo, alternatives, is_array, is_static
-from algorithms.machinery.axes import Axes, described
+from algorithms.machinery.explicit import with_automatic_axes
+from algorithms.machinery.naming import numbered
+from algorithms.machinery.record import Range, alternatives, fits, refusal, words_for
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Contract(NamedTuple):
-    """The contract that a signature states."""
+class UpTo(NamedTuple):
+    """At least 0, and at most the number of tokens of the sequences with this axis."""
 
-    static: tuple[str, ...]  # names of the arguments that are compiled in
-    check: Callable[..., None]  # takes the function's arguments; raises TypeError or ValueError if they are invalid
-    check_values: Callable[..., None] | None  # the same for the values of arrays; None if any value is allowed
+    axis: str
 
 
-def contract_of(function: Callable[..., Any]) -> Contract:
-    """Read the contract of a function from its signature."""
-    signature = inspect.signature(function)
-    annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    static = tuple(name for name, annotation in annotations.items() if is_static(annotation))
-    relations = {name: _notes(annotation, Relation) for name, annotation in annotations.items()}
-    values = {name: _notes(annotations[name], (Range, UpTo)) for name in annotations.keys() - set(static)}
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product."""
 
-    def check(*args, **kwargs):
-        arguments, axes = _bound(function, signature, args, kwargs), Axes()
-        for name, value in arguments.items():
-            axes.check(name, value, annotations[name])
-        axes.check_lengths()
-        for name, value in arguments.items():
-            of_class = getattr(type(value), "__relation__", None)
-            for relation in (*relations[name], *([of_class] if of_class else [])):
-                relation.check(arguments)
+    axes: str
+    start: float = 0.0  # initial value of a vector's entries
 
-    def check_values(*args, **kwargs):
-        arguments = _bound(function, signature, args, kwargs)
-        for name, notes in values.items():
-            for note in notes if arguments[name] is not None else ():
-                allowed = note if isinstance(note, Range) else _numbers_of_tokens(note.axis, arguments, annotations)
-                if allowed is not None:
-                    check_value(name, arguments[name], allowed)
-
-    return Contract(static, check, check_values if any(values.values()) else None)
+    def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape for these sizes."""
+        return tuple(math.prod(sizes[factor] for factor in axis.split("*")) for axis in self.axes.split())
 
 
-def _bound(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{function.__name__}() {error}") from None
-    bound.apply_defaults()
-    return bound.arguments
+def array(axes: str, given: Any = True, *, start: float = 0.0) -> Any:
+    """The `Shape` of a parameter, or None if it is not given."""
+    return Shape(axes, start) if given else None
 
 
-def _notes(annotation: Any, kind: Any) -> list[Any]:
-    """The notes of this kind on all types that the annotation allows."""
-    return list(dict.fromkeys(note for allowed in alternatives(annotation) for note in allowed.of(kind)))
+def is_array(kind: Any) -> bool:
+    """Whether a type is one of jaxtyping's arrays."""
+    return hasattr(kind, "dim_str")
 
 
-def _numbers_of_tokens(axis: str, arguments: dict[str, Any], annotations: dict[str, Any]) -> Range | None:
-    """The range from 0 to the size of this axis, or None if that size is unknown."""
-    sequence = next(name for name, annotation in annotations.items() if _ends_with(annotation, axis))
-    size = getattr(arguments[sequence], "shape", ())[-1:]
-    return _at_most(axis, *size) if size and isinstance(size[0], int) else None
+def is_static(annotation: Any) -> bool:
+    """Whether an argument holds no array and is therefore compiled in."""
+    return not any(is_array(allowed.type) or _is_tree(allowed.type) for allowed in alternatives(annotation))
 
 
-def _ends_with(annotation: Any, axis: str) -> bool:
-    types = (allowed.type for allowed in alternatives(annotation))
-    return any(is_array(kind) and kind.dim_str.split()[-1:] == [axis] for kind in types)
+def _is_tree(kind: Any) -> bool:
+    return hasattr(kind, "__shapes__") or bool(_fields_of(kind))
 
 
 @functools.cache
-def _at_most(axis: str, l: int) -> Range:
-    return Range(f"at least 0 and at most {axis} = {l} tokens", lambda n: (n >= 0) & (n <= l))
+def _fields_of(kind: Any) -> dict[str, Any]:
+    """The annotations of a pytree's fields; empty for a class that holds no arrays."""
+    fields = kind.__annotations__ if hasattr(kind, "_fields") or dataclasses.is_dataclass(kind) else {}
+    return {} if all(map(is_static, fields.values())) else dict(fields)
 
 
-_PASSED: weakref.WeakValueDictionary[tuple[int, Range], Array] = weakref.WeakValueDictionary()
-"""The JAX arrays that passed a check, by identity and range, as long as they live."""
+def described(value: Any) -> str:
+    """A value in a message: an array by dtype and shape, a pytree of arrays by its type, anything else in full."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    holds_arrays = any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value))
+    return type(value).__name__ if holds_arrays else f"{type(value).__name__} {value!r}"[:80]
+
+
+def check_key(name: str, key: Any) -> None:
+    """Check that an argument is a typed key or an array of them.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not (isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        raise TypeError(f"{name}: expected a typed key, jax.random.key(seed), got {described(key)}")
 
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
-    """Check the values of an argument, if they are concrete.
+    """Check the values of an argument, if they are at hand.
 
-    Reading a JAX array means waiting for it and copying it from its device, so each is read once, not on every call.
-    Traced arrays, and those with shards on other processes, cannot be read and are not checked.
+    Those of numbers, of NumPy arrays, and of JAX arrays that a CPU has computed are. Nothing waits for a computation,
+    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``.
 
     Raises:
         TypeError: if the value is not a number.
         ValueError: if it is out of range.
     """
-    on_device = isinstance(value, Array)
-    if isinstance(value, Tracer) or (on_device and not value.is_fully_addressable):
+    if isinstance(value, Array) and not _at_hand(value):
         return
-    if on_device and _PASSED.get((id(value), allowed)) is value:
-        return
-    with jax.transfer_guard_device_to_host("allow"):
-        values = np.asarray(value)
+    values = np.asarray(value)
     if values.dtype.kind in "OSU":
         raise TypeError(f"{name}: expected a number, got {described(value)}")
     if not np.all(allowed.holds(values)):
         raise ValueError(f"{name}: expected {allowed.says}, got {value}")
-    if on_device:
-        _PASSED[id(value), allowed] = value
+
+
+def _at_hand(array: Any) -> bool:
+    """Whether reading an array neither waits nor copies: a traced one, or one of other processes, cannot be read."""
+    if isinstance(array, Tracer) or not array.is_fully_addressable:
+        return False
+    return all(device.platform == "cpu" for device in array.devices()) and array.is_ready()
+
+
+KINDS: dict[str, tuple[str, Any, str]] = {
+    "Float": (
+        "floating-point numbers",
+        jnp.floating,
+        "; tokens are columns, weights are [d_out, d_in], and a batch is [d, *batch, l]",
+    ),
+    "Integer": ("integers", jnp.integer, ""),
+    "Bool": ("booleans", jnp.bool_, "; rows are context tokens, columns the tokens that attend to them"),
+    "Key": ("a typed key", jax.dtypes.prng_key, "; give a single one"),
+}
+"""jaxtyping's name of a kind of array → its description in error messages, its dtypes, and a hint about its shape."""
+
+
+class Axes:
+    """The sizes of the named axes seen so far, and the argument that gave each; that of ``*batch`` is a tuple."""
+
+    def __init__(self) -> None:
+        self.size: dict[str, Any] = {}
+        self.origin: dict[str, str] = {}
+        self.dims: dict[str, str] = {}  # the axes of each argument that is an array
+
+    def check(self, name: str, value: Any, annotation: Any) -> None:
+        """Check an argument, or a field of one, that may hold arrays.
+
+        Raises:
+            TypeError: if the value is of another kind.
+            ValueError: if its shape or its value is not allowed.
+        """
+        kinds = alternatives(annotation)
+        trees = [kind for kind in kinds if _is_tree(kind.type)]
+        tree = next((kind for kind in trees if isinstance(value, kind.type)), None)
+        arrays = [kind.type for kind in kinds if is_array(kind.type)]
+        if tree is not None and hasattr(value, "__shapes__"):
+            shapes = next((note for note in tree.notes if isinstance(note, tree.type)), None)
+            self._check_parameters(name, value, shapes or value.__shapes__())
+        elif tree is not None:
+            for field, of_field in _fields_of(tree.type).items():
+                self.check(f"{name}.{field}", getattr(value, field), of_field)
+        elif not arrays:
+            refused = refusal(value.item() if isinstance(value, np.generic) else value, annotation)
+            if refused is not None:
+                got = described(value) if refused[0] is TypeError else repr(value)
+                raise refused[0](f"{name}: expected {refused[1]}, got {got}")
+        elif not any(kind.type in (int, float, type(None)) and fits(value, kind.type) for kind in kinds):
+            instead = "".join(f"{words_for(kind.type)}, or " for kind in trees)
+            of = next((kind for kind in arrays if _may_be(value, kind)), arrays[0])
+            others = "".join(
+                f" or {_words_for_array(kind.dtype.__name__, kind.dim_str)}" for kind in arrays if kind is not of
+            )
+            self.dims[name] = of.dim_str
+            self._check_array(name, value, of.dtype.__name__, of.dim_str, instead, others)
+
+    def _check_parameters(self, name: str, value: Any, shapes: Any) -> None:
+        """Check arrays against their `Shape`; biases may be None."""
+        if shapes is None or (value is None and name.rpartition(".")[2].startswith("b_")):
+            return
+        if isinstance(shapes, Shape):
+            self._check_array(name, value, "Float", shapes.axes, "")
+        elif not isinstance(value, type(shapes)):
+            raise TypeError(f"{name}: expected {type(shapes).__name__}, got {described(value)}")
+        else:
+            for field in getattr(shapes, "_fields", ()):
+                self._check_parameters(f"{name}.{field}", getattr(value, field), getattr(shapes, field))
+
+    def _check_array(self, name: str, value: Any, of: str, dims: str, instead: str, others: str = "") -> None:
+        """Check an array; ``instead`` and ``others`` describe the other types that the annotation allows."""
+        (_, dtype, hint), axes = KINDS[of], dims.split()
+        expected = _words_for_array(of, dims)
+        has_shape = hasattr(value, "shape") and hasattr(value, "dtype")
+        if of == "Key":
+            check_key(name, value)
+        elif not has_shape or not jnp.issubdtype(value.dtype, dtype):
+            hint = "; make it an array with jnp.asarray" if isinstance(value, (list, tuple)) and not instead else ""
+            raise TypeError(f"{name}: expected {instead}{expected}{others}, got {described(value)}{hint}")
+        found = self._sizes_in(axes, value.shape)
+        if found is None:
+            batch = self.size.get("*batch")
+            if of == "Key" and batch:
+                hint = f"; give one for each sequence: jax.random.split(key, {batch if batch[1:] else batch[0]})"
+            raise ValueError(f"{name}: expected {expected}{self._known(axes)}, got {described(value)}{hint}")
+        self.size = found | self.size
+        self.origin = dict.fromkeys(found, name) | self.origin
+        is_sequence = of == "Integer" and axes and axes[-1].startswith("l") and self.origin.get(axes[-1]) == name
+        if is_sequence and value.shape[-1] == 0:
+            raise ValueError(f"{name}: expected at least one token, got {described(value)}; begin with bos_token")
+
+    def _sizes_in(self, axes: list[str], shape: tuple[Any, ...]) -> dict[str, Any] | None:
+        """The size of each axis by this shape, or None if the shape contradicts the axes or a known size."""
+        at = next((i for i, axis in enumerate(axes) if "batch" in axis), len(axes))
+        named = [*axes[:at], *axes[at + 1 :]]
+        n = len(shape) - len(named)
+        if n < 0 or (n and at == len(axes)):
+            return None
+        found: dict[str, Any] = {}
+        if at < len(axes) and (n or "#" not in axes[at]):
+            found["*batch"] = shape[at : at + n]
+            if self.size.get("*batch", found["*batch"]) != found["*batch"]:
+                return None
+        for axis, size in zip(named, (*shape[:at], *shape[at + n :]), strict=True):
+            known, factors = {**self.size, **found}, axis.split("*")
+            whole = known.get("H") if axis == "H_kv" else None
+            if all(factor in known for factor in factors):
+                if math.prod(known[factor] for factor in factors) != size:
+                    return None
+            elif isinstance(size, int) and isinstance(whole, int) and (size == 0 or whole % size):
+                return None
+            if "*" not in axis:
+                found[axis] = size
+        return found
+
+    def _known(self, axes: list[str]) -> str:
+        """The known sizes of these axes and the arguments that gave them, for an error message."""
+        found = []
+        for name in dict.fromkeys(factor for axis in axes for factor in axis.replace("#", "").lstrip("*").split("*")):
+            axis = f"*{name}" if f"*{name}" in self.size else name
+            if axis in self.size:
+                size = self.size[axis]
+                found.append(f"{name} = {list(size) if isinstance(size, tuple) else size} from {self.origin[axis]}")
+            elif name == "H_kv" and "H" in self.size:
+                found.append(f"H_kv a divisor of H = {self.size['H']} from {self.origin['H']}")
+        return f" with {', '.join(found)}" if found else ""
+
+
+def _words_for_array(of: str, dims: str) -> str:
+    """An array of this kind and these axes in a message."""
+    return f"{KINDS[of][0]} [{', '.join(axis.replace('#', '') for axis in dims.split())}]"
+
+
+def _may_be(array: Any, kind: Any) -> bool:
+    """Whether an array has the dtype of this kind, and as many axes at least."""
+    is_of_dtype = hasattr(array, "dtype") and jnp.issubdtype(array.dtype, KINDS[kind.dtype.__name__][1])
+    return is_of_dtype and array.ndim >= sum(axis[0] not in "*." for axis in kind.dim_str.split())
+
+
+RELATIONS: list[tuple[tuple[str, ...], frozenset[str], Callable[..., None]]] = []
+"""Names of functions, or none for all, names of arguments, and a check of these."""
+
+
+def relation(*functions: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Check the arguments of these names in the functions, or in each public function that has all of them."""
+
+    def register(check: Callable[..., None]) -> Callable[..., None]:
+        RELATIONS.append((functions, frozenset(inspect.signature(check).parameters), check))
+        return check
+
+    return register
+
+
+class Contract:
+    """What the signature of a function states.
+
+    Attributes:
+        static: names of the arguments that are compiled in.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name, self.signature = function.__name__, inspect.signature(function)
+        self.annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
+        self.static = tuple(name for name, annotation in self.annotations.items() if is_static(annotation))
+        kinds = [(name, k) for name, a in self.annotations.items() if name not in self.static for k in alternatives(a)]
+        self._ends = [(name, kind.type.dim_str.split()[-1:]) for name, kind in kinds if is_array(kind.type)]
+        limits = [(name, n) for name, kind in kinds for n in kind.notes if isinstance(n, (Range, UpTo))]
+        self._limits = list(dict.fromkeys(limits))
+
+    def bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The value of each argument."""
+        try:
+            found = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
+        found.apply_defaults()
+        return found.arguments
+
+    def check(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """Check the arguments, except the values of arrays, and return the axes of each array.
+
+        Raises:
+            TypeError: if an argument is of another kind.
+            ValueError: if a shape or a value is not allowed.
+        """
+        arguments, axes = self.bound(args, kwargs), Axes()
+        for name in sorted(arguments, key=lambda name: name not in self.static):
+            axes.check(name, arguments[name], self.annotations[name])
+        for functions, names, relate in RELATIONS:
+            if names <= arguments.keys() and self.name in (functions or (self.name,)):
+                relate(**{name: arguments[name] for name in names})
+        return axes.dims
+
+    def check_values(self, *args: Any, **kwargs: Any) -> None:
+        """Check the values of arrays that are at hand; the errors are those of `check`."""
+        arguments = self.bound(args, kwargs) if self._limits else {}
+        for name, limit in self._limits:
+            allowed = limit if isinstance(limit, Range) else self._numbers_of_tokens(limit.axis, arguments)
+            if arguments[name] is not None and allowed is not None:
+                check_value(name, arguments[name], allowed)
+
+    def _numbers_of_tokens(self, axis: str, arguments: dict[str, Any]) -> Range | None:
+        sequence = next(name for name, end in self._ends if end == [axis])
+        l = (None, *getattr(arguments[sequence], "shape", ()))[-1]
+        says = f"at least 0 and at most {axis} = {l} tokens"
+        return Range(says, lambda n: (n >= 0) & (n <= l)) if isinstance(l, int) else None
+
+
+_IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", default=False)
+"""Whether the body of a public function is running; the public functions that it calls run as plain functions."""
+
+
+def compiled(function: F) -> F:
+    """Make a function public: check its arguments against its signature, name its lines, and compile it.
+
+    Called from the body of another public function, it runs as the plain function, without checks or compilation.
+    """
+    contract, named = Contract(function), numbered(function)
+
+    @functools.wraps(named)
+    def checked(*args, **kwargs):
+        axes = contract.check(*args, **kwargs)
+        token = _IN_A_BODY.set(True)
+        try:
+            return with_automatic_axes(named, contract.signature, axes, args, kwargs)
+        finally:
+            _IN_A_BODY.reset(token)
+
+    jitted: Any = jax.jit(checked, static_argnames=contract.static)
+
+    @functools.wraps(named)
+    def public(*args, **kwargs):
+        if _IN_A_BODY.get():
+            return named(*args, **kwargs)
+        contract.check_values(*args, **kwargs)
+        try:
+            return jitted(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            # inside jax.jit all values are tracers: check again, so that the message shows the caller's values
+            try:
+                contract.check(*args, **kwargs)
+            except (TypeError, ValueError) as problem:
+                raise problem from None
+            if "forward-mode" in str(error) and "custom_vjp" in str(error):
+                raise TypeError(
+                    f"{function.__name__}: forward-mode differentiation (jax.jvp, jax.jacfwd, jax.linearize) of a "
+                    'backward pass derived by hand, which has reverse mode only; give implementation="paper", which '
+                    "JAX differentiates itself, to any order"
+                ) from None
+            raise
+
+    for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
+        setattr(public, method, getattr(jitted, method))
+    shown: Any = public
+    shown.__signature__, shown.__doc__ = _readable(contract.signature), _explained(function)
+    return shown
+
+
+def plain(function: Any) -> Callable[..., Any]:
+    """A public function without checks and compilation, for programs around it that have their own."""
+    return function.__wrapped__
+
+
+class Algorithm(NamedTuple):
+    """An entry of the registry."""
+
+    number: int  # its number in the paper
+    name: str  # its name in the paper
+    function: Callable[..., Any]  # the public, compiled function
+    lines: Callable[..., Any]  # the plain function, whose body has the ``# line n`` tags
+
+
+REGISTRY: dict[int, Algorithm] = {}
+"""Number of an algorithm → its entry; filled by ``@algorithm``."""
+
+
+def algorithm(number: int, name: str) -> Callable[[F], F]:
+    """Make one of the fifteen algorithms public, and register it under the paper's number and name."""
+
+    def register(lines: F) -> F:
+        function = compiled(lines)
+        REGISTRY[number] = Algorithm(number, name, function, lines)
+        return function
+
+    return register
+
+
+LEGEND: dict[str, str] = {}
+"""Name of an argument → its meaning, wherever it appears; filled by `algorithms.notation`."""
+
+
+class _Shown(str):
+    """An annotation as `help` prints it."""
+
+    __repr__ = str.__str__
+
+
+def _readable(signature: inspect.Signature) -> inspect.Signature:
+    """A signature whose annotations are the types alone, without modules and notes."""
+
+    def of_type(kind):
+        if is_array(kind):
+            return f"{kind.dtype.__name__}[{kind.dim_str}]"
+        if typing.get_origin(kind) is tuple:
+            return f"tuple[{', '.join(map(shown, typing.get_args(kind)))}]"
+        return (
+            "None" if kind is type(None) else kind.__name__ if isinstance(kind, type) else str(kind)[len("typing.") :]
+        )
+
+    def shown(annotation):
+        return _Shown(" | ".join(of_type(kind.type) for kind in alternatives(annotation)))
+
+    parameters = [p.replace(annotation=shown(p.annotation)) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation))
+
+
+def _explained(function: Callable[..., Any]) -> str:
+    """A docstring with the meanings of the arguments from the legend, unless it explains them itself."""
+    text = inspect.getdoc(function) or ""
+    found = [f"{name}: {LEGEND[name]}" for name in inspect.signature(function).parameters if name in LEGEND]
+    if not found or "\nArgs:" in text:
+        return text
+    lines = [textwrap.fill(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in found]
+    return "\n".join([text, "", "Args:", *lines])

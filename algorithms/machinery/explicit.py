@@ -6,7 +6,7 @@ follow from the names of the mesh axes, as they do for Auto axes (`algorithms.ma
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,13 +14,14 @@ from jax import Array
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from algorithms.machinery.annotations import alternatives, is_array
 
-
-def with_automatic_axes(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
+def with_automatic_axes(
+    function: Callable[..., Any], signature: inspect.Signature, axes: Mapping[str, str], args: Any, kwargs: Any
+) -> Any:
     """``function(*args, **kwargs)``, with every Explicit mesh axis turned into Auto inside the function.
 
-    The results' types shard sequences and tokens as the arguments do, and nothing else.
+    The results' types shard sequences and tokens as the arguments do, and nothing else. ``axes`` are those of the
+    arguments that may be arrays.
     """
     leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Array)]
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in leaves]
@@ -28,7 +29,7 @@ def with_automatic_axes(function: Callable[..., Any], signature: inspect.Signatu
     if mesh is None:
         return function(*args, **kwargs)
     types = dict.fromkeys(mesh.explicit_axes, AxisType.Auto)
-    places = _places(signature, signature.bind(*args, **kwargs).arguments)
+    places = _places(axes, signature.bind(*args, **kwargs).arguments)
     with jax.sharding.use_abstract_mesh(mesh.update_axis_types(types)):
         args, kwargs = jax.tree.map(_untyped, (args, kwargs))
         results = function(*args, **kwargs)
@@ -46,20 +47,18 @@ def _typed(result: Any, annotation: Any, places: dict[str, Any], mesh: Any) -> A
     """A result with its sharding in the mesh; parameters are replicated."""
 
     def typed(leaf):
-        names = _names(annotation.dim_str, leaf.ndim) if is_array(annotation) else [""] * leaf.ndim
+        names = _names(annotation.dim_str, leaf.ndim) if hasattr(annotation, "dim_str") else [""] * leaf.ndim
         return jax.sharding.reshard(leaf, jax.sharding.NamedSharding(mesh, P(*map(places.get, names))))
 
     return jax.tree.map(typed, result)
 
 
-def _places(signature: inspect.Signature, arguments: dict[str, Any]) -> dict[str, Any]:
+def _places(axes: Mapping[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
     """Name of an axis of sequences or tokens → the mesh axes that shard it, in the first argument where some do."""
     places: dict[str, Any] = {}
     for name, value in arguments.items():
-        types = (allowed.type for allowed in alternatives(signature.parameters[name].annotation))
-        declared = next(filter(is_array, types), None)
-        if declared is not None and isinstance(value, Array):
-            for axis, place in zip(_names(declared.dim_str, value.ndim), jax.typeof(value).sharding.spec, strict=True):
+        if name in axes and isinstance(value, Array):
+            for axis, place in zip(_names(axes[name], value.ndim), jax.typeof(value).sharding.spec, strict=True):
                 if place is not None and axis.startswith(("*batch", "l")) and place not in places.values():
                     places.setdefault(axis, place)
     return places

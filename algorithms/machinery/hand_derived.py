@@ -1,5 +1,6 @@
 """Backward passes derived by hand, registered with ``jax.custom_vjp``."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +9,23 @@ import jax
 from algorithms.machinery.varying import match_varying_axes
 
 
+@dataclasses.dataclass(frozen=True)
+class HandDerived:
+    """The function that ``forward`` computes, with a reverse-mode rule; in forward mode JAX raises TypeError."""
+
+    forward: Callable[..., tuple[Any, Any]]  # returns the value and the residuals
+    backward: Callable[..., tuple[Any, ...]]  # static arguments, residuals, cotangent → gradients of all others
+    rule: Callable[..., Any]  # both, as one function
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The value."""
+        return self.rule(*match_varying_axes(arguments))
+
+
 def hand_derived(
     forward: Callable[..., tuple[Any, Any]], backward: Callable[..., tuple[Any, ...]], static: tuple[int, ...] = ()
-) -> Callable[..., Any]:
-    """The function that ``forward`` computes, with a reverse-mode rule; in forward mode JAX raises TypeError.
+) -> HandDerived:
+    """Register a forward pass and its backward pass.
 
     Args:
         forward: returns the value and the residuals.
@@ -21,4 +35,4 @@ def hand_derived(
     """
     rule = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
     rule.defvjp(forward, backward)
-    return lambda *arguments: rule(*match_varying_axes(arguments))
+    return HandDerived(forward, backward, rule)

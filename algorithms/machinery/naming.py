@@ -72,6 +72,7 @@ class Look(NamedTuple):
     path: tuple[Line, ...] = ()  # the current line, preceded by the lines of the calls that led to it
     layered: bool = False  # whether it is in a loop over the layers
     each: int = 0  # the number of axes that `jax.vmap` maps over, for lines written for one head of one sequence
+    last: Line | None = None  # the line with whose value the caller goes on: later ones of its algorithm name nothing
 
 
 looking = jax.make_user_context(default_value=None)
@@ -92,9 +93,26 @@ def numbered(function: F) -> F:
     return as_written_or_named  # pyright: ignore[reportReturnType]
 
 
+def inner(function: Callable[..., Any], name: str) -> types.FunctionType:
+    """The function of this name inside a `numbered` one, of whose variables it reads none; that one does not run."""
+    plain: Any = inspect.unwrap(function)
+    outer = plain if looking.value is None else _with_names(plain, _source(plain.__module__))
+    code = next(c for c in outer.__code__.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+    cells = tuple(types.CellType(_line) for _ in code.co_freevars)  # only __line__, of the second form
+    return types.FunctionType(code, outer.__globals__, name, None, cells)
+
+
 def shows(scores: str) -> bool:
     """Whether there is an observer, who wants attention to show its scores in this way."""
     return looking.value is not None and looking.value.scores == scores
+
+
+@contextlib.contextmanager
+def up_to(algorithm: int, number: str) -> Iterator[None]:
+    """A context for an algorithm with whose line of this number the caller goes on: later ones name nothing."""
+    look = looking.value
+    with contextlib.nullcontext() if look is None else looking(look._replace(last=Line(algorithm, number))):
+        yield
 
 
 @contextlib.contextmanager
@@ -139,10 +157,16 @@ def _with_names(function: types.FunctionType, text: str | None) -> types.Functio
         code = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     closure = tuple(cells.get(name) or types.CellType(_line) for name in code.co_freevars)
-    code = code.replace(co_qualname=function.__qualname__)
+    code = _moved_out(code, "factory.<locals>.")
     named = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     named.__kwdefaults__ = function.__kwdefaults__
     return named
+
+
+def _moved_out(code: types.CodeType, of: str) -> types.CodeType:
+    """The code of a function and of those in it, with names as if it were not inside another one."""
+    inside = tuple(_moved_out(c, of) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.replace(co_qualname=code.co_qualname.removeprefix(of), co_consts=inside)
 
 
 def _name_targets(node: Any, algorithm: int | None, tags: dict[int, tuple[Tag, ...]], file: str) -> None:
@@ -155,7 +179,9 @@ def _name_targets(node: Any, algorithm: int | None, tags: dict[int, tuple[Tag, .
             found = tags_of(statement, tags)
             if found is None or isinstance(statement, (ast.If, ast.With)):
                 continue
-            if hasattr(statement, "body"):
+            if is_function and statement.decorator_list:  # its decorator runs it here, and binds its name to the result
+                getattr(node, field)[i] = _tagged([statement], statement, statement.name, algorithm, found, file)
+            elif hasattr(statement, "body"):
                 statement.body = [_tagged(statement.body, statement, None, algorithm, found, file)]
             else:
                 getattr(node, field)[i] = _tagged([statement], statement, target_of(statement), algorithm, found, file)
@@ -166,15 +192,17 @@ def _tagged(
 ) -> ast.stmt:
     """``with __line__(algorithm, tags, place) as __see__: …``, and in it ``target = __see__(target, "target")``."""
     file_name = re.split(r"[/\\]", file)[-1]
-    place = f"{file_name}:{statement.lineno}"
+    first = min([statement.lineno, *(decorator.lineno for decorator in getattr(statement, "decorator_list", ()))])
+    last = first if first < statement.lineno else statement.end_lineno  # a decorated function ends where it begins
+    place = f"{file_name}:{first}"
     naming = f"; {target} = __see__({target}, {target!r})" if target else ""
     plain = tuple(map(tuple, tags))
     made: Any = ast.parse(f"with __line__({algorithm}, {plain}, {place!r}) as __see__: pass{naming}").body[0]
     part: Any
     for part in ast.walk(made):
         if hasattr(part, "lineno"):
-            part.lineno = part.end_lineno = statement.end_lineno if target else statement.lineno
-    made.lineno = statement.lineno
+            part.lineno = part.end_lineno = last if target else first
+    made.lineno = first
     made.body[:1] = body
     return made
 
@@ -188,7 +216,7 @@ def _line(
     if look is None:
         yield lambda value, symbol: value
         return
-    path = look.path
+    path: tuple[Line, ...] = look.path
     if algorithm is None and path:
         algorithm = path[-1].algorithm
     own = of_algorithm(tuple(Tag(*tag) for tag in tags), algorithm)
@@ -199,10 +227,19 @@ def _line(
     from algorithms.machinery.named import named_p
 
     def name(value: Any, symbol: str) -> Any:
-        if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
+        if _is_behind(path, look.last) or not (
+            isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+        ):
             return value
         site = Site(symbol, path, place, look.layered, look.each)
         return named_p.bind(value, site=site, mapped=0, differentiated=False)
 
     with looking(look._replace(path=path, layered=look.layered or not LAYERS.isdisjoint(path[-1:]))):
         yield name
+
+
+def _is_behind(path: Any, last: Line | None) -> bool:
+    """Whether the last line of a path comes after the one with which the caller of its algorithm goes on."""
+    if last is None or not path or path[-1].algorithm != last.algorithm:
+        return False
+    return path[-1].number == "return" or int(path[-1].number) > int(last.number)

@@ -1,27 +1,106 @@
-"""Records: frozen dataclasses that compare, hash and serialize to JSON by their fields.
+"""Records: frozen dataclasses that compare, hash and serialize to JSON by their fields; and what annotations allow.
 
-So equal records, as static arguments of ``jax.jit``, share one compilation, and a run directory can store them.
-Subclasses are dataclasses with ``frozen=True, kw_only=True``.
+Equal records, as static arguments of ``jax.jit``, share one compilation, and a run directory can store them. Subclasses
+are dataclasses with ``frozen=True, kw_only=True``.
 """
 
 import dataclasses
 import functools
+import types
 import typing
-from typing import Any, ClassVar, Literal, TypeVar
-
-from algorithms.machinery.annotations import alternatives, words_for
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 R = TypeVar("R", bound="Record")
+
+
+class Range(NamedTuple):
+    """The values that an argument may take."""
+
+    says: str  # their description in error messages
+    holds: Callable[[Any], Any]  # whether a value is allowed; elementwise for an array
+
+
+class Allowed(NamedTuple):
+    """A type that an annotation allows, and the notes that ``Annotated`` adds to it."""
+
+    type: Any
+    notes: tuple[Any, ...]
+
+
+@functools.cache
+def alternatives(annotation: Any) -> tuple[Allowed, ...]:
+    """The types that an annotation allows, with any nesting of ``Annotated`` and ``|``."""
+    origin, inner, notes = typing.get_origin(annotation), typing.get_args(annotation), ()
+    if origin is Annotated and inner[0] is Any:
+        inner = inner[1:]
+    elif origin is Annotated:
+        inner, notes = inner[:1], inner[1:]
+    elif origin not in (types.UnionType, typing.Union):
+        return (Allowed(type(None) if annotation is None else annotation, ()),)
+    return tuple(Allowed(a.type, (*a.notes, *notes)) for each in inner for a in alternatives(each))
+
+
+def words_for(kind: Any) -> str:
+    """The description of a type in error messages."""
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(kind)))}"
+    words = {int: "an integer", float: "a number", type(None): "None"}
+    return words.get(kind) or getattr(kind, "__expected__", None) or getattr(kind, "__name__", str(kind))
+
+
+def refusal(value: Any, annotation: Any) -> tuple[type[Exception], str] | None:
+    """The error for a value that an annotation without arrays does not allow, and what it expects; otherwise None."""
+    kinds = alternatives(annotation)
+    kind = next((kind for kind in kinds if fits(value, kind.type)), None)
+    if kind is None:
+        is_choice = any(typing.get_origin(kind.type) is Literal for kind in kinds)
+        return ValueError if is_choice else TypeError, " or ".join(words_for(kind.type) for kind in kinds)
+    notes = [note for note in kind.notes if isinstance(note, Range) and value is not None and not note.holds(value)]
+    or_none = ", or None" if type(None) in (kind.type for kind in kinds) else ""
+    return (ValueError, f"{notes[0].says}{or_none}") if notes else None
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type without arrays; an int counts as a float, a bool only as a bool."""
+    if typing.get_origin(kind) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(fits(v, typing.get_args(kind)[0]) for v in value)
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+
+
+@functools.cache
+def annotations_of(cls: type) -> dict[str, Any]:
+    """The annotation of each field of a dataclass."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def check_fields(record: Any) -> None:
+    """Check each field of a dataclass against its annotation; a field may be None if that is its default.
+
+    Raises:
+        TypeError: if a field has a value of another kind.
+        ValueError: if it has one that is not allowed.
+    """
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        refused = refusal(value, annotations_of(type(record))[field.name])
+        if refused is not None and not (value is None and field.default is None):
+            raise refused[0](f"{type(record).__name__}.{field.name}: expected {refused[1]}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
     """The base class of all records: checks of the fields, changed copies, and JSON."""
 
-    _kinds: ClassVar[dict[str, type["Record"]]] = {}
+    _kinds: ClassVar[dict[str, type["Record"]]] = {}  # name of a class in JSON → the class
 
     def __init_subclass__(cls) -> None:
-        Record._kinds[cls.__name__] = cls
+        Record._kinds[_name_in_json(cls)] = cls
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Record.__repr__  # not that of dataclasses, with all fields
 
     def __post_init__(self) -> None:
         """Check each field against its annotation.
@@ -29,10 +108,20 @@ class Record:
         Raises:
             ValueError: if a field has a value that its annotation does not allow.
         """
-        for field, allowed in _annotations(type(self)).items():
-            value = getattr(self, field)
-            if not any(_fits(value, kind) for kind in allowed):
-                self.refuse(field, " or ".join(map(words_for, allowed)))
+        try:
+            check_fields(self)
+        except TypeError as error:
+            raise ValueError(*error.args) from None
+
+    def __repr__(self) -> str:
+        """The fields that differ from their defaults."""
+        return f"{type(self).__name__}({as_arguments(self.changes())})"
+
+    def changes(self, base: "Record | None" = None) -> dict[str, Any]:
+        """The fields that differ from another record's, or from their defaults."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        before = {f.name: f.default if base is None else getattr(base, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in found.items() if value != before[name]}
 
     def but(self: R, **changes: Any) -> R:
         """A copy with these fields changed.
@@ -51,13 +140,8 @@ class Record:
         raise ValueError(f"{type(self).__name__}.{field}: expected {expected}, got {getattr(self, field)!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """The name of the class and the fields that differ from their defaults."""
-        written: dict[str, Any] = {"record": type(self).__name__}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                written[field.name] = _to_json(value)
-        return written
+        """The name of the class, with its module unless it is one of ours, and the fields that are not the default."""
+        return {"record": _name_in_json(type(self))} | {name: _to_json(value) for name, value in self.changes().items()}
 
     @staticmethod
     def from_json(written: Any) -> Any:
@@ -66,14 +150,37 @@ class Record:
         Raises:
             ValueError: if this is not the JSON of a record.
         """
-        kind = Record._kinds.get(written.get("record", "")) if isinstance(written, dict) else None
+        kind = _kind(str(written.get("record"))) if isinstance(written, dict) else None
         if kind is None:
-            raise ValueError(f"record: expected one of {', '.join(sorted(Record._kinds))}, got {written!r}"[:300])
+            known = ", ".join(sorted(Record._kinds))
+            raise ValueError(
+                f"record: expected one of {known}, got {str(written)[:200]}; import the module of a class of your own"
+            )
         fields = {name: _from_json(value) for name, value in written.items() if name != "record"}
         try:
             return kind(**fields)
         except TypeError as error:
             raise ValueError(f"{kind.__name__}: {error}") from None
+
+
+def _name_in_json(kind: type) -> str:
+    """The name of a class: bare for a class of this package, and with the module for any other, ``study:MLP``."""
+    ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__qualname__ if ours else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _kind(name: str) -> type[Record] | None:
+    """The class that ``_name_in_json`` named; for a name without a module, or of a script, the only one so called."""
+    if name in Record._kinds:
+        return Record._kinds[name]
+    module, _, bare = name.rpartition(":")
+    called_so = [kind for other, kind in Record._kinds.items() if other.rpartition(":")[2] == bare]
+    return called_so[0] if module in ("", "__main__") and len(called_so) == 1 else None
+
+
+def as_arguments(fields: dict[str, Any]) -> str:
+    """``name=value, …``."""
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
 def _to_json(value: Any) -> Any:
@@ -86,21 +193,3 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(v) for v in value)
     return Record.from_json(value) if isinstance(value, dict) else value
-
-
-@functools.cache
-def _annotations(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The types that each field allows."""
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    return {name: tuple(kind.type for kind in alternatives(hints[name])) for name in names}
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if typing.get_origin(kind) is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_fits(v, typing.get_args(kind)[0]) for v in value)
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))

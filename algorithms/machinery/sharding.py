@@ -1,25 +1,64 @@
 """What each device of the mesh in use computes: the placement of activations, and each device's share of a loop.
 
 The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
-units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch. A
-size that is not a multiple of the axis stays whole. XLA inserts the communication. Inside ``jax.shard_map``, and with
-axes of type Explicit, nothing is divided here: the caller decides.
+units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch.
+`mesh_axes` gives other names these meanings. A size that is not a multiple of the axis stays whole. XLA inserts the
+communication. Inside ``jax.shard_map``, and with axes of type Explicit, nothing is divided here: the caller decides.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-MODEL, CONTEXT = "model", "context"
-"""The mesh axes that divide something other than the sequences of a batch."""
-
 Axes = tuple[str, ...]
+
+
+class _Names(NamedTuple):
+    """What the axes of a mesh are called."""
+
+    model: str = "model"
+    context: str = "context"
+    data: Axes | None = None  # None: all others
+
+
+_names = jax.make_user_context(default_value=_Names())
+
+
+def mesh_axes(
+    *, model: str = "model", context: str = "context", data: str | Axes | None = None
+) -> AbstractContextManager[Any]:
+    """A context in which the axes of a mesh have these names; by default ``data`` is all axes but the other two.
+
+    Programs are compiled in it and in the mesh::
+
+        mesh = jax.make_mesh((4, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+        with jax.set_mesh(mesh), mesh_axes(model="tp", data="dp"):
+            theta = step(theta, x)
+
+    Args:
+        model: the axis that divides heads, hidden units and the vocabulary.
+        context: the axis that divides the tokens of a sequence.
+        data: the axis or axes that divide the sequences of a batch.
+
+    Raises:
+        TypeError: if a name is not a string.
+        ValueError: if two axes have the same name; and where a function is traced, if the mesh lacks a given name.
+    """
+    sequences = (data,) if isinstance(data, str) else data
+    names = [model, context, *(sequences or ())]
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"mesh_axes: expected the names of mesh axes, got {name!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"mesh_axes: expected each axis once, got {', '.join(names)}")
+    return _names(_Names(model, context, sequences and tuple(sequences)))
 
 
 def split_explicitly(X: Array) -> bool:
@@ -36,17 +75,17 @@ def devices_sharing(X: Array) -> int:
 
 def shard_residual_stream(X: Array) -> Array:
     """The residual stream ``[d, *batch, l]``, its sequences and tokens divided, the tokens also by ``model``."""
-    return _constrained(X, tokens=(CONTEXT, MODEL))
+    return _constrained(X, tokens=(_names.value.context, _names.value.model))
 
 
 def shard_layer_input(X: Array) -> Array:
     """The input of heads and hidden units, ``[d, *batch, l]``, replicated over ``model``."""
-    return _constrained(X, tokens=(CONTEXT,))
+    return _constrained(X, tokens=(_names.value.context,))
 
 
 def shard_hidden_units(X: Array) -> Array:
     """Hidden units ``[d_mlp, *batch, l]``, their rows divided by ``model``."""
-    return _constrained(X, tokens=(CONTEXT,), rows=(MODEL,))
+    return _constrained(X, tokens=(_names.value.context,), rows=(_names.value.model,))
 
 
 def _constrained(X: Array, *, tokens: Axes, rows: Axes = ()) -> Array:
@@ -62,7 +101,7 @@ def _constrained(X: Array, *, tokens: Axes, rows: Axes = ()) -> Array:
 
 def tokens_are_split(Q: Array) -> bool:
     """Whether `split_attention` gives a device only some of the queries ``[…, l_x]`` of a sequence."""
-    return bool(_dividing(_sizes(Q), (CONTEXT,), Q.shape[-1]))
+    return bool(_dividing(_sizes(Q), (_names.value.context,), Q.shape[-1]))
 
 
 def split_attention(
@@ -94,8 +133,9 @@ def split_attention(
     if not sizes:
         return kernel(*tiles, by_distance, mask, seeds, None)
     _, _, B, l_x = Q.shape
-    heads, sequences = _dividing(sizes, (MODEL,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
-    tokens = _dividing(sizes, (CONTEXT,), l_x)
+    axis_of_tokens = _names.value.context
+    heads, sequences = _dividing(sizes, (_names.value.model,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
+    tokens = _dividing(sizes, (axis_of_tokens,), l_x)
     queries, context = P(heads, None, sequences, tokens), P(heads, None, sequences)
 
     def spec(array, of_array):
@@ -106,8 +146,8 @@ def split_attention(
         if not tokens:
             return kernel(*arguments, None)
         if balanced and arguments[0].shape[-1] % 2 == 0:
-            return _in_halves(kernel, arguments, in_specs, sizes[CONTEXT])
-        return kernel(*arguments, jax.lax.axis_index(CONTEXT) * arguments[0].shape[-1])
+            return _in_halves(kernel, arguments, in_specs, axis_of_tokens, sizes[axis_of_tokens])
+        return kernel(*arguments, jax.lax.axis_index(axis_of_tokens) * arguments[0].shape[-1])
 
     of_seeds = None if seeds is None else P(heads, sequences)
     of_U_P = (queries, P(heads))[: len(by_distance)]
@@ -115,23 +155,23 @@ def split_attention(
     return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, by_distance, mask, seeds)
 
 
-def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: Any, n: int) -> Array:
+def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: Any, axis: str, n: int) -> Array:
     """A device's part of n parts, where half h of the 2n half parts is computed by device min(h, 2n − 1 − h)."""
-    i, l = jax.lax.axis_index(CONTEXT), arguments[0].shape[-1] // 2
+    i, l = jax.lax.axis_index(axis), arguments[0].shape[-1] // 2
     computed = []
     for which in (0, 1):  # device i holds halves 2i and 2i + 1, and sends half h to the device that computes it
         halves = [2 * device + which for device in range(n)]
         there = [(device, min(h, 2 * n - 1 - h)) for device, h in enumerate(halves)]
 
         def sent(array, spec, which=which, there=there):
-            if CONTEXT not in spec:
+            if axis not in spec:
                 return array
-            half = jax.lax.slice_in_dim(array, which * l, (which + 1) * l, axis=spec.index(CONTEXT))
-            return jax.lax.ppermute(half, CONTEXT, there)
+            half = jax.lax.slice_in_dim(array, which * l, (which + 1) * l, axis=spec.index(axis))
+            return jax.lax.ppermute(half, axis, there)
 
         received = jax.tree.map(sent, arguments, specs)
         h = jax.numpy.where(i % 2 == which, i, 2 * n - 1 - i)
-        computed.append(jax.lax.ppermute(kernel(*received, h * l), CONTEXT, [(b, a) for a, b in there]))
+        computed.append(jax.lax.ppermute(kernel(*received, h * l), axis, [(b, a) for a, b in there]))
     return jax.numpy.concatenate(computed, axis=-1)
 
 
@@ -148,12 +188,12 @@ class Shares:
     @classmethod
     def of(cls, W: Array, X: Array) -> "Shares":
         """The division of W X in the mesh in use."""
-        sizes = _sizes(X)
+        sizes, names = _sizes(X), _names.value
         if not sizes or X.ndim != 3:
             return cls()
         sequences = _dividing(sizes, _of_sequences(sizes), X.shape[1])
         inner = _dividing(sizes, sequences[-1:], W.shape[1])
-        rows, tokens = _dividing(sizes, (MODEL,), W.shape[0]), _dividing(sizes, (CONTEXT,), X.shape[2])
+        rows, tokens = _dividing(sizes, (names.model,), W.shape[0]), _dividing(sizes, (names.context,), X.shape[2])
         return cls(_mesh(X), rows, sequences, tokens, inner)
 
     def each(self, of_device: Callable[..., Any], X: Array, W: Array, b: Any, *of_columns: Array, out: Any) -> Any:
@@ -217,12 +257,26 @@ def _several(mesh: Any) -> dict[str, int]:
 
 
 def _sizes(X: Array) -> dict[str, int]:
-    """The sizes of these axes of the mesh in use; nothing if the caller decides where X lies."""
-    return {} if split_explicitly(X) else _several(_mesh(X))
+    """The sizes of these axes of the mesh in use; nothing if the caller decides where X lies.
+
+    Raises:
+        ValueError: if the mesh lacks an axis that the caller named.
+    """
+    if split_explicitly(X):
+        return {}
+    mesh, (model, context, data), default = _mesh(X), _names.value, _Names()
+    given = [name for name in (model, context) if name not in default] + [*(data or ())]
+    for name in given if mesh.axis_names else ():
+        if name not in mesh.axis_names:
+            raise ValueError(
+                f"mesh_axes: expected axes of the mesh, which are {', '.join(mesh.axis_names)}, got {name}"
+            )
+    return _several(mesh)
 
 
 def _of_sequences(sizes: dict[str, int]) -> Axes:
-    return tuple(axis for axis in sizes if axis not in (MODEL, CONTEXT))
+    names = _names.value
+    return tuple(a for a in sizes if (a not in (names.model, names.context) if names.data is None else a in names.data))
 
 
 def _dividing(sizes: dict[str, int], axes: Axes, n: Any) -> Axes:

@@ -49,8 +49,9 @@ def without_tag(line: str) -> str:
 def tags_of(node: ast.stmt, tags: dict[int, tuple[Tag, ...]]) -> tuple[Tag, ...] | None:
     """The tags of a statement, or None; for a loop or a function, the tags of its head."""
     body = getattr(node, "body", None)
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-    return next((tags[n] for n in range(node.lineno, last + 1) if n in tags), None)
+    return next((tags[n] for n in range(first, last + 1) if n in tags), None)
 
 
 def of_algorithm(tags: tuple[Tag, ...], algorithm: int | None) -> list[Tag]:

@@ -1,26 +1,70 @@
 """Line 6 of Algorithm 10, line 5 of Algorithm 9, and lines 5, 14 and 16 of Algorithm 8: the attention."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
 
 from jax import Array
 from jaxtyping import Float, Key
 
-from algorithms.alg03_attention import Hooks, mh_attention
-from algorithms.machinery.annotations import Range
+from algorithms.alg03_attention import of_one_head
 from algorithms.machinery.arrays import indices
+from algorithms.machinery.contract import array
+from algorithms.machinery.naming import numbered
+from algorithms.machinery.record import Range, Record
 from algorithms.masks import Mask, banded
-from algorithms.model.distances import NO_TABLE, ALiBi, ByDistance, Distances, Table, TransformerXL
-from algorithms.model.line import Line
+from algorithms.model.distances import ALiBi, ByDistance, Distances, Table, TransformerXL
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.notation import Cap
+from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear
-from algorithms.parameters import MHAttentionParams
+from algorithms.parameters import MHAttentionParams, head_shapes
+
+
+class Read(NamedTuple):
+    """Lines 1 to 3 of Algorithm 4 for every head, and what a variant adds to them: all that line 4 reads."""
+
+    Q: Float[Array, "H d_attn *columns"]
+    K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the memory has all keys and values
+    V: Float[Array, "H_kv d_mid *columns"] | Any
+    U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
+    P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
+
+
+class Full(NamedTuple):
+    """The attention of whole sequences, which keeps nothing."""
+
+    def attend(self, read: Read, mask: Mask, line: "Attention", kept: Any, **options: Any) -> tuple[Array, Any]:
+        """Lines 4 to the end of Algorithm 4 for every head, and what the memory keeps of the layer."""
+        return of_sequences(read, mask, line, **options), kept
+
+
+class Memory:
+    """What the attentions of all layers, or of one, read in addition to X and Z, and what they keep of them.
+
+    Attributes:
+        how: a class like `Full`, with the arrays that all layers share.
+        kept: the arrays of each layer, stacked or as a tuple. After an attention they are the new ones.
+    """
+
+    def __init__(self, how: Any = None, kept: Any = None) -> None:
+        self.how, self.kept = Full() if how is None else how, kept
+
+    @numbered
+    def attend(self, read: Read, mask: Any, line: "Attention", **options: Any) -> tuple[Array, Any]:
+        """Lines 4 to the end of Algorithm 4 for every head, and what the memory keeps of the layer."""
+        V_tilde, kept = self.how.attend(read, mask, line, self.kept, **options)  # lines 4-5, return
+        return V_tilde, kept
+
+    def of_layer(self, l: int) -> "Memory":
+        """The memory of layer l, if ``kept`` is a tuple."""
+        return Memory(self.how, None if self.kept is None else self.kept[l])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attention(Line):
+class Attention(Record):
     """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5. If 𝓦 has fewer heads of keys and values, queries share them.
 
     The mask is the algorithm's or the caller's; the line narrows it to a window.
@@ -45,78 +89,106 @@ class Attention(Line):
     heads_together: bool = False
     normalize_output: LayerNorm | None = None
 
-    optional: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("b_q", "b_k", "b_v"), "biases=True,qkv"),
-        "b_o": "biases=True,out",
-        "gamma_q": "normalize_heads",
-        "gamma_k": "normalize_heads",
-        "norm_out": "normalize_output",
-        **dict.fromkeys(("W_r", "u", "v"), "never"),
-    }
+    def shapes(self) -> MHAttentionParams:
+        """The shapes of 𝓦."""
+        norm, relative = self.normalize_heads, isinstance(self.positions, TransformerXL)
+        rows_q, rows_k = ("H*d_attn", "H_kv*d_attn") if self.heads_together else ("d_attn", "d_attn")
+        return MHAttentionParams(
+            heads=head_shapes("H", d_x="d_e", d_z="d_e", biases=self.biases in (True, "qkv")),
+            W_o=array("d_e H*d_mid"),
+            b_o=array("d_e", self.biases in (True, "out")),
+            gamma_q=norm and norm.shapes(rows_q).gamma,
+            gamma_k=norm and norm.shapes(rows_k).gamma,
+            norm_out=self.normalize_output and self.normalize_output.shapes(),
+            W_r=array("H d_attn d_e", relative),
+            u=array("H d_attn", relative),
+            v=array("H d_attn", relative),
+        )
 
-    def queries(self, Q: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
-        """Q as line 4 of Algorithm 4 reads it: normalized, placed at the positions t, and scaled."""
-        Q = self._placed(Q, W.gamma_q, t, implementation)
-        Q = self.positions.contents(Q, W) if isinstance(self.positions, ByDistance) else Q
-        return Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
-
-    def keys(self, K: Float[Array, "H d_attn *columns"], W: Any, t: Any, implementation: Any) -> Array:
-        """K as line 4 of Algorithm 4 reads it and a cache stores it: normalized and placed at the positions t."""
-        return self._placed(K, W.gamma_k, t, implementation)
-
-    def _placed(self, Q, gamma, t, implementation):
-        if self.normalize_heads is not None:
-            Q = self.normalize_heads.of_heads(Q, gamma, implementation)
-        return self.positions(Q, t, implementation) if isinstance(self.positions, Rotary) else Q
-
-    def distant(self, Q: Float[Array, "H d_attn *columns"], W: Any, implementation: Any) -> Array:
-        """U of ``scores_by_distance``, computed from the queries; for ``positions`` that depend on the distance."""
-        Q = self._placed(Q, W.gamma_q, None, implementation)
-        by_distance: Any = self.positions
-        return by_distance.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
-
-    def windowed(self, mask: Mask) -> Mask:
-        """The mask, within the window."""
-        return mask if self.window is None else mask & banded(self.window)
-
-    def output(self, V_tilde: Float[Array, "d_e *columns"], W: Any, implementation: Any) -> Array:
-        """The result of Algorithm 5, normalized if the line says so."""
-        return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
-
+    @numbered
     def __call__(
         self,
         X: Float[Array, "d_e *batch l_x"],
-        Z: Float[Array, "d_e *#batch l_z"],
-        W: MHAttentionParams,
-        mask: Mask,
+        Z: Float[Array, "d_e *#batch l_z"] | None,
+        W: Any,
+        mask: Mask | None,
+        memory: Memory,
         *,
         t_x: Any,
         t_z: Any,
+        table: Table,
         implementation: Any,
-        rate: float = 0.0,
+        dropout: float = 0.0,
         key: Key[Array, "*batch"] | None = None,
-        table: Table = NO_TABLE,
-    ) -> Float[Array, "d_e *batch l_x"]:
-        """The attention of tokens at the positions t_x to tokens at t_z; ``key`` draws the attention weights to drop.
+    ) -> tuple[Float[Array, "d_e *batch l_x"], Any]:
+        """Algorithm 5 as the variant has it, for tokens at the positions t_x; the result, and what the memory keeps.
 
-        t_z is None if X and Z are different sequences; t_x may be None if ``positions`` is.
+        The context tokens are at the positions t_z; None: they belong to another sequence.
         """
-        P = None if t_z is None else table.positions
+        read = functools.partial(self.read, X, Z, W, t_x=t_x, t_z=t_z, table=table, implementation=implementation)
+        options = {"implementation": implementation, "dropout": dropout, "key": key}
+        Y, kept = memory.attend(read(), mask, self, **options)  # lines 1-2
+        return self.write(Y, W, implementation), kept
 
-        def read(Q, W_q):
-            return Q if P is None else Q + linear(W_q, P, None, implementation)
+    @numbered
+    def read(self, X: Any, Z: Any, W: Any, *, t_x: Any, t_z: Any, table: Table, implementation: Any) -> Read:
+        """Lines 1 to 3 of Algorithm 4 for every head, and all that the line does to their results before line 4."""
+        q, k, v = products(X, Z, W, implementation)
+        Q = q  # line 1
+        K = k  # line 2
+        V = v  # line 3
+        if table.positions is not None and t_z is not None:  # W_q(X + P) = W_q X + W_q P
+            q, k = products(table.positions, table.positions, W, implementation, of_positions=True)
+            Q, K = Q + q, K + k
+        Q, K = self._normalized(Q, W.gamma_q, implementation), self._normalized(K, W.gamma_k, implementation)
+        U = P = None
+        if isinstance(self.positions, Rotary):
+            Q, K = self.positions(Q, t_x, implementation), self.positions(K, t_z, implementation)
+        if isinstance(self.positions, ByDistance):
+            if t_z is not None:
+                U = self.positions.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
+                P = functools.partial(self.positions.keys, W=W, table=table, like=Q)
+            Q = self.positions.contents(Q, W)
+        Q = Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
+        return Read(Q, K, V, U, P)
 
-        def by_distance(Q, l_z):
-            if not isinstance(self.positions, ByDistance) or t_z is None:
-                return ()
-            distances = indices(l_z + Q.shape[-1]) - (Q.shape[-1] - 1)
-            return self.distant(read(Q, W.heads.W_q), W, implementation), self.positions.keys(distances, W, table, Q)
+    @numbered
+    def write(self, Y: Float[Array, "H d_mid *columns"], W: Any, implementation: Any) -> Float[Array, "d_e *columns"]:
+        """Lines 3 and 4 of Algorithm 5, and a norm of the result if the line has one."""
+        Y = Y.reshape(Y.shape[0] * Y.shape[1], *Y.shape[2:])  # line 3
+        V_tilde = linear(W.W_o, Y, W.b_o, implementation, name="W_oY")  # return
+        return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
 
-        hooks = Hooks(
-            queries=lambda Q: self.queries(read(Q, W.heads.W_q), W, t_x, implementation),
-            keys=lambda K: self.keys(read(K, W.heads.W_k), W, t_z, implementation),
-            cap=self.cap,
-            by_distance=by_distance,
-        )
-        options: dict[str, Any] = {"implementation": implementation, "dropout": rate, "key": key, "hooks": hooks}
-        return self.output(mh_attention(X, Z, W, self.windowed(mask), **options), W, implementation)
+    def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
+        norm = self.normalize_heads
+        return Q if norm is None or Q is None else norm.of_heads(Q, gamma, implementation)
+
+    def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
+        """The keys and values of a context, as its queries' attention reads them."""
+        _, K, V = products(None, Z, W, implementation)
+        return self._normalized(K, W.gamma_k, implementation), V
+
+    def windowed(self, mask: Mask) -> Mask:
+        """The mask, restricted to the sliding window."""
+        return mask if self.window is None else mask & banded(self.window)
+
+
+def products(X: Any, Z: Any, W: Any, implementation: Any, *, of_positions: bool = False) -> Any:
+    """W_q X, W_k Z and W_v Z with their biases, of every head; of positions the first two, without biases."""
+    if not isinstance(W, MHAttentionParams):  # laid out for generation
+        return W.products(X, of_positions=of_positions)
+    W_q, b_q, W_k, b_k, W_v, b_v = W.heads
+    if of_positions:
+        return linear(W_q, X, None, implementation), linear(W_k, Z, None, implementation)
+    q = linear(W_q, X, b_q, implementation) if X is not None else None
+    return q, linear(W_k, Z, b_k, implementation), linear(W_v, Z, b_v, implementation)
+
+
+def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
+    """Lines 4 to the end of Algorithm 4 for whole sequences, by the best kernel."""
+    Q, K, V, U, P = read
+    l_x, l_z = Q.shape[-1], K.shape[-1]
+    by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
+    return attend(
+        of_one_head(), Q, K, V, line.windowed(mask), heads=True, cap=line.cap, by_distance=by_distance, **options
+    )

@@ -14,9 +14,8 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import sinusoid
-from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.model.line import Line
+from algorithms.machinery.record import Range, Record
 from algorithms.notation import Base
 
 
@@ -32,7 +31,7 @@ NO_TABLE = Table()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ByDistance(Line):
+class ByDistance(Record):
     """The base class of the kinds. Cross-attention has no distances, since its sequences have separate positions."""
 
     keys: ClassVar[Callable[..., Array]]
@@ -66,9 +65,6 @@ class Distances(ByDistance):
 
     buckets: Annotated[int, Range("an even number >= 4", lambda n: n >= 4 and n % 2 == 0)] = 32
     farthest: int = 128
-    optional: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("distances", "encoder_distances", "decoder_distances"), "buckets"
-    )
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -139,7 +135,6 @@ class TransformerXL(ByDistance):
 
     base: Base = 10_000.0
     in_context: ClassVar[bool] = False
-    optional: ClassVar[dict[str, str]] = dict.fromkeys(("W_r", "u", "v"), "base")
 
     def contents(self, Q: Array, W: Any) -> Array:
         """Q + u 1ᵀ."""

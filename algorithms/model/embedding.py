@@ -1,20 +1,22 @@
 """Lines 1 to 3 of Algorithms 9 and 10, and 1 to 3 and 10 to 12 of Algorithm 8: the tokens' embeddings."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
-from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.model.line import Line
+from algorithms.machinery.contract import array
+from algorithms.machinery.record import Range, Record
+from algorithms.model.norm import LayerNorm
+from algorithms.parameters import EmbeddingParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Embedding(Line):
+class Embedding(Record):
     """``e_t ← W_e[:, x[t]] + W_p[:, t]``.
 
     Attributes:
@@ -39,13 +41,11 @@ class Embedding(Line):
     context_positions: bool = False
     factored: bool = False
 
-    optional: ClassVar[dict[str, str]] = {
-        "W_p": "positions=learned,in_attention",
-        "embedding_norm": "normalized",
-        "context_positions": "context_positions positions=learned",
-        "W_in": "factored",
-        "b_in": "factored",
-    }
+    def shapes(self, norm: LayerNorm) -> EmbeddingParams:
+        """The shapes of its matrices, and of the norm that may follow."""
+        d = "d_in" if self.factored else "d_e"
+        W_p = array(f"{d} l_max", self.positions in ("learned", "in_attention"))
+        return EmbeddingParams(array(f"{d} N_V"), W_p, norm.shapes(d) if self.normalized else None)
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
-from algorithms.machinery.axes import check_key
-from algorithms.model.shapes import Parameter, shapes_of
+from algorithms.machinery.contract import Shape, check_key
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, theta_shapes
 from algorithms.ops.draws import by_own_key
-from algorithms.parameters import DTransformerParams, EDTransformerParams, ETransformerParams
 
 Scheme = Literal["glorot", "gpt2"]
 
@@ -80,17 +79,14 @@ def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: 
     sizes, drawn = config.sizes(), itertools.count()
     writes = sum(n * getattr(config, layers, 0) for layers, n in WRITES.items())
 
-    def array(path, parameter: Parameter):
-        if not parameter.given:
-            return None
-        name, factors = path[-1].name, [axis.split("*") for axis in parameter.axes]
-        shape = tuple(math.prod(sizes[factor] for factor in of_axis) for of_axis in factors)
+    def array(path, of: Shape):
+        name, shape = path[-1].name, of.of(sizes)
         if not name.startswith("W_"):
-            return jnp.full(shape, parameter.start, dtype)
+            return jnp.full(shape, of.start, dtype)
         draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
         return by_own_key(lambda key: draw(key, shape, dtype))(jax.random.fold_in(key, next(drawn)))
 
-    return jax.tree.map_with_path(array, shapes_of(params, config.variant, config))
+    return jax.tree.map_with_path(array, theta_shapes(params, config.variant, config))
 
 
 def _glorot(key, shape, dtype):

@@ -1,14 +1,15 @@
 """Line 8 of Algorithm 10, line 7 of Algorithm 9, and lines 7 and 18 of Algorithm 8: the MLP."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from jax import Array
 from jaxtyping import Float, Key
 
+from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.record import Record
 from algorithms.machinery.sharding import shard_hidden_units
-from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout
@@ -19,7 +20,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MLP(Line):
+class MLP(Record):
     """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``.
 
     Attributes:
@@ -34,13 +35,17 @@ class MLP(Line):
     biases: bool = True
     normalize_output: LayerNorm | None = None
 
-    optional: ClassVar[dict[str, str]] = {
-        "b_mlp1": "biases",
-        "b_mlp2": "biases",
-        "W_gate": "gated",
-        "b_gate": "gated biases",
-        "norm_out": "normalize_output",
-    }
+    def shapes(self) -> MLPParams:
+        """The shapes of its parameters."""
+        return MLPParams(
+            W_mlp1=array("d_mlp d_e"),
+            b_mlp1=array("d_mlp", self.biases),
+            W_mlp2=array("d_e d_mlp"),
+            b_mlp2=array("d_e", self.biases),
+            W_gate=array("d_mlp d_e", self.gated),
+            b_gate=array("d_mlp", self.gated and self.biases),
+            norm_out=self.normalize_output and self.normalize_output.shapes(),
+        )
 
     @numbered
     def __call__(

@@ -1,20 +1,21 @@
 """Norms: lines 5, 7 and 10 of Algorithm 10, and the layer norms of Algorithms 8 and 9."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jax import Array
 from jaxtyping import Float
 
 from algorithms.alg06_layer_norm import layer_norm, rms_norm
-from algorithms.model.line import Line
+from algorithms.machinery.contract import array
+from algorithms.machinery.record import Record
 from algorithms.notation import Epsilon
 from algorithms.parameters import LayerNormParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerNorm(Line):
+class LayerNorm(Record):
     """Algorithm 6.
 
     Attributes:
@@ -22,6 +23,10 @@ class LayerNorm(Line):
     """
 
     epsilon: Epsilon = 0.0
+
+    def shapes(self, d: str = "d_e") -> LayerNormParams:
+        """The shapes of γ and β."""
+        return LayerNormParams(gamma=array(d, start=1.0), beta=array(d))
 
     def __call__(self, X: Float[Array, "d *columns"], norm: Any, implementation: Any) -> Array:
         """``for t: layer_norm(X[:, t] | γ, β)``."""
@@ -38,7 +43,10 @@ class RMSNorm(LayerNorm):
     """
 
     offset: float = 0.0
-    optional: ClassVar[dict[str, str]] = {"beta": "never"}
+
+    def shapes(self, d: str = "d_e") -> LayerNormParams:
+        """The shape of γ."""
+        return LayerNormParams(gamma=array(d, start=1.0 - self.offset), beta=None)
 
     def __call__(self, X: Float[Array, "d *columns"], norm: Any, implementation: Any) -> Array:
         """``for t: rms_norm(X[:, t] | γ)``."""

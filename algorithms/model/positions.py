@@ -9,15 +9,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.annotations import Range
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.model.line import Line
+from algorithms.machinery.record import Range, Record
 from algorithms.notation import Base
 from algorithms.ops.rotation import rotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Linear(Line):
+class Linear(Record):
     """Divides all frequencies by ``factor``, which moves positions closer together (Chen et al. 2023).
 
     Attributes:
@@ -32,7 +31,7 @@ class Linear(Line):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Llama3(Line):
+class Llama3(Record):
     """Divides low frequencies by ``factor``, keeps high ones, and interpolates between them (Llama 3.1).
 
     Attributes:
@@ -55,7 +54,7 @@ class Llama3(Line):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Yarn(Line):
+class Yarn(Record):
     """Like ``Llama3``, but interpolates by row instead of frequency, and scales up the scores (Peng et al. 2023).
 
     Attributes:
@@ -93,7 +92,7 @@ class Yarn(Line):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rotary(Line):
+class Rotary(Record):
     """Rotary positions: two rows of column t form a complex number, which is multiplied by exp(𝑖 t/base^{2i/d}).
 
     The product of a query and a key then depends on their positions only through the distance.

@@ -1,12 +1,15 @@
 """The hyperparameters of Algorithms 8, 9 and 10, validated on construction."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
+from algorithms.machinery.record import Range, check_fields
 from algorithms.model.distances import Distances
 from algorithms.model.positions import Rotary
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
+
+Size = Annotated[int, Range("a positive integer", lambda n: n >= 1)]
 
 _DERIVED: Any = None  # the default of a field that __post_init__ derives from the others
 _LAYERS = ("L", "L_enc", "L_dec")  # the fields that count layers; an architecture has one or two of them
@@ -29,48 +32,35 @@ class TransformerConfig:
         tied: whether W_u = W_eᵀ; the variant's choice by default.
     """
 
-    N_V: int
-    l_max: int
-    H: int
-    d_e: int
-    d_mlp: int
-    d_attn: int = _DERIVED
-    d_mid: int = _DERIVED
-    H_kv: int = _DERIVED
+    N_V: Annotated[int, Range("at least 4 (an ordinary token besides mask, bos and eos)", lambda n: n >= 4)]
+    l_max: Size
+    H: Size
+    d_e: Size
+    d_mlp: Size
+    d_attn: Size = _DERIVED
+    d_mid: Size = _DERIVED
+    H_kv: Size = _DERIVED
     variant: Variant = PAPER
     tied: bool = _DERIVED
 
     def __post_init__(self) -> None:
-        if not isinstance(self.variant, Variant):
-            raise TypeError(f"{type(self).__name__}.variant: expected a Variant such as PAPER, got {self.variant!r}")
-        self._require_positive("N_V", "l_max", "H", "d_e", "d_mlp")
-        if self.N_V < 4:
-            raise ValueError(
-                f"{type(self).__name__}.N_V: expected at least 4 (an ordinary token besides mask, bos and eos), "
-                f"got {self.N_V}"
-            )
-        self._set_heads()
-        self._check_layers()
-        if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
-            raise ValueError(
-                f"{type(self).__name__}.d_e: expected an even number, a sine and a cosine for each frequency, "
-                f"got {self.d_e}"
-            )
-        self._set_default(tied=self.variant.unembedding.tied)
-
-    def _set_heads(self) -> None:
-        derived = [field for field in ("d_attn", "d_mid") if getattr(self, field) is None]
-        if derived and self.d_e % self.H:
-            raise ValueError(
-                f"{type(self).__name__}: d_e = {self.d_e} is not a multiple of H = {self.H}; "
-                f"change one of them or give {derived[0]}"
-            )
-        self._set_default(d_attn=self.d_e // self.H, d_mid=self.d_e // self.H, H_kv=self.H)
-        self._require_positive("d_attn", "d_mid", "H_kv")
+        check_fields(self)
+        if self.d_e % self.H and None in (self.d_attn, self.d_mid):
+            field = "d_attn" if self.d_attn is None else "d_mid"
+            self._refuse("", f"d_e = {self.d_e} is not a multiple of H = {self.H}; change one of them or give {field}")
+        d, tied = self.d_e // self.H, self.variant.unembedding.tied
+        self._set_default(d_attn=d, d_mid=d, H_kv=self.H, tied=tied)
         if self.H % self.H_kv:
-            raise ValueError(
-                f"{type(self).__name__}.H_kv: expected a divisor of H = {self.H}, got {self.H_kv}; change one of them"
-            )
+            self._refuse("H_kv", f"expected a divisor of H = {self.H}, got {self.H_kv}; change one of them")
+        for layers in _LAYERS:
+            if getattr(self, layers, 0) % self.shared_layers:
+                self._refuse(
+                    layers,
+                    f"expected a multiple of shared_layers = {self.shared_layers} of the variant, got "
+                    f"{getattr(self, layers)}; change one of them",
+                )
+        if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
+            self._refuse("d_e", f"expected an even number, a sine and a cosine for each frequency, got {self.d_e}")
         for line in self.variant.attentions:
             if isinstance(line.positions, Rotary):
                 line.positions.rows(self.d_attn)
@@ -95,23 +85,8 @@ class TransformerConfig:
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
 
-    def _check_layers(self) -> None:
-        fields = [field for field in _LAYERS if hasattr(self, field)]
-        self._require_positive(*fields)
-        for field in fields:
-            if getattr(self, field) % self.shared_layers:
-                raise ValueError(
-                    f"{type(self).__name__}.{field}: expected a multiple of shared_layers = {self.shared_layers} of "
-                    f"the variant, got {getattr(self, field)}; change one of them"
-                )
-
-    def _require_positive(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{type(self).__name__}.{field}: expected an integer, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{type(self).__name__}.{field}: expected a positive integer, got {value}")
+    def _refuse(self, field: str, message: str) -> None:
+        raise ValueError(f"{type(self).__name__}{'.' * bool(field)}{field}: {message}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,14 +99,9 @@ class EDTransformerConfig(TransformerConfig):
         N_V_z: vocabulary size of the context, if it has its own W_e; None: it has the same W_e.
     """
 
-    L_enc: int
-    L_dec: int
-    N_V_z: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.N_V_z is not None:
-            self._require_positive("N_V_z")
+    L_enc: Size
+    L_dec: Size
+    N_V_z: Size | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,29 +115,22 @@ class ETransformerConfig(TransformerConfig):
         N_types: number of token types, 2 in BERT; 0 if tokens have no types.
     """
 
-    L: int
-    d_f: int = _DERIVED
-    d_in: int = _DERIVED
-    N_types: int = 0
+    L: Size
+    d_f: Size = _DERIVED
+    d_in: Size = _DERIVED
+    N_types: Annotated[int, Range("a number of types, or 0 for none", lambda n: n >= 0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set_default(d_in=self.d_e)
         self._set_default(d_f=self.d_in)
-        self._require_positive("d_in", "d_f")
-        if self.d_in != self.d_e and not self.variant.embedding.factored:
-            raise ValueError(
-                f"ETransformerConfig.d_in: expected d_e = {self.d_e}, since variant.embedding.factored is False, "
-                f"got {self.d_in}; leave it out"
-            )
-        if self.N_types:
-            self._require_positive("N_types")
+        factored = self.variant.embedding.factored
+        if self.d_in != self.d_e and not factored:
+            expected = f"expected d_e = {self.d_e}, since variant.embedding.factored is False"
+            self._refuse("d_in", f"{expected}, got {self.d_in}; leave it out")
         if self.tied and self.d_f != self.d_in:
-            rows = "d_in" if self.variant.embedding.factored else "d_e"
-            raise ValueError(
-                f"ETransformerConfig: a tied unembedding W_u = W_eᵀ needs d_f = {rows} = {self.d_in}, "
-                f"got d_f = {self.d_f}; give tied=False"
-            )
+            needed = f"a tied unembedding W_u = W_eᵀ needs d_f = {'d_in' if factored else 'd_e'} = {self.d_in}"
+            self._refuse("", f"{needed}, got d_f = {self.d_f}; give tied=False")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,4 +141,4 @@ class DTransformerConfig(TransformerConfig):
         L: layers.
     """
 
-    L: int
+    L: Size

@@ -1,20 +1,20 @@
 """The last line of Algorithms 8, 9 and 10: distributions over the vocabulary."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from jax import Array
 from jaxtyping import Float
 
 from algorithms.alg07_unembedding import unembedding
-from algorithms.model.line import Line
+from algorithms.machinery.record import Record
 from algorithms.notation import Cap
 from algorithms.ops.linear import logits, tied_logits
 from algorithms.ops.softmax import capped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Unembedding(Line):
+class Unembedding(Record):
     """``P ← softmax(W_u X)``, with W_u = W_eᵀ where θ has no W_u.
 
     Attributes:
@@ -28,8 +28,6 @@ class Unembedding(Line):
     bias: bool = False
     cap: Cap = None
     scaled: bool = False
-
-    optional: ClassVar[dict[str, str]] = {"b_u": "bias"}
 
     def matrix(self, theta: Any) -> Float[Array, "N_V d"]:
         """W_u; if it is tied, W_eᵀ, scaled if the line says so."""

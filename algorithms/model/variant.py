@@ -1,62 +1,31 @@
 """A variant: a model as a record of the lines of Algorithms 8 to 10, and the check that θ fits it."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
-from algorithms.machinery.annotations import Range, Relation
+from algorithms.machinery.record import Range, Record, as_arguments
+from algorithms.machinery.serialization import serializable
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
-from algorithms.model.line import Line
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm
-from algorithms.model.shapes import attention_shapes, check_present
 from algorithms.model.unembedding import Unembedding
-from algorithms.notation import Dropout
 
 Order = Literal["norm_first", "norm_last", "side_by_side", "no_norm"]
 
 
-def _check_goes_with(arguments: Mapping[str, Any]) -> None:
-    """Check that θ fits the variant, and that its dropout has a key."""
-    variant, theta = arguments["variant"], arguments["theta"]
-    if variant.dropout and arguments.get("key") is None:
-        raise ValueError(
-            f"key: the variant drops activations with probability {variant.dropout}, which needs a key; "
-            "give key=jax.random.key(seed), or variant=variant.without_dropout()"
-        )
-    check_present(theta, variant)
-    if theta.W_u is None and getattr(theta, "W_f", None) is not None and theta.W_f.shape[0] != theta.W_e.shape[0]:
-        (d_in, _), d_f = theta.W_e.shape, theta.W_f.shape[0]
-        rows = "d_e" if theta.W_in is None else "d_in"
-        raise ValueError(f"theta.W_u: a tied unembedding needs d_f = {rows} = {d_in}, got d_f = {d_f}; give W_u")
-    longest = variant.embedding.limit(theta)
-    if longest is not None and variant.embedding.first_position:
-        for name in arguments.keys() & {"z", "x"}:
-            l = arguments[name].shape[-1]
-            if isinstance(l, int) and l > longest:
-                raise ValueError(f"{name}: expected at most l_max = {longest} tokens, got {l}; cut it into chunks")
+VARIANTS: dict[str, "Variant"] = {}
+"""Name → variant; filled by `algorithms.model.variants`. Variants with the same lines are equal: names are no part."""
 
 
-def _check_drops_nothing(arguments: Mapping[str, Any]) -> None:
-    dropout = arguments["variant"].dropout
-    if dropout:
-        raise ValueError(
-            "variant: expected dropout = 0.0, since the paper's training and inference have no key for it, "
-            f"got {dropout}; give variant=variant.without_dropout()"
-        )
-
-
-NO_DROPOUT = Relation(_check_drops_nothing)
-"""For functions that train or generate as printed, without a key for dropout."""
-
-
+@serializable
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant(Line):
-    """A model as the lines of Algorithms 8 to 10. Every default is the paper's.
+class Variant(Record):
+    """A model as the lines of Algorithms 8 to 10. Every default is the paper's. In θ it is a node without leaves.
 
     Attributes:
         embedding: lines 1 to 3.
@@ -71,17 +40,9 @@ class Variant(Line):
         shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.
         head: whether Algorithm 9 has lines 10 and 11; a bare encoder does not.
         pooler: whether Algorithm 9 has W_pool and b_pool, which BERT's classifiers apply to the first token's encoding.
-        dropout: probability of dropping an attention weight or a hidden unit of the MLP; above 0 it needs a key.
     """
 
     __expected__: ClassVar[str] = "a Variant such as PAPER"
-    __relation__: ClassVar[Relation] = Relation(_check_goes_with)
-
-    optional: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("W_f", "b_f", "norm"), "head"),
-        **dict.fromkeys(("W_pool", "b_pool"), "pooler"),
-        **dict.fromkeys(("distances", "encoder_distances", "decoder_distances"), "never"),
-    }
 
     embedding: Embedding = Embedding()
     norm: LayerNorm = LayerNorm()
@@ -93,16 +54,32 @@ class Variant(Line):
     shared_layers: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 1
     head: bool = True
     pooler: bool = False
-    dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
         lines = self.attentions
-        if not lines or any(attention_shapes(line) != attention_shapes(lines[0]) for line in lines):
+        if not lines or any(line.shapes() != lines[0].shapes() for line in lines):
             self.refuse("attention", "one line, or several with the same parameters")
         if len(set(lines)) == 1:  # so that records of the same model are equal
             object.__setattr__(self, "attention", lines[0])
+
+    def __hash__(self) -> int:
+        """The hash of the fields, computed once: every call with θ asks for it."""
+        if "_hash" not in self.__dict__:
+            fields = tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+            object.__setattr__(self, "_hash", hash(fields))
+        return self.__dict__["_hash"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields; hashes differ between processes."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    def __repr__(self) -> str:
+        """Its name, or the named variant from which it differs least, and how."""
+        name, base = min(VARIANTS.items(), key=lambda named: len(self.changes(named[1])), default=("Variant", None))
+        changes = as_arguments(self.changes(base))
+        return f"{name}({changes})" if base is None else f"{name}.but({changes})" if changes else name
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -112,7 +89,3 @@ class Variant(Line):
     def of_every_layer(self, stacked: Any) -> Any:
         """The stacked parameters of all L layers, shared ones repeated, from those that θ stacks."""
         return jax.tree.map(lambda a: jnp.repeat(a, self.shared_layers, axis=0), stacked)
-
-    def without_dropout(self) -> "Variant":
-        """The variant without dropout, for inference."""
-        return self.but(dropout=0.0)

@@ -7,7 +7,7 @@ from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.model.unembedding import Unembedding
-from algorithms.model.variant import Variant
+from algorithms.model.variant import VARIANTS, Variant
 
 PAPER = Variant()
 """Phuong and Hutter 2022: the pseudocode and nothing else."""
@@ -178,11 +178,10 @@ FSMT = PAPER.but(
 )
 """Ng et al. 2019: sinusoidal positions that start at 2, the slowest angle exactly t/10000; ReLU; two vocabularies."""
 
-VARIANTS: dict[str, Variant] = {name: line for name, line in globals().items() if isinstance(line, Variant)}
-"""Name → variant. Names are not part of the record: variants with the same lines are equal."""
+VARIANTS.update({name: line for name, line in globals().items() if isinstance(line, Variant)})
 
 
 def name_of(variant: Variant) -> str | None:
-    """The name of a variant, whatever its dropout and number of shared layers; None if it has no name."""
-    lines = variant.but(dropout=0.0, shared_layers=1)
+    """The name of a variant, whatever its number of shared layers; None if it has no name."""
+    lines = variant.but(shared_layers=1)
     return next((name for name, named in VARIANTS.items() if named.but(shared_layers=1) == lines), None)

@@ -28,7 +28,7 @@ LEAST = 2**16
 
 
 def linear(
-    W: Float[Array, "*rows d_in"] | Int8Matrix,
+    W: Float[Array, "*rows d_in"] | Int8Matrix | None,
     X: Float[Array, "d_in *columns"],
     b: Float[Array, "*rows"] | None,
     implementation: str,
@@ -38,10 +38,12 @@ def linear(
     """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column.
 
     Several stacked matrices W (the heads of an attention) act as one matrix with more rows. ``"paper"`` leaves the
-    derivative to JAX. ``name`` is the ``checkpoint_name`` of the result.
+    derivative to JAX. ``name`` is the ``checkpoint_name`` of the result. Without W, the result is X.
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """
+    if W is None:
+        return X
     return checkpoint_name(_affine(W, X, b) if implementation == "paper" else _linear(W, X, b), name)
 
 

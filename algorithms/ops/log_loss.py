@@ -1,28 +1,16 @@
 """The training loss of Algorithms 11-13, from the hidden state and W_u: per token, and as a weighted sum."""
 
-from typing import Annotated
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import as_ids
-from algorithms.machinery.compiled import compiled
-from algorithms.machinery.contract import Relation
+from algorithms.machinery.contract import compiled
 from algorithms.notation import Cap, Count, Implementation, Share
 from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
 from algorithms.ops.softmax import capped, log_softmax
-
-
-def _check_rows(arguments) -> None:
-    N_V, rows = arguments["N_V"], arguments["W_u"].shape[0]
-    if N_V is not None and rows < N_V:
-        raise ValueError(f"N_V: expected at most {rows} tokens, the rows of W_u, got {N_V}; give N_V=None for all rows")
-
-
-Tokens = Annotated[Count | None, Relation(_check_rows)]
 
 
 @compiled
@@ -34,7 +22,7 @@ def log_loss(
     weights: Float[Array, "*batch l"] | None = None,
     b_u: Float[Array, "N_V"] | None = None,
     label_smoothing: Share = 0.0,
-    N_V: Tokens = None,
+    N_V: Count | None = None,
     cap: Cap = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, ""]:
@@ -83,7 +71,7 @@ def token_losses(
     *,
     b_u: Float[Array, "N_V"] | None = None,
     label_smoothing: Share = 0.0,
-    N_V: Tokens = None,
+    N_V: Count | None = None,
     cap: Cap = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch l"]:

@@ -1,5 +1,8 @@
 """Lookup of a column of a matrix for each index, as in Algorithms 1 and 2, and its backward pass."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,11 +15,21 @@ ONE_HOT_LIMIT = 1024
 """The number of columns up to which the gradient of the matrix is a matrix product, not a scatter."""
 
 
-def lookup(
-    W: Float[Array, "d_e n"], v: Integer[Array, "*batch"] | int, implementation: str
-) -> Float[Array, "d_e *batch"]:
-    """``W[:, v]``; for an index outside [0, n) the value and the gradient are NaN, never those of another column."""
-    return (_columns if implementation == "paper" else _lookup)(W, as_ids(v))
+def columns(W: Float[Array, "d_e n"], implementation: str) -> Any:
+    """The matrix W, whose columns are looked up by ``[:, v]``, for one index v or an array of them.
+
+    For an index outside [0, n) the value and the gradient are NaN, never those of another column.
+    """
+    return _Columns(W, _columns if implementation == "paper" else _lookup)
+
+
+class _Columns:
+    def __init__(self, W: Array, look_up: Callable[[Array, Array], Array]) -> None:
+        self.W, self.look_up = W, look_up
+
+    def __getitem__(self, rows_and_columns: Any) -> Array:
+        _, v = rows_and_columns
+        return self.look_up(self.W, as_ids(v))
 
 
 def _columns(W, v):

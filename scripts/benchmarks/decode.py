@@ -1,10 +1,11 @@
-"""Generation from a cache, compared with Hugging Face's, by context length, and with the memory bandwidth."""
+"""Generation from a cache, compared with Hugging Face's, and with reading weights and cache."""
 
+import dataclasses
 import importlib
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +14,12 @@ import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
 from scripts.benchmarks.timing import Timing, alternate, table
-from training.generation import Generator, decoding, states
+from training.generation import Generator, Sampling, decoding, states
 from training.generation.cache import capacity
+from training.generation.continuation import ROOM
 
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
 LLAMA_135M = DTransformerConfig(N_V=49152, l_max=2048, L=30, H=9, H_kv=3, d_e=576, d_mlp=1536, tied=True, variant=LLAMA)
-GPT2_124M = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
 PROMPT, L_GEN = 32, 64
 
 
@@ -139,63 +140,68 @@ def per(timing: Timing, n: int) -> str:
     return f"{median:.2f} ({low:.2f}-{high:.2f})"
 
 
-def steps_at(model: Generator, context: int, n: int) -> Callable[[], Any]:
-    """Return a call that generates n tokens; the last is preceded by `context` tokens."""
-    state = states.empty_state(model.weights, B=1, C=capacity(context), bos=0)
-    keys, greedy = jax.random.split(jax.random.key(0), 1), model.sampling_arrays([{"tau": 0.0}])
+def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any]:
+    """Return a call that generates n tokens of B sequences; the last is preceded by `context` tokens."""
+    state = states.empty_state(model.weights, B=B, C=capacity(context + ROOM), bos=0)
+    keys, greedy = jax.random.split(jax.random.key(0), B), model.sampling_arrays([Sampling(tau=0.0)] * B)
     ready = [state]
 
     def call() -> None:
-        stop = jnp.asarray(context - 1, jnp.int32)
+        stop = jnp.asarray(context, jnp.int32)
         begun = ready.pop()._replace(slot=stop - n)
-        options = {"sampling": greedy, "variant": model.config.variant}
-        ended = decoding.decode(model.weights, None, begun, keys, stop=stop, **options)
+        ended = decoding.decode(model.weights, None, begun, keys, stop=stop, sampling=greedy)
         ready.append(jax.block_until_ready(ended))
 
     return call
 
 
-def by_context(rounds: int) -> str:
-    """Return a table of the time per token by context length."""
-    model, n = generator(SMALL), 32
-    contexts = (64, 128, 256, 512, 1024)
-    timing = alternate({str(context): steps_at(model, context, n) for context in contexts}, rounds)
-    first = timing["64"].median
-    rows = [[name, per(t, n), f"{t.median / first:.2f}"] for name, t in timing.items()]
-    return table(["tokens of context", "ms per token", "beside 64"], rows)
-
-
-def beside_memory(rounds: int) -> str:
-    """Return a table of the share of the memory bandwidth that generation reaches at GPT-2's size, batch 1."""
-    model, n = generator(GPT2_124M), 8
-    # Every token reads all weights, except for all but one column of W_p and of an untied W_e.
+def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], rounds: int) -> list[list[str]]:
+    """Return, for each number of tokens of context, the time of a step beside the time in which a sum reads as many
+    bytes as the weights and the written keys and values have. The caches have room for `ROOM` more tokens.
+    """
+    model, n = generator(config), 16
+    # A step reads all weights, except for all but B columns of W_p and of an untied W_e.
     weights: Any = model.weights
     W_u = weights.W_e if weights.W_u is None else weights.W_u
     read = jax.block_until_ready(jax.tree.leaves((weights.layers, weights.norm, W_u)))
-    n_bytes = sum(a.nbytes for a in read)
-    arrays = [np.asarray(a) for a in read]
+    of_weights, arrays = sum(a.nbytes for a in read), [np.asarray(a) for a in read]
+    of_token = B * config.L * config.H_kv * (config.d_attn + config.d_mid) * W_u.dtype.itemsize
     add_up = jax.jit(lambda arrays: sum(a.sum() for a in arrays))
-    candidates = {
-        "generation": steps_at(model, 64, n),
-        "sum, NumPy": lambda: [a.sum() for a in arrays],
-        "sum, JAX": lambda: add_up(read).block_until_ready(),
-    }
-    timing = alternate(candidates, rounds)
-    reads = {name: n if name == "generation" else 1 for name in candidates}
-    rates = {name: n_bytes * reads[name] / t.median / 1e9 for name, t in timing.items()}
-    plain = max(rates["sum, NumPy"], rates["sum, JAX"])
-    rows = [
-        [name, per(timing[name], reads[name]), f"{rates[name]:.1f}", f"{rates[name] / plain:.0%}"] for name in rates
-    ]
-    return table(["reads all weights once", "ms", "GB/s", "of the faster sum"], rows)
+    sums = {"NumPy": lambda: [a.sum() for a in arrays], "JAX": lambda: add_up(read).block_until_ready()}
+    timing = alternate({str(context): steps_at(model, B, context, n) for context in contexts} | sums, rounds)
+    rate = of_weights / min(timing.pop(name).median for name in sums)
+    rows = []
+    for context, t in timing.items():
+        n_bytes = of_weights + (int(context) - n // 2) * of_token
+        of_reading = n_bytes / rate
+        ratio = f"{t.median / n / of_reading:.2f}"
+        rows.append([f"{B} x {context}", per(t, n), f"{n_bytes / 1e6:.0f}", f"{1e3 * of_reading:.2f}", ratio])
+        rows[-1].append(f"{rate / 1e9:.1f}")
+    return rows
+
+
+def reading_table(rows: list[list[str]]) -> str:
+    """Return what `beside_reading` measured as a table."""
+    header = ["batch x tokens of context", "ms per step", "MB of weights and written cache", "ms to read them"]
+    return table([*header, "step / reading", "GB/s of the faster sum"], rows)
+
+
+def small_beside_reading(rounds: int) -> str:
+    """Return a table of the small model's steps."""
+    return reading_table([row for B in (1, 16) for row in beside_reading(SMALL, B, (64, 256, 1024), rounds)])
+
+
+def llama_beside_reading(rounds: int) -> str:
+    """Return a table of the Llama's steps."""
+    return reading_table(beside_reading(dataclasses.replace(LLAMA_135M, l_max=4352), 1, (64, 1000, 4000), rounds))
 
 
 def run(rounds: int) -> str:
-    """Return the measurements of a small model and of GPT-2's size as Markdown tables."""
+    """Return the measurements of a small model and of a Llama of 135M parameters as Markdown tables."""
     small = f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}"
-    large = "GPT-2's size, 124M parameters, float32, batch 1: generation beside a plain read of the weights"
-    context = "The same model, batch 1, by tokens of context"
-    parts = ((small, beside_pytorch), (context, by_context), (large, beside_memory))
+    context = "The same model: a step, and reading what it must read"
+    large = "A Llama of 135M parameters, float32, batch 1: the same"
+    parts = ((small, beside_pytorch), (context, small_beside_reading), (large, llama_beside_reading))
     return "\n\n".join(f"{title}.\n\n{measure(rounds)}" for title, measure in parts)
 
 

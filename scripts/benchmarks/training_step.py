@@ -55,7 +55,7 @@ def compilation() -> str:
     theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
     x = jax.ShapeDtypeStruct((4, 1024), jnp.int32)
     start = time.perf_counter()
-    training_step(optimizer, GPT2, "auto").lower(theta, jax.eval_shape(optimizer.init, theta), x).compile()
+    training_step(optimizer, "auto").lower(theta, jax.eval_shape(optimizer.init, theta), x).compile()
     return f"Tracing and compiling a training step of GPT-2 124M: {time.perf_counter() - start:.1f} s."
 
 
@@ -77,7 +77,6 @@ def loss_memory() -> str:
 
 def training_step(
     optimizer: optax.GradientTransformation,
-    variant: Variant,
     implementation: Implementation,
     dtype: Any = jnp.float32,
     *,
@@ -87,7 +86,7 @@ def training_step(
 
     Loss and gradients are computed in ``dtype``; parameters and optimizer state keep theirs.
     """
-    of_theta = functools.partial(loss, variant=variant, implementation=implementation, dtype=dtype, unroll=unroll)
+    of_theta = functools.partial(loss, implementation=implementation, dtype=dtype, unroll=unroll)
     return jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
 
 
@@ -95,7 +94,6 @@ def loss(
     theta: Any,
     x: jax.Array,
     *,
-    variant: Variant,
     implementation: Implementation = "auto",
     dtype: Any = jnp.bfloat16,
     remat: bool = False,
@@ -103,8 +101,8 @@ def loss(
 ) -> jax.Array:
     """Return the nats of the next tokens of x: [B, l], divided by the size of x; computed in ``dtype``."""
     theta = jax.tree.map(lambda a: a.astype(dtype), theta)
-    W_u, targets = variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1)
-    X = d_hidden_state(x, theta, variant=variant, implementation=implementation, remat=remat, unroll=unroll)
+    W_u, targets = theta.variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1)
+    X = d_hidden_state(x, theta, implementation=implementation, remat=remat, unroll=unroll)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
     return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 
@@ -114,7 +112,7 @@ def _ours(
 ) -> Callable[[], object]:
     config = DTransformerConfig(**SIZES, variant=variant)
     optimizer = optax.adamw(1e-3)
-    step = training_step(optimizer, variant, implementation, dtype, unroll=unroll)
+    step = training_step(optimizer, implementation, dtype, unroll=unroll)
     theta: Any = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
     carried = [theta, optimizer.init(theta)]
     x = jax.random.randint(jax.random.key(1), (BATCH, SIZES["l_max"]), 0, SIZES["N_V"])

@@ -15,7 +15,6 @@ import pytest
 
 from algorithms import (
     BIDIRECTIONAL,
-    PAPER,
     UNIDIRECTIONAL,
     DTransformerConfig,
     EDTransformerConfig,
@@ -86,7 +85,6 @@ def lengths(l, seed=4):
 
 KEYS = Argument(lambda batch: jax.random.split(jax.random.key(5), batch), 0)
 MASKS = Argument(lambda batch: jnp.asarray(np.random.default_rng(6).random((*batch, L_Z, L_X)) < 0.5), 0)
-DROPOUT = PAPER.but(dropout=0.3)
 
 # (function of what a sequence has of its own, that, the axis of the result where the batch begins)
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument], int]] = {
@@ -136,7 +134,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument], int]] = {
         [tokens(L_X), tokens(L_X, seed=1, n=23), tokens(L_X, seed=2, n=2)],
         1,
     ),
-    "dropout of a model": (lambda x, key: d_hidden_state(x, D, variant=DROPOUT, key=key), [tokens(L_X), KEYS], 1),
+    "dropout of a model": (lambda x, key: d_hidden_state(x, D, dropout=0.3, key=key), [tokens(L_X), KEYS], 1),
     "d_inference": (lambda x, key: d_inference(x, D, l_gen=4, tau=1.0, key=key), [tokens(5), KEYS], 0),
 }
 # The quick tests leave out what takes seconds to compile and is a part of something else here.

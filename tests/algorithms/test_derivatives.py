@@ -6,6 +6,7 @@ the Hessian that of the gradient, in reverse over reverse and, where the lines a
 ``vmap`` of the gradient is the gradient of each example.
 """
 
+import functools
 import inspect
 import itertools
 
@@ -25,6 +26,7 @@ from algorithms import (
     documents,
     padding,
 )
+from algorithms.layers import lines_of
 from algorithms.ops.attention import blockwise, strips
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
@@ -58,6 +60,11 @@ PLACES = algorithms.raster_places(4, 4, side=2, n_places=2)
 
 def both(x):
     return jnp.stack([x, x[::-1]])
+
+
+def embedding(algorithm, how, theta):
+    """Lines 1-3, which the loop over the layers starts from."""
+    return lines_of(algorithm, x, theta, implementation=how).embedding(x, theta)
 
 
 # name → (a function of the implementation and of named floats or pytrees of floats, these, the implementations)
@@ -115,6 +122,17 @@ CASES = {
     "gelu": (lambda how, **a: algorithms.gelu(**a), {"x": 3 * X}, ("paper",)),
     "gelu_tanh": (lambda how, **a: algorithms.gelu_tanh(**a), {"x": 3 * X}, ("paper",)),
     "relu": (lambda how, **a: algorithms.relu(**a), {"x": X}, ("paper",)),
+    "d_token_losses": (lambda how, theta: algorithms.d_token_losses(x, theta, implementation=how), {"theta": D}, EVERY),
+    "e_token_losses": (
+        lambda how, theta: algorithms.e_token_losses(x, theta, x_tilde=x.at[1].set(4), implementation=how),
+        {"theta": E},
+        EVERY,
+    ),
+    "ed_token_losses": (
+        lambda how, theta: algorithms.ed_token_losses(x[:3], x, theta, implementation=how),
+        {"theta": ED},
+        EVERY,
+    ),
     "d_hidden_state": (lambda how, theta: algorithms.d_hidden_state(x, theta, implementation=how), {"theta": D}, EVERY),
     "d_hidden_state, packed": (
         lambda how, theta: algorithms.d_hidden_state(
@@ -160,18 +178,51 @@ CASES = {
         {"theta": ED},
         EVERY,
     ),
-    "d_embedding": (lambda how, theta: algorithms.d_embedding(x, theta, implementation=how), {"theta": D}, EVERY),
-    "d_layers": (lambda how, **a: algorithms.d_layers(**a, implementation=how), {"X": X, "theta": D}, EVERY),
-    "e_embedding": (lambda how, theta: algorithms.e_embedding(x, theta, implementation=how), {"theta": E}, EVERY),
-    "e_layers": (lambda how, **a: algorithms.e_layers(**a, length=4, implementation=how), {"X": X, "theta": E}, EVERY),
-    "ed_encoder_layers": (
-        lambda how, **a: algorithms.ed_encoder_layers(**a, z_length=3, implementation=how),
-        {"Z": Z, "theta": ED},
+    "lines 1-3 of Algorithm 10": (functools.partial(embedding, "Algorithm 10"), {"theta": D}, EVERY),
+    "lines 1-3 of Algorithm 9": (functools.partial(embedding, "Algorithm 9"), {"theta": E}, EVERY),
+    "d_hidden_state, of columns": (
+        lambda how, **a: algorithms.d_hidden_state(**a, implementation=how),
+        {"x": X, "theta": D},
         EVERY,
     ),
-    "ed_decoder_layers": (
-        lambda how, **a: algorithms.ed_decoder_layers(**a, z_length=3, implementation=how),
-        {"Z": Z, "X": X, "theta": ED},
+    "d_transformer, of columns": (
+        lambda how, **a: algorithms.d_transformer(**a, implementation=how),
+        {"x": X, "theta": D},
+        EVERY,
+    ),
+    "e_encoding, of columns": (
+        lambda how, **a: algorithms.e_encoding(**a, length=4, implementation=how),
+        {"x": X, "theta": E},
+        EVERY,
+    ),
+    "e_hidden_state, of columns": (
+        lambda how, **a: algorithms.e_hidden_state(**a, length=4, implementation=how),
+        {"x": X, "theta": E},
+        EVERY,
+    ),
+    "e_transformer, of columns": (
+        lambda how, **a: algorithms.e_transformer(**a, length=4, implementation=how),
+        {"x": X, "theta": E},
+        EVERY,
+    ),
+    "ed_encoding, of columns": (
+        lambda how, **a: algorithms.ed_encoding(**a, z_length=3, implementation=how),
+        {"z": Z, "theta": ED},
+        EVERY,
+    ),
+    "ed_decoding, of columns": (
+        lambda how, **a: algorithms.ed_decoding(**a, z_length=3, implementation=how),
+        {"Z": Z, "x": X, "theta": ED},
+        EVERY,
+    ),
+    "ed_hidden_state, of columns": (
+        lambda how, **a: algorithms.ed_hidden_state(z, **a, z_length=3, implementation=how),
+        {"x": X, "theta": ED},
+        EVERY,
+    ),
+    "ed_transformer, of columns": (
+        lambda how, **a: algorithms.ed_transformer(z, **a, z_length=3, implementation=how),
+        {"x": X, "theta": ED},
         EVERY,
     ),
     "mu_law": (lambda how, **a: algorithms.mu_law(**a), {"x": X}, ("paper",)),
@@ -343,14 +394,19 @@ def test_every_public_function_that_returns_floats_is_here():
 
 
 def test_every_float_argument_is_varied():
-    """Of the signatures' arrays of floats, and of the parameters in pytrees."""
+    """Of the signatures' arrays of floats, and of the parameters in pytrees; what may be tokens or columns of
+    embeddings in a case of its own.
+    """
     for name, (_, arguments, _) in CASES.items():
-        signature = inspect.signature(getattr(algorithms, name.split(",")[0]))
-        floats = {
-            n
-            for n, p in signature.parameters.items()
-            if "Float[Array" in str(p.annotation) or "Params" in str(p.annotation)
-        }
+        function = name.split(",")[0]
+        if function.startswith("lines"):
+            continue
+        signature = inspect.signature(getattr(algorithms, function))
+        annotations = {n: str(p.annotation) for n, p in signature.parameters.items()}
+        floats = {n for n, annotation in annotations.items() if "Float[Array" in annotation or "Params" in annotation}
+        tokens = {n for n in floats if "Integer[Array" in annotations[n]}
+        assert not tokens or f"{function}, of columns" in CASES, name
+        floats = floats if name.endswith("of columns") else floats - tokens
         optional = {"b_u"} if "unembedding" not in name and "loss" not in name else set()
         assert floats - optional - {"p_mask", "tau"} <= arguments.keys(), name
 

@@ -75,7 +75,7 @@ def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
 def test_packed_documents_are_the_documents_alone(kind, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
     monkeypatch.setattr(strips, "LEAST", 3)
-    theta, options = theta_of(kind), {"variant": variant_of(kind), "implementation": implementation}
+    theta, options = theta_of(kind), {"implementation": implementation}
     segments, positions = jnp.array([0] * 4 + [1] * 9), jnp.array([*range(4), *range(9)])
     packed = d_hidden_state(X[0], theta, segments=segments, positions=positions, **options)
     for part in (slice(4), slice(4, 13)):
@@ -87,7 +87,7 @@ def test_packed_documents_are_the_documents_alone(kind, implementation, monkeypa
 def test_padding_reaches_nothing(kind, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
     monkeypatch.setattr(strips, "LEAST", 3)
-    theta, options = theta_of(kind), {"variant": variant_of(kind), "implementation": implementation}
+    theta, options = theta_of(kind), {"implementation": implementation}
     padded = d_transformer(X, theta, length=jnp.array([13, 6]), **options)
     np.testing.assert_allclose(padded[:, 1, :6], d_transformer(X[1, :6], theta, **options), atol=1e-12)
 
@@ -97,11 +97,11 @@ def test_padding_reaches_nothing(kind, implementation, monkeypatch):
 def test_dropout_has_the_printed_lines_gradients(kind, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
     monkeypatch.setattr(strips, "LEAST", 3)
-    theta, variant, keys = theta_of(kind), variant_of(kind).but(dropout=0.4), jax.random.split(jax.random.key(3), 2)
+    theta, keys = theta_of(kind), jax.random.split(jax.random.key(3), 2)
 
     def gradient(how):
         def objective(theta):
-            return jnp.sin(d_hidden_state(X, theta, variant=variant, key=keys, implementation=how)).sum()
+            return jnp.sin(d_hidden_state(X, theta, dropout=0.4, key=keys, implementation=how)).sum()
 
         return jax.jit(jax.grad(objective))(theta)
 
@@ -114,7 +114,7 @@ def test_an_encoder_has_buckets_for_both_directions(implementation, monkeypatch)
     monkeypatch.setattr(strips, "LEAST", 3)
     theta = theta_of("distances", ETransformerConfig, init_e_transformer, H_kv=6)
     variant = variant_of("distances")
-    P = e_transformer(X, theta, variant=variant, implementation=implementation)
+    P = e_transformer(X, theta, implementation=implementation)
     for b, x in enumerate(family_cases.X):
         options = family_cases.options_of(variant, family_cases.SIZES["L"])
         expected = family.e_transformer(list(map(int, x)), unstack_family(theta), options)
@@ -129,7 +129,7 @@ def test_a_mesh_changes_nothing(kind, monkeypatch):
     theta, x = theta_of(kind, H=4), cases.random_tokens(4, 12, n=19)
 
     def loss(theta):
-        hidden = d_hidden_state(x, theta, variant=variant_of(kind), implementation="blockwise")
+        hidden = d_hidden_state(x, theta, implementation="blockwise")
         return jnp.sin(hidden).sum()
 
     assert_mesh_changes_nothing(loss, theta, sizes=EIGHT)
@@ -145,7 +145,7 @@ def test_blockwise_never_forms_all_scores(kind, monkeypatch):
 
     def largest(implementation):
         def loss(theta, x):
-            return d_hidden_state(x, theta, variant=config.variant, implementation=implementation).sum()
+            return d_hidden_state(x, theta, implementation=implementation).sum()
 
         jaxpr = jax.make_jaxpr(jax.grad(loss))(shapes, jax.ShapeDtypeStruct((l,), jnp.int32)).jaxpr
         return max(v.aval.size for eqn in cases.every_equation(jaxpr) for v in eqn.outvars if hasattr(v.aval, "size"))
@@ -172,36 +172,39 @@ REFUSED = [
     (lambda: Distances(farthest=16), "Distances.farthest: expected a distance > 16, half of the buckets, got 16"),
     (lambda: TransformerXL(base=1.0), "TransformerXL.base: expected a number > 1, got 1.0"),
     (
-        lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("alibi"), implementation="cudnn"),
+        lambda: d_transformer(X, theta_of("alibi"), implementation="cudnn"),
         'implementation="cudnn" cannot serve: it has no scores by distance; give implementation="auto"',
     ),
     (
-        lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("transformer_xl")),
+        lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("transformer_xl"))),
         (
             "theta.layers.attention.W_r: expected an array [L, H, d_attn, d_e], since TransformerXL has base = 20.0, "
             "got None; use the variant"
         ),
     ),
     (
-        lambda: d_transformer(X, theta_of("transformer_xl"), variant=variant_of("alibi")),
+        lambda: d_transformer(X, theta_of("transformer_xl")._replace(variant=variant_of("alibi"))),
         "theta.layers.attention.W_r: expected None, since Attention has no W_r, got parameters; use the variant",
     ),
     (
-        lambda: d_transformer(X, theta_of("alibi"), variant=variant_of("distances")),
+        lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("distances"))),
         "theta.distances: expected an array [H, N_buckets], since Distances has buckets = 6, got None; use",
     ),
     (
         lambda: d_transformer(
-            X, theta_of("distances"), variant=variant_of("distances").but(attention=Attention(positions=Distances()))
+            X,
+            theta_of("distances")._replace(
+                variant=variant_of("distances").but(attention=Attention(positions=Distances()))
+            ),
         ),
         "theta.distances: expected [H, 32], since Distances has buckets = 32, got [6, 6]; use the variant",
     ),
     (
-        lambda: d_hidden_state(X, theta_of("alibi"), variant=variant_of("alibi"), positions=jnp.arange(13)),
+        lambda: d_hidden_state(X, theta_of("alibi"), positions=jnp.arange(13)),
         "positions: expected None without segments, since the variant's scores depend on the distance of columns",
     ),
     (
-        lambda: ed_transformer(X, X, ed("transformer_xl"), variant=variant_of("transformer_xl")),
+        lambda: ed_transformer(X, X, ed("transformer_xl")),
         "variant.attention: expected positions of None, Distances or ALiBi in Algorithm 8, since the queries and keys",
     ),
 ]

@@ -68,8 +68,8 @@ def case(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_blocks_are_the_documents(name, implementation, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 5)
-    config, theta, logits = case(name)
-    P = d_transformer(jnp.asarray(family_cases.X), theta, variant=config.variant, implementation=implementation)
+    _, theta, logits = case(name)
+    P = d_transformer(jnp.asarray(family_cases.X), theta, implementation=implementation)
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 
@@ -77,7 +77,7 @@ def test_the_loss_of_003_is_a_mean_over_tokens():
     """Section 12.3.4: L = −1/m Σ log P[i, y_i]; Algorithm 13 has the sum."""
     config, theta, logits = case("003")
     x, u = jnp.asarray(family_cases.X), config.variant.unembedding
-    X = d_hidden_state(x, theta, variant=config.variant)
+    X = d_hidden_state(x, theta)
     targets, m = x[:, 1:], x.shape[1] - 1
     found = log_loss(X[:, :, :-1], u.matrix(theta), targets, b_u=theta.b_u, weights=jnp.full(targets.shape, 1 / m))
     log_P = logits - np.log(np.exp(logits).sum(axis=0))
@@ -100,7 +100,7 @@ def test_a_model_of_attention_alone_has_no_mlp(implementation):
     assert theta.layers.mlp is None
     assert theta.layers.norm1 is None
     logits = family_cases.oracle_logits(family_cases.X[0], theta, config.variant)
-    P = d_transformer(jnp.asarray(family_cases.X[0]), theta, variant=config.variant, implementation=implementation)
+    P = d_transformer(jnp.asarray(family_cases.X[0]), theta, implementation=implementation)
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 
@@ -111,7 +111,7 @@ def test_queries_and_keys_read_positions_from_the_cache_too():
     begun.extend(7)
     for r, length in enumerate(lengths):
         x = jnp.concatenate([family_cases.X[r, :length], begun.tokens[r]])
-        P = d_transformer(x, theta, variant=config.variant)[:, length - 1 : -1]
+        P = d_transformer(x, theta)[:, length - 1 : -1]
         expected = jnp.log(P[begun.tokens[r], jnp.arange(7)])
         np.testing.assert_allclose(begun.log_p[r], expected, atol=1e-10)
 
@@ -121,7 +121,7 @@ def test_algorithm_8_has_no_positions_for_queries_and_keys_alone():
     config = EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=2, d_e=4, d_mlp=4, variant=variant)
     theta, x = init_ed_transformer(jax.random.key(0), config), jnp.arange(3)
     with pytest.raises(ValueError, match="expected a value other than 'in_attention'"):
-        ed_transformer(x, x, theta, variant=variant)
+        ed_transformer(x, x, theta)
 
 
 BASE = {"N_V": 50_000, "l_max": 512, "L_enc": 6, "L_dec": 6, "H": 8, "d_e": 512, "d_mlp": 2048}

@@ -11,17 +11,18 @@ from algorithms import (
     LLAMA,
     PAPER,
     DTransformerConfig,
-    d_embedding,
     d_hidden_state,
-    d_layers,
-    e_embedding,
+    d_transformer,
     e_encoding,
-    e_layers,
-    ed_decoder_layers,
-    ed_encoder_layers,
+    e_hidden_state,
+    e_transformer,
+    ed_decoding,
+    ed_encoding,
     ed_hidden_state,
+    ed_transformer,
     unembedding,
 )
+from algorithms.layers import How, lines_of
 from algorithms.lines import Attention, Embedding, Rotary
 from tests import cases, oracle
 
@@ -43,9 +44,12 @@ def embedded(tokens, theta):
 @pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 def test_from_the_embeddings_of_tokens_the_decoder_computes_the_oracles_distribution(implementation):
     theta = cases.random_theta(cases.D)
-    X = d_layers(embedded(x, theta), theta, implementation=implementation)
-    cases.assert_close(unembedding(X, theta.W_u), oracle.d_transformer(x, oracle.unstack(theta)))
-    cases.assert_close(d_embedding(x, theta, implementation=implementation), embedded(x, theta))
+    X, expected = embedded(x, theta), oracle.d_transformer(x, oracle.unstack(theta))
+    hidden = d_hidden_state(X, theta, implementation=implementation)
+    cases.assert_close(unembedding(hidden, theta.W_u), expected)
+    cases.assert_close(d_transformer(X, theta, implementation=implementation), expected)
+    f = lines_of("Algorithm 10", x, theta, implementation=implementation)
+    cases.assert_close(f.embedding(x, theta), X)
 
 
 @pytest.mark.parametrize("variant", [PAPER, GPT2, LLAMA, GEMMA], ids=["PAPER", "GPT2", "LLAMA", "GEMMA"])
@@ -56,20 +60,26 @@ def test_the_two_parts_of_every_variant_make_the_whole(variant):
     positions = jnp.arange(13)[None] + jnp.array([[0], [5]])
     batch = cases.random_tokens(2, 13)
     segments = jnp.asarray([[1] * 6 + [2] * 7, [1] * 13])
-    options = {"variant": variant, "positions": positions}
-    X = d_layers(d_embedding(batch, theta, **options), theta, segments=segments, **options)
-    cases.assert_close(X, d_hidden_state(batch, theta, segments=segments, **options))
+    f = lines_of("Algorithm 10", batch, theta, implementation="auto", how=How(positions=positions))
+    options = {"positions": positions, "segments": segments}
+    X = d_hidden_state(f.embedding(batch, theta), theta, **options)
+    cases.assert_close(X, d_hidden_state(batch, theta, **options))
 
 
 def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
     theta = cases.random_theta(cases.E)
-    cases.assert_close(e_layers(embedded(x, theta), theta), e_encoding(x, theta))
-    cases.assert_close(e_embedding(x, theta), embedded(x, theta))
+    X = embedded(x, theta)
+    cases.assert_close(e_encoding(X, theta), e_encoding(x, theta))
+    cases.assert_close(e_hidden_state(X, theta), e_hidden_state(x, theta))
+    cases.assert_close(e_transformer(X, theta), oracle.e_transformer(x, oracle.unstack(theta)))
+    cases.assert_close(lines_of("Algorithm 9", x, theta, implementation="auto").embedding(x, theta), X)
     theta = cases.random_theta(cases.ED)
-    Z = ed_encoder_layers(embedded(z, theta), theta)
-    X = ed_decoder_layers(Z, embedded(x, theta), theta)
-    cases.assert_close(unembedding(X, theta.W_u), oracle.ed_transformer(z, x, oracle.unstack(theta)))
+    expected = oracle.ed_transformer(z, x, oracle.unstack(theta))
+    X = ed_decoding(ed_encoding(embedded(z, theta), theta), embedded(x, theta), theta)
+    cases.assert_close(unembedding(X, theta.W_u), expected)
     cases.assert_close(X, ed_hidden_state(z, x, theta))
+    cases.assert_close(ed_hidden_state(z, embedded(x, theta), theta), X)
+    cases.assert_close(ed_transformer(z, embedded(x, theta), theta), expected)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,7 @@ def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
 def test_positions_that_a_cross_attention_cannot_have_are_refused_by_embeddings_too(variant):
     theta = cases.random_theta(cases.ED)
     with pytest.raises(ValueError, match="of its line 16 belong to different sequences"):
-        ed_decoder_layers(embedded(z, theta), embedded(x, theta), theta, variant=variant)
+        ed_decoding(embedded(z, theta), embedded(x, theta), theta._replace(variant=variant))
 
 
 def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
@@ -106,12 +116,12 @@ def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
             expected[i, t] = of_oracle(step).imag / 1e-30
 
     def ours(X, implementation):
-        P = jax.nn.softmax(d_layers(X, theta, implementation=implementation), axis=0)
+        P = jax.nn.softmax(d_hidden_state(X, theta, implementation=implementation), axis=0)
         return (weight * P).sum()
 
     for implementation in cases.EXACT_AND_DEFAULT:
         cases.assert_close(jax.grad(ours)(X, implementation), expected, 1e-9)
-    later = jax.grad(lambda X: d_layers(X, theta)[:, 1].sum())(X)
+    later = jax.grad(lambda X: d_hidden_state(X, theta)[:, 1].sum())(X)
     np.testing.assert_array_equal(later[:, 2:], 0)
 
 
@@ -122,7 +132,7 @@ def test_what_stands_in_the_padding_reaches_nothing(filler):
     padded = jnp.concatenate([X[..., :5], jnp.full((11, 1, 3), filler)], axis=-1)
 
     def first(X, length):
-        return d_layers(X, theta, length=length)[..., :5]
+        return d_hidden_state(X, theta, length=length)[..., :5]
 
     cases.assert_close(first(padded, jnp.array([5])), first(X[..., :5], None))
     gradient = jax.grad(lambda X: first(X, jnp.array([5])).sum())(padded)
@@ -133,22 +143,22 @@ def test_what_stands_in_the_padding_reaches_nothing(filler):
     ("change", "error", "message"),
     [
         (
-            {"X": jnp.zeros((11, 5), int)},
+            {"x": jnp.zeros((11, 1, 5), bool)},
             TypeError,
-            r"^X: expected floating-point numbers \[d_e, \*batch, l\].*, got int",
+            r"^x: expected integers \[\*batch, l\] or floating-point numbers \[d_e, \*batch, l\], got bool",
         ),
-        ({"X": jnp.zeros((10, 5))}, ValueError, r"^theta\.W_e: expected .*d_e = 10 from X, got float64\[11, 17\]"),
-        ({"X": jnp.zeros((11, 24))}, ValueError, r"^X: expected at most l_max = 23 tokens, got 24; "),
+        ({"x": jnp.zeros((10, 5))}, ValueError, r"^theta\.W_e: expected .*d_e = 10 from x, got float64\[11, 17\]"),
+        ({"x": jnp.zeros((11, 24))}, ValueError, r"^x: expected at most l_max = 23 tokens, got 24; "),
         ({"length": 6}, ValueError, r"^length: expected at least 0 and at most l = 5 tokens, got 6"),
         (
             {"positions": jnp.zeros(4, int)},
             ValueError,
-            r"^positions: expected integers .* l = 5 from X, got int64\[4\]",
+            r"^positions: expected integers .* l = 5 from x, got int64\[4\]",
         ),
-        ({"variant": GPT2.but(dropout=0.1)}, ValueError, r"^key: "),
+        ({"dropout": 0.1}, ValueError, r"^key: "),
     ],
 )
 def test_what_does_not_fit_is_refused(change, error, message):
-    arguments = {"X": jnp.zeros((11, 5)), "theta": cases.random_theta(cases.D)} | change
+    arguments = {"x": jnp.zeros((11, 5)), "theta": cases.random_theta(cases.D)} | change
     with pytest.raises(error, match=message):
-        d_layers(**arguments)
+        d_hidden_state(**arguments)

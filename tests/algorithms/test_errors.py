@@ -56,7 +56,7 @@ D, E, ED = (
     EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY),
 )
 d, e, ed = cases.random_theta(D), cases.random_theta(E), cases.random_theta(ED)
-sinusoidal = ed._replace(W_p=None)
+sinusoidal = ed._replace(W_p=None, variant=PAPER.but(embedding=Embedding(positions="sinusoidal")))
 x, xs = cases.random_tokens(3, n=7), cases.random_tokens(2, 3, n=7)
 X, W_qkv, W = cases.normal(7, 3), head_params(d_z=7), mh_params(d_z=7)
 Q = cases.normal(5, 3)
@@ -234,16 +234,20 @@ TABLE = [
         "b_u: expected floating-point numbers [N_V] with N_V = 3 from W_u, got float64[7]",
     ),
     (lambda: log_loss(X, X.T, x, label_smoothing=1.0), ValueError, "label_smoothing: expected a share…got 1"),
-    (lambda: log_loss(X, X.T, x, N_V=0), ValueError, "N_V: expected at least 1, got 0"),
+    (lambda: log_loss(X, X.T, x, N_V=0), ValueError, "N_V: expected at least 1, or None, got 0"),
     (lambda: log_loss(X, X.T, x, implementation="no"), ValueError, "implementation: expected one of…got 'no'"),
     # Algorithms 8, 9 and 10
     (lambda: d_transformer(x, e), TypeError, "theta: expected DTransformerParams, got ETransformerParams"),
     (lambda: d_transformer(x, 3), TypeError, "theta: expected DTransformerParams, got int 3"),
-    (lambda: d_transformer(X[0], d), TypeError, "x: expected integers [*batch, l], got float64[3]"),
+    (
+        lambda: d_transformer(X[0], d),
+        TypeError,
+        "x: expected integers [*batch, l] or floating-point numbers [d_e, *batch, l], got float64[3]",
+    ),
     (
         lambda: d_transformer([1, 2], d),
         TypeError,
-        "x: expected integers [*batch, l], got list [1, 2]; make it an array with jnp.asarray",
+        "x: expected integers [*batch, l] or floating-point numbers [d_e, *batch, l], got list [1, 2]; make it",
     ),
     (lambda: d_transformer(x[0], d), ValueError, "x: expected integers [*batch, l], got int32[]"),
     (lambda: d_transformer(x[:0], d), ValueError, "x: expected at least one token,…begin with bos_token"),
@@ -257,7 +261,11 @@ TABLE = [
         ValueError,
         "theta.W_p: expected an array…since Embedding has positions = 'learned', got None; use the variant that these",
     ),
-    (lambda: d_transformer(x, d, variant="GPT2"), TypeError, "variant: expected a Variant such as PAPER, got str"),
+    (
+        lambda: d_transformer(x, d._replace(variant="GPT2")),
+        TypeError,
+        "theta.variant: expected a Variant such as PAPER, got 'GPT2'",
+    ),
     (
         lambda: d_transformer(x, d._replace(W_u=d.W_u[:, :2])),
         ValueError,
@@ -266,7 +274,7 @@ TABLE = [
     (
         lambda: d_transformer(x, d._replace(norm=d.norm._replace(gamma=X[:, 0]))),
         ValueError,
-        "theta.norm.gamma: expected floating-point numbers [d_normalized] with d_normalized = 3 from theta.W_e, got",
+        "theta.norm.gamma: expected floating-point numbers [d_e] with d_e = 3 from theta.W_e, got",
     ),
     (
         lambda: d_transformer(x, jax.tree.map(lambda a: a[..., None], d)),
@@ -364,7 +372,7 @@ TABLE = [
         "key: expected a typed key [*batch] with batch = [] from x, got key<fry>[2]; give a single one",
     ),
     (lambda: ed_inference(x, ed, tau=-1.0, key=KEY), ValueError, "tau: expected a temperature >= 0…got -1.0"),
-    (lambda: ed_inference(x, ed, tau=1.0, key=KEY, l_max=0), ValueError, "l_max: expected at least 1, got 0"),
+    (lambda: ed_inference(x, ed, tau=1.0, key=KEY, l_max=0), ValueError, "l_max: expected at least 1, or None, got 0"),
     (
         lambda: ed_inference(x, ed, tau=1.0, key=KEY, l_max=6),
         ValueError,
@@ -400,9 +408,13 @@ TABLE = [
         "tied unembedding W_u = W_eᵀ needs d_f = d_e = 6, got d_f = 3; give tied=False",
     ),
     (lambda: PAPER.but(norm="batch_norm"), ValueError, "Variant.norm: expected LayerNorm, got 'batch_norm'"),
-    (lambda: MLP(activation="tanh"), ValueError, "MLP.activation: expected 'relu' or…or None, got 'tanh'"),
-    (lambda: Embedding(positions="rope"), ValueError, "Embedding.positions: expected 'learned' or…or None, got 'rope'"),
-    (lambda: PAPER.but(dropout=1.0), ValueError, "Variant.dropout: expected a probability in [0, 1), got 1"),
+    (lambda: MLP(activation="tanh"), ValueError, "MLP.activation: expected one of 'relu', …or None, got 'tanh'"),
+    (
+        lambda: Embedding(positions="rope"),
+        ValueError,
+        "Embedding.positions: expected one of 'learned', …or None, got 'rope'",
+    ),
+    (lambda: PAPER.but(dropout=0.1), ValueError, "Variant.dropout: expected one of the fields embedding, norm, "),
     (lambda: LayerNorm(epsilon=-1e-5), ValueError, "LayerNorm.epsilon: expected a number >= 0, got -1e-05"),
     (lambda: PAPER.but(norms=LayerNorm()), ValueError, "Variant.norms: expected one of the fields embedding, norm, "),
     (lambda: Attention(window=0), ValueError, "Attention.window: expected a width of at least 1 token, or None, got 0"),
@@ -435,13 +447,15 @@ def assert_told(call, kind, message):
 
 def test_a_wrong_input_is_told_inside_other_programs_too():
     """The checks see what the function is given, however it is batched, compiled or differentiated."""
-    with pytest.raises(TypeError, match=r"x: expected integers \[\*batch, l\], got float64\[2, 3\]"):
-        jax.jit(d_transformer)(1.0 * xs, d)
+    with pytest.raises(
+        TypeError, match=r"x: expected integers \[\*batch, l\] or .*\[d_e, \*batch, l\], got bool\[2, 3\]"
+    ):
+        jax.jit(d_transformer)(xs > 2, d)
     with pytest.raises(ValueError, match=r"x: expected at most l_max = 5 tokens, got 6"):
         jax.vmap(d_transformer, (0, None))(jnp.tile(xs, 2), d)
     with pytest.raises(ValueError, match=r"mask: expected booleans .* batch = \[\] from X, .* got bool\[2, 3, 3\]"):
         jax.vmap(attention, (0, None, None, None))(jnp.stack([X, X]), X, W_qkv, jnp.stack([MASK, MASK]))
-    with pytest.raises(ValueError, match=r"theta.norm.gamma: .* d_normalized = 3 from theta.W_e, got float64\[2\]"):
+    with pytest.raises(ValueError, match=r"theta.norm.gamma: .* d_e = 3 from theta.W_e, got float64\[2\]"):
         jax.grad(lambda norm: d_transformer(x, d._replace(norm=norm)).sum())(jax.tree.map(lambda a: a[:2], d.norm))
 
 

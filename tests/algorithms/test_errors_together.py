@@ -47,7 +47,7 @@ d = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))
 e = cases.random_theta(ETransformerConfig(L=1, d_f=2, **cases.TINY))
 ed = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
 bert = cases.random_theta(ETransformerConfig(L=1, variant=BERT, **cases.TINY))
-RMS, DROP = PAPER.but(norm=RMSNorm()), PAPER.but(dropout=0.1)
+RMS = PAPER.but(norm=RMSNorm())
 rms = cases.random_theta(DTransformerConfig(L=1, variant=RMS, **cases.TINY))
 x, xs, three = cases.random_tokens(3, n=7), cases.random_tokens(2, 3, n=7), cases.random_tokens(3, 3, n=7)
 X, XS, Q = cases.normal(7, 3), cases.normal(7, 2, 3), cases.normal(5, 2, 3)
@@ -92,9 +92,9 @@ BATCHES = [
 
 A_KEY_FOR_EACH = f"key: expected a typed key [*batch] with{OF_2}…; give one for each sequence: jax.random.split(key, 2)"
 KEYS_OF_A_BATCH = [
-    (lambda: d_transformer(xs, d, variant=DROP, key=KEY), A_KEY_FOR_EACH),
-    (lambda: e_encoding(xs, e, variant=DROP, key=KEY), A_KEY_FOR_EACH),
-    (lambda: ed_hidden_state(xs, xs, ed, variant=DROP, key=KEY), A_KEY_FOR_EACH),
+    (lambda: d_transformer(xs, d, dropout=0.1, key=KEY), A_KEY_FOR_EACH),
+    (lambda: e_encoding(xs, e, dropout=0.1, key=KEY), A_KEY_FOR_EACH),
+    (lambda: ed_hidden_state(xs, xs, ed, dropout=0.1, key=KEY), A_KEY_FOR_EACH),
     (lambda: mh_attention(XS, XS, W, MASK, dropout=0.1, key=KEY), A_KEY_FOR_EACH),
     (lambda: d_inference(xs, d, l_gen=1, tau=1.0, key=KEY), A_KEY_FOR_EACH),
     (lambda: ed_inference(xs, ed, tau=1.0, key=KEY), A_KEY_FOR_EACH),
@@ -106,7 +106,7 @@ KEYS_OF_A_BATCH = [
         "key: expected a typed key [], got key<fry>[2]",
     ),
     (
-        lambda: ed_transformer(x, xs, ed, variant=DROP, key=KEYS),
+        lambda: ed_transformer(x, xs, ed, dropout=0.1, key=KEYS),
         "z: expected one context per sequence of x, since dropout draws separately for each, got one for all",
     ),
 ]
@@ -142,27 +142,20 @@ LENGTHS = [
 ]
 
 NEEDS_A_KEY = "key: dropout = 0.3 needs one; give key=jax.random.key(seed), or dropout=0.0"
-VARIANT_NEEDS_A_KEY = (
-    "key: the variant drops activations with probability 0.1, which needs a key; "
-    "give key=jax.random.key(seed), or variant=variant.without_dropout()"
-)
-HAS_NO_KEY = (
-    "variant: expected dropout = 0.0, since the paper's training and inference have no key for it, got 0.1; "
-    "give variant=variant.without_dropout()"
-)
 DROPOUT = [
     (lambda: attention(X, X, W_qkv, MASK, dropout=0.3), NEEDS_A_KEY),
     (lambda: mh_attention(X, X, W, UNIDIRECTIONAL, dropout=0.3), NEEDS_A_KEY),
     (lambda: scaled_dot_product_attention(X, X, X, MASK, dropout=0.3), NEEDS_A_KEY),
-    (lambda: d_transformer(x, d, variant=DROP), VARIANT_NEEDS_A_KEY),
-    (lambda: d_hidden_state(x, d, variant=DROP), VARIANT_NEEDS_A_KEY),
-    (lambda: e_transformer(x, e, variant=DROP), VARIANT_NEEDS_A_KEY),
-    (lambda: ed_transformer(x, x, ed, variant=DROP), VARIANT_NEEDS_A_KEY),
-    (lambda: ed_training(xs, xs, ed, N_epochs=1, eta=0.1, variant=DROP), HAS_NO_KEY),
-    (lambda: e_training(xs, e, N_epochs=1, eta=0.1, p_mask=0.5, key=KEY, variant=DROP), HAS_NO_KEY),
-    (lambda: d_training(xs, d, N_epochs=1, eta=0.1, variant=DROP), HAS_NO_KEY),
-    (lambda: d_inference(x, d, l_gen=1, tau=1.0, key=KEY, variant=DROP), HAS_NO_KEY),
-    (lambda: ed_inference(x, ed, tau=1.0, key=KEY, variant=DROP), HAS_NO_KEY),
+    (lambda: d_transformer(x, d, dropout=0.3), NEEDS_A_KEY),
+    (lambda: d_hidden_state(x, d, dropout=0.3), NEEDS_A_KEY),
+    (lambda: e_transformer(x, e, dropout=0.3), NEEDS_A_KEY),
+    (lambda: ed_transformer(x, x, ed, dropout=0.3), NEEDS_A_KEY),
+    (lambda: e_hidden_state(x, e, dropout=0.3), NEEDS_A_KEY),
+    (lambda: e_encoding(x, e, dropout=0.3), NEEDS_A_KEY),
+    (lambda: ed_hidden_state(x, x, ed, dropout=0.3), NEEDS_A_KEY),
+    (lambda: ed_encoding(x, ed, dropout=0.3), NEEDS_A_KEY),
+    (lambda: ed_decoding(cases.normal(3, 3), x, ed, dropout=0.3), NEEDS_A_KEY),
+    (lambda: d_transformer(x, d, dropout=1.0, key=KEY), "dropout: expected a probability in [0, 1), got 1.0"),
 ]
 
 LACKS_BETA = "beta: expected an array […d_e], got None; use the variant that these parameters were made"
@@ -173,21 +166,21 @@ VARIANTS = [
         "theta.W_p: expected an array [d_e, l_max], since Embedding has positions = 'learned', got None; use",
     ),
     (
-        lambda: ed_transformer(x, x, ed, variant=VASWANI),
+        lambda: ed_transformer(x, x, ed._replace(variant=VASWANI)),
         "theta.W_p: expected None, since Embedding has positions = 'sinusoidal', got parameters; use the variant",
     ),
-    (lambda: d_transformer(x, rms), LACKS_BETA),
-    (lambda: d_inference(x, rms, l_gen=1, tau=1.0, key=KEY), LACKS_BETA),
+    (lambda: d_transformer(x, rms._replace(variant=PAPER)), LACKS_BETA),
+    (lambda: d_inference(x, rms._replace(variant=PAPER), l_gen=1, tau=1.0, key=KEY), LACKS_BETA),
     (lambda: d_transformer(x, d._replace(norm=rms.norm)), LACKS_BETA),  # of one norm only
-    (lambda: d_transformer(x, d, variant=RMS), HAS_BETA),
-    (lambda: d_transformer(x, rms._replace(norm=d.norm), variant=RMS), HAS_BETA),
-    (lambda: ed_inference(x, ed, tau=1.0, key=KEY, variant=RMS), HAS_BETA),
+    (lambda: d_transformer(x, d._replace(variant=RMS)), HAS_BETA),
+    (lambda: d_transformer(x, rms._replace(norm=d.norm)), HAS_BETA),
+    (lambda: ed_inference(x, ed._replace(variant=RMS), tau=1.0, key=KEY), HAS_BETA),
     (
-        lambda: e_transformer(x, bert),
+        lambda: e_transformer(x, bert._replace(variant=PAPER)),
         "theta.embedding_norm: expected None, since Embedding has normalized = False, got parameters; use",
     ),
     (
-        lambda: e_transformer(x, bert._replace(embedding_norm=None)),
+        lambda: e_transformer(x, bert._replace(embedding_norm=None, variant=PAPER)),
         "theta.b_u: expected None, since Unembedding has bias = False, got parameters; use the",
     ),
     (
@@ -207,12 +200,13 @@ def test_what_does_not_go_together_is_told(call, message):
     [
         (lambda: d_transformer(x), "d_transformer() missing a required argument: 'theta'"),
         (lambda: d_transformer(x, d, z_length=3), "d_transformer() got an unexpected keyword argument 'z_length'"),
+        (lambda: d_transformer(x, d, variant=RMS), "d_transformer() got an unexpected keyword argument 'variant'"),
         (lambda: e_transformer(x, e, length="3"), "length: expected a number, got str '3'"),
         (lambda: d_inference(x, d, l_gen=1, tau="1", key=KEY), "tau: expected a number, got str '1'"),
         (lambda: attention(X, X, W_qkv, MASK, dropout="0.1"), "dropout: expected a number, got str '0.1'"),
         (lambda: token_embedding(jnp.array([True]), X), "v: expected integers [*batch], got bool[1]"),
         (
-            lambda: d_transformer(xs, d, variant=DROP, key=jax.random.PRNGKey(0)),
+            lambda: d_transformer(xs, d, dropout=0.1, key=jax.random.PRNGKey(0)),
             "key: expected a typed key, jax.random",
         ),
     ],

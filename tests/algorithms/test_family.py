@@ -67,7 +67,7 @@ def value_and_gradient(name, implementation):
     @jax.jit
     def compiled(theta):
         def objective(theta):
-            log_P = jnp.log(d_transformer(X, theta, variant=config.variant, implementation=implementation))
+            log_P = jnp.log(d_transformer(X, theta, implementation=implementation))
             return (log_P * jnp.sin(jnp.arange(log_P.size).reshape(log_P.shape))).sum(), log_P
 
         (_, log_P), gradient = jax.value_and_grad(objective, has_aux=True)(theta)
@@ -106,7 +106,7 @@ def test_a_cache_generates_the_tokens_of_algorithm_14(name):
     tokens = generate(theta, cases.X, lengths=np.array([13, 9]), config=config, l_gen=7, tau=0.8, key=key)
     for r, length in enumerate((13, 9)):
         own = jax.random.fold_in(key, r)
-        expected = d_inference(X[r, :length], theta, l_gen=7, tau=0.8, key=own, variant=config.variant)
+        expected = d_inference(X[r, :length], theta, l_gen=7, tau=0.8, key=own)
         assert tokens[r].tolist() == expected.tolist()
 
 
@@ -133,7 +133,7 @@ def test_equal_variants_compile_once():
     )
     d_transformer.clear_cache()
     for variant in (config.variant, by_hand, Record.from_json(config.variant.to_json())):
-        d_transformer(X, theta, variant=variant)
+        d_transformer(X, theta._replace(variant=variant))
     assert d_transformer._cache_size() == 1
 
 
@@ -154,16 +154,17 @@ def test_windows_in_turn_are_masks_layer_by_layer():
     plain = config.variant.but(attention=Attention())
     t = np.arange(13)
     band = (t[:, None] <= t[None]) & (t[None] - 5 < t[:, None])
-    found = d_hidden_state(X, theta, variant=config.variant)
+    found = d_hidden_state(X, theta)
 
     def only(l):
         return jax.tree.map(lambda a: a[l : l + 1], theta.layers)
 
     expected = cases.oracle_logits(cases.X[0], theta, config.variant)
     with_masks = cases.oracle_logits(cases.X[0], theta._replace(layers=only(0)), plain)
-    one = d_transformer(X, theta._replace(layers=only(0)), variant=config.variant)
-    windowed = d_transformer(X, theta._replace(layers=only(1)), variant=plain, mask=jnp.asarray(band))
-    by_line = d_transformer(X, theta._replace(layers=only(1)), variant=plain.but(attention=Attention(window=5)))
+    one = d_transformer(X, theta._replace(layers=only(0)))
+    windowed = d_transformer(X, theta._replace(layers=only(1), variant=plain), mask=jnp.asarray(band))
+    by_line = plain.but(attention=Attention(window=5))
+    by_line = d_transformer(X, theta._replace(layers=only(1), variant=by_line))
     assert_close(windowed, by_line)
     assert_close(np.log(one[:, 0]) - np.log(one[:1, 0]), with_masks - with_masks[:1])
     assert found.shape == (10, 2, 13)
@@ -179,7 +180,7 @@ def test_gpt3_has_175_billion_parameters():
         count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
         assert round(count / 1e9, 1) == billions
         hidden = jax.eval_shape(
-            lambda theta, x, c=config: d_hidden_state(x, theta, variant=c.variant),
+            lambda theta, x: d_hidden_state(x, theta),
             shapes,
             jax.ShapeDtypeStruct((2048,), jnp.int32),
         )
@@ -195,22 +196,25 @@ REFUSED = [
     (lambda: Rotary(base=1.0), "Rotary.base: expected a number > 1, got 1.0"),
     (lambda: PAPER.but(attention=Attention(window=0)), "Attention.window: expected a width of at least 1 token"),
     (
-        lambda: d_transformer(X, cases.theta_of(cases.config_of("LLAMA")), variant=PAPER),
+        lambda: d_transformer(X, cases.theta_of(cases.config_of("LLAMA"))._replace(variant=PAPER)),
         "theta.W_p: expected an array [d_e, l_max], since Embedding has positions = 'learned', got None; use",
     ),
     (
-        lambda: d_transformer(X, cases.theta_of(cases.config_of("OPT")), variant=LLAMA),
+        lambda: d_transformer(X, cases.theta_of(cases.config_of("OPT"))._replace(variant=LLAMA)),
         "theta.W_p: expected None, since Embedding has positions = None, got parameters; use the variant",
     ),
     (
-        lambda: d_transformer(X, cases.theta_of(cases.config_of("NEOX")), variant=PAPER.but(order="norm_last")),
+        lambda: d_transformer(
+            X, cases.theta_of(cases.config_of("NEOX"))._replace(variant=PAPER.but(order="norm_last"))
+        ),
         "theta.W_p: expected an array",
     ),
     (
         lambda: e_transformer(
             X,
-            init_e_transformer(jax.random.key(0), ETransformerConfig(**cases.SIZES)),
-            variant=PAPER.but(order="side_by_side"),
+            init_e_transformer(jax.random.key(0), ETransformerConfig(**cases.SIZES))._replace(
+                variant=PAPER.but(order="side_by_side")
+            ),
         ),
         "variant.order: expected None or one of 'norm_last', 'norm_first', 'no_norm' here, got 'side_by_side'",
     ),
@@ -218,7 +222,6 @@ REFUSED = [
         lambda: d_transformer(
             X,
             cases.theta_of(cases.config_of("GEMMA2")),
-            variant=cases.config_of("GEMMA2").variant,
             implementation="cudnn",
         ),
         'implementation="cudnn" cannot serve',
@@ -235,8 +238,8 @@ def test_what_contradicts_is_refused(call, message):
 def test_the_loss_knows_the_cap_of_the_logits():
     config = cases.config_of("GEMMA2")
     theta, u = cases.theta_of(config), config.variant.unembedding
-    hidden = d_hidden_state(X, theta, variant=config.variant)
-    P = d_transformer(X, theta, variant=config.variant)
+    hidden = d_hidden_state(X, theta)
+    P = d_transformer(X, theta)
     found = log_loss(hidden, u.matrix(theta), X, cap=u.cap)
     expected = -np.log(np.take_along_axis(np.asarray(P), cases.X[None], axis=0)).sum()
     np.testing.assert_allclose(found, expected, rtol=1e-10)

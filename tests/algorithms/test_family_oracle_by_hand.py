@@ -18,6 +18,7 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (10, 17), (12, 20), (8, 64)])
 def test_t5s_buckets_also_in_float32(bidirectional, num_buckets, max_distance):

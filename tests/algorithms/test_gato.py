@@ -7,8 +7,7 @@ import pytest
 
 from algorithms import (
     GatoConfig,
-    d_embedding,
-    d_layers,
+    d_hidden_state,
     d_transformer,
     discretize,
     gato_embedding,
@@ -21,6 +20,7 @@ from algorithms import (
     undiscretize,
     unembedding,
 )
+from algorithms.layers import lines_of
 from tests import cases, oracle
 from tests.oracle import gato as printed
 
@@ -59,7 +59,9 @@ def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
     entered = plain._replace(W_e=expected, W_p=0 * expected) if hasattr(plain, "_replace") else plain
     if entered is plain:
         plain.W_e, plain.W_p = expected, 0 * expected
-    P = unembedding(d_layers(X, THETA.transformer, implementation=implementation), THETA.transformer.W_u)
+    hidden = d_hidden_state(X, THETA.transformer, implementation=implementation)
+    P = d_transformer(X, THETA.transformer, implementation=implementation)
+    cases.assert_close(unembedding(hidden, THETA.transformer.W_u), P)
     cases.assert_close(P, oracle.d_transformer(list(range(10)), entered))
 
 
@@ -90,9 +92,9 @@ def test_without_images_gato_is_algorithm_10():
     x = cases.random_tokens(2, 7)
     none = jnp.zeros((2, 2, 3, 2, 1))
     X = gato_embedding(x, none, jnp.full((2, 7), -1), *jnp.zeros((2, 2, 1), int), *THETA)
-    cases.assert_close(X, d_embedding(x, THETA.transformer))
-    P = unembedding(d_layers(X, THETA.transformer), THETA.transformer.W_u)
-    cases.assert_close(P, d_transformer(x, THETA.transformer))
+    lines = lines_of("Algorithm 10", x, THETA.transformer, implementation="auto")
+    cases.assert_close(X, lines.embedding(x, THETA.transformer))
+    cases.assert_close(d_transformer(X, THETA.transformer), d_transformer(x, THETA.transformer))
 
 
 def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():

@@ -96,6 +96,49 @@ def test_a_sweep_is_one_vmap():
             cases.assert_close(every[i], f(*chosen))
 
 
+@pytest.mark.parametrize(("word", "size"), [("layer", 2), ("head", 3), ("token", 6), ("context", 6)])
+def test_a_traced_index_out_of_range_is_nan_in_value_and_gradient(word, size):
+    def seen(theta, index):
+        where = at("A", **{word: index})
+        return record(d_transformer, where)(BATCH[0], theta)[1][where].sum()
+
+    def changed(theta, index):
+        return intervene(d_transformer, {at("A", **{word: index}): lambda A: 2 * A})(BATCH[0], theta).sum()
+
+    def seen_among_others(theta, index):
+        where = at("A", **{word: jnp.array([0, index])})
+        return record(d_transformer, where)(BATCH[0], theta)[1][where].sum()
+
+    for f in (seen, changed, seen_among_others):
+        of_indices = jax.jit(jax.vmap(jax.value_and_grad(f), (None, 0)))
+        value, gradient = of_indices(D, jnp.arange(-size, size))
+        assert np.isfinite(value).all()
+        assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+        for beyond in (jnp.array([-size - 1, size]), jnp.array([size, 200], "uint8")):
+            value, gradient = of_indices(D, beyond)
+            assert np.isnan(value).all()
+            assert np.isnan(gradient.layers.attention.heads.W_q).any((1, 2, 3, 4)).all()
+
+
+def test_only_the_index_out_of_range_gives_nan():
+    for name, word, axis in (("A", "layer", 0), ("A", "token", -1), ("Y@2", "head", 1)):
+        _, whole = record(d_transformer, name)(X, D)
+
+        @jax.jit
+        def some(indices, name=name, word=word):
+            where = at(name, **{word: indices})
+            return record(d_transformer, where)(X, D)[1][where]
+
+        expected = jnp.take(whole[name], jnp.array([1, 9, -1]), axis=axis, mode="fill", fill_value=jnp.nan)
+        np.testing.assert_allclose(some(jnp.array([1, 9, -1])), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("index", [1.0, True, [0.5], np.array([True, False]), "1"])
+def test_indices_are_integers(index):
+    with pytest.raises(TypeError, match=r"layer: expected an integer, several or a slice, got"):
+        at("A", layer=index)
+
+
 def test_changes_are_made_in_their_order_and_what_is_recorded_is_changed():
     places = {"X@6": lambda X: X + 1, at("X@6", layer=0): lambda X: 2 * X}
     _, seen = record(intervene(d_transformer, places), "X@6", "X_tilde@7")(X, D)

@@ -62,12 +62,12 @@ class Case(NamedTuple):
         return *self.x, self.theta
 
     def using(self, implementation):
-        return functools.partial(self.f, variant=self.variant, implementation=implementation)
+        return functools.partial(self.f, implementation=implementation)
 
 
 @functools.cache
 def case(name):
-    variant = with_numbers_that_matter(VARIANTS[name]).without_dropout()
+    variant = with_numbers_that_matter(VARIANTS[name])
     sizes: dict[str, Any] = {**SIZES, "variant": variant, "H_kv": 3 if name in SHARING else 6}
     number = ARCHITECTURES.get(name, 10)
     x, z = (cases.random_tokens(B, l, seed=l, n=14) for l in (L_X, L_Z))
@@ -203,7 +203,7 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(name):
     c = case(name)
     if c.f is not d_transformer:
         with pytest.raises(ValueError, match="theta: expected parameters of Algorithm 10"):
-            attribution({}, c.theta, jnp.ones(17), c.variant)
+            attribution({}, c.theta, jnp.ones(17))
         return
     weights = jnp.asarray(np.random.default_rng(1).standard_normal(17)).at[0].set(0)
     weights = weights - weights.mean()  # so that the softmax's denominator cancels
@@ -211,9 +211,9 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(name):
     adds_up = c.variant.unembedding.cap is None and all(a.normalize_output is None for a in c.variant.attentions)
     if not adds_up:
         with pytest.raises(ValueError, match="expected None, got"):
-            attribution(seen, c.theta, weights, c.variant)
+            attribution(seen, c.theta, weights)
         return
-    found = attribution(seen, c.theta, weights, c.variant).total()
+    found = attribution(seen, c.theta, weights).total()
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
@@ -250,7 +250,7 @@ def test_steered_decoding_is_steered_argmax(name):
         pytest.skip("an encoder generates no text")
     changes = {at(c.stream, layer=1): changed, at(f"Y@2/{c.lines[-1].line}", layer=0, head=3): 0.0}
     f = intervene(c.using("auto"), changes)
-    options = {"tau": 0.0, "key": jax.random.key(0), "variant": c.variant}
+    options = {"tau": 0.0, "key": jax.random.key(0)}
     if c.f is ed_transformer:
         y, n = intervene(ed_inference, changes)(c.x[0][0], c.theta, l_max=6, **options)
         text, y = y[:1], y[1:n]

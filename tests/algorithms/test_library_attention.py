@@ -83,6 +83,40 @@ def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
         np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
 
 
+def dot(a, b):
+    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+HESSIAN_PRODUCTS = {
+    "reverse over reverse": lambda F, at, v: jax.grad(lambda a: dot(jax.grad(F)(a), v))(at),
+    "forward over reverse": lambda F, at, v: jax.jvp(jax.grad(F), (at,), (v,))[1],
+}
+
+
+@pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
+@pytest.mark.parametrize(
+    ("mask", "sizes"),
+    [(UNIDIRECTIONAL & padding(jnp.array([0, 77], jnp.int32)), {}), (banded(40), {"H": 4, "H_kv": 2, "cap": 0.5})],
+    ids=["nothing, and half", "shared keys, capped scores"],
+)
+def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, monkeypatch):
+    monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
+    monkeypatch.setattr(vendor, "PALLAS_BLOCKS", (128,))
+    cap = sizes.get("cap")
+    matrices = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
+    v = tuple(jnp.asarray(np.random.default_rng(3).normal(size=m.shape), m.dtype) for m in matrices)
+
+    def product(attention):
+        F = jax.jit(lambda matrices: jnp.sin(attention(*matrices)).sum())
+        return jax.jit(lambda a, v: HESSIAN_PRODUCTS[way](F, a, v))(matrices, v)
+
+    with jax.enable_x64(False):
+        actual = product(lambda *m: library_attention(pallas_attention, *m, mask, cap))
+        expected = product(lambda *m: dense_attention(*m, mask, None, 0.0, cap, ()))
+    for name, a, b in zip("QKV", actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), err_msg=name)
+
+
 @pytest.mark.parametrize("mask", [UNIDIRECTIONAL, padding(jnp.arange(4, dtype=jnp.int32))], ids=["of one", "of each"])
 @pytest.mark.parametrize(
     ("sizes", "local"),
@@ -182,8 +216,7 @@ def test_a_training_step_lowers_for_gpus_and_tpus(implementation):
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
 
         def loss(theta, x):
-            options = {"variant": GPT2, "implementation": implementation}
-            X = d_hidden_state(x, theta, **options)
+            X = d_hidden_state(x, theta, implementation=implementation)
             return log_loss(X, theta.W_e.T, x, implementation=implementation)
 
         x = jax.ShapeDtypeStruct((2, 64), jnp.int32)
@@ -204,12 +237,49 @@ def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, dev
 
     def loss(theta, x):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-        return d_hidden_state(x, theta, variant=GPT2, remat=remat).sum()
+        return d_hidden_state(x, theta, remat=remat).sum()
 
     with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
         traced = jax.jit(jax.grad(loss)).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
         assert traced.lower(lowering_platforms=(platform,)).as_text().count(kernel) == kernels
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
+@pytest.mark.parametrize(("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")])
+def test_products_with_a_models_hessian_lower_for_every_platform(
+    device, platform, kernel, way, remat, x64, monkeypatch
+):
+    """In the layers' loop, and with the kernel in the first derivative."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)  # it need not be installed
+    config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
+
+    def product(theta, x):
+        def loss(theta):
+            theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
+            return d_hidden_state(x, theta, remat=remat).astype(jnp.float32).sum()
+
+        return HESSIAN_PRODUCTS[way](loss, theta, theta)
+
+    with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
+        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+        traced = jax.jit(product).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
+        assert kernel in traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize(
+    "mask", [padding(jnp.array([3, 77], "int64")), documents(NUMBERS.astype("int64"))], ids=["padding", "documents"]
+)
+def test_the_tpu_kernel_lowers_in_x64_mode(mask):
+    """Without a warning, too, about the 64-bit integers of a mask."""
+
+    def loss(matrices, mask):
+        return library_attention(pallas_attention, *matrices, mask).sum()
+
+    lowered = jax.jit(jax.grad(loss)).trace(tiles(), mask).lower(lowering_platforms=("tpu",))
+    assert lowered.as_text().count("tpu_custom_call") == 2
 
 
 def test_the_tpu_kernel_lowers_for_a_tpu():

@@ -116,7 +116,7 @@ def updated(theta, x):
 
     def loss(theta):
         half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-        return log_loss(d_hidden_state(x, half, variant=GPT2), GPT2.unembedding.matrix(half), x)
+        return log_loss(d_hidden_state(x, half), GPT2.unembedding.matrix(half), x)
 
     value, gradient = jax.value_and_grad(loss)(theta)
     return value, jax.tree.map(lambda a, g: a - 0.1 * g, theta, gradient)
@@ -124,7 +124,7 @@ def updated(theta, x):
 
 def hidden(theta, x):
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-    return d_hidden_state(x, half, variant=GPT2)
+    return d_hidden_state(x, half)
 
 
 def model():

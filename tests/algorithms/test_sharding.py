@@ -1,22 +1,27 @@
 """In a mesh that XLA divides programs along, the functions compute what one device computes, gradients too."""
 
+import contextlib
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms import (
     BIDIRECTIONAL,
+    LLAMA,
     UNIDIRECTIONAL,
     DTransformerConfig,
     banded,
     d_hidden_state,
     d_inference,
+    init_d_transformer,
     log_loss,
+    mesh_axes,
     mh_attention,
     padding,
 )
@@ -30,6 +35,7 @@ from algorithms.masks import documents
 from algorithms.ops.chunked_logits import likeliest
 from tests import cases
 from tests.algorithms.test_attention import mh_params
+from training.mesh.table import spec_of
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -163,6 +169,79 @@ def test_a_model(sizes, implementation):
         return log_loss(X, theta.W_u, jnp.roll(x, -1, axis=1), implementation=implementation)
 
     assert_mesh_changes_nothing(loss, theta, sizes=sizes)
+
+
+@pytest.mark.parametrize("data", [None, ("pod", "dp")], ids=["all others", "by name"])
+def test_axes_of_other_names_divide_the_same(data):
+    sizes = {"pod": 2, "cp": 2, "tp": 2}
+    names = {"model": "tp", "context": "cp", "data": data and tuple(a for a in data if a in sizes)}
+    X = jnp.zeros((6, 4, 8))
+    with jax.set_mesh(mesh_of(**sizes)), mesh_axes(**names):
+        found = [jax.jit(f)(X).sharding.spec for f in (shard_residual_stream, shard_layer_input, shard_hidden_units)]
+    assert found == [P(None, "pod", ("cp", "tp")), P(None, "pod", "cp"), P("tp", "pod", "cp")]
+    W, X = mh_params(d_x=11, d_z=11), cases.normal(11, B, L_X)
+
+    def loss(W):
+        return (mh_attention(X, X, W, UNIDIRECTIONAL, implementation="blockwise") ** 3).sum()
+
+    with mesh_axes(**names):
+        assert_mesh_changes_nothing(loss, W, sizes=sizes)
+
+
+def test_an_axis_that_is_not_named_divides_nothing():
+    with jax.set_mesh(mesh_of(pod=2, dp=2, tp=2)), mesh_axes(model="tp", data="dp"):
+        assert jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8))).sharding.spec == P("tp", "dp")
+
+
+def gathered_by_a_step(names, context):
+    """The shapes that a compiled training step gathers, in a mesh with these names of ``data`` and ``model``."""
+    config = DTransformerConfig(N_V=64, l_max=32, L=2, H=4, d_e=32, d_mlp=48, d_attn=4, d_mid=5, variant=LLAMA)
+    theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+    mesh = jax.make_mesh((4, 2), (names["data"], names["model"]), axis_types=(AxisType.Auto,) * 2)
+
+    def placed(path, a):
+        spec = spec_of(path[-1].name, a.shape, {"model": 2}) if path[-1].name != "W_e" else P()
+        return NamedSharding(mesh, P(*(names["model"] if place == "model" else None for place in spec)))
+
+    def step(theta, x):
+        def loss(theta):
+            return log_loss(d_hidden_state(x[:, :-1], theta), theta.W_u, x[:, 1:])
+
+        return jax.tree.map(lambda a, g: a - 0.1 * g, theta, jax.grad(loss)(theta))
+
+    of_theta = jax.tree_util.tree_map_with_path(placed, theta)
+    of_x = NamedSharding(mesh, P(names["data"]))
+    with jax.set_mesh(mesh), context:
+        x = jax.ShapeDtypeStruct((8, 33), jnp.int32)
+        compiled = jax.jit(step, in_shardings=(of_theta, of_x), out_shardings=of_theta).lower(theta, x).compile()
+    gathered = re.findall(r"= f\w+\[([\d,]+)\]\S* all-gather(?:-start)?\(", compiled.as_text())
+    weights = {a.shape[-k:] for a in jax.tree.leaves(theta) for k in (2, 3) if len(a.shape) >= k}
+    shapes = [tuple(map(int, shape.split(","))) for shape in gathered]
+    return sorted(shapes), [s for s in shapes if s in weights or s[::-1] in weights]
+
+
+def test_a_step_gathers_no_weights_if_the_axes_are_named():
+    theirs, ours = {"data": "data", "model": "model"}, {"data": "dp", "model": "tp"}
+    expected, _ = gathered_by_a_step(theirs, contextlib.nullcontext())
+    found, weights = gathered_by_a_step(ours, mesh_axes(model="tp", data="dp"))
+    assert found == expected
+    assert not weights
+    _, weights = gathered_by_a_step(ours, contextlib.nullcontext())
+    assert weights  # otherwise the test sees none
+
+
+@pytest.mark.usefixtures("as_for_users")
+@pytest.mark.parametrize(
+    ("names", "kind", "message"),
+    [
+        ({"model": "tp", "data": "tp"}, ValueError, "mesh_axes: expected each axis once, got tp, context, tp"),
+        ({"model": 2}, TypeError, "mesh_axes: expected the names of mesh axes, got 2"),
+        ({"model": "pt"}, ValueError, "mesh_axes: expected axes of the mesh, which are dp, tp, got pt"),
+    ],
+)
+def test_wrong_names_of_axes_are_refused(names, kind, message):
+    with pytest.raises(kind, match=message), jax.set_mesh(mesh_of(dp=4, tp=2)), mesh_axes(**names):
+        jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8)))
 
 
 @pytest.mark.parametrize("implementation", ["auto", "paper"])

@@ -44,11 +44,12 @@ def pair(name):
     config, f, _ = MODELS[name]
     theta, variant = cases.random_theta(config), config.variant
     stacks = [field for field in ("layers", "encoder", "decoder") if hasattr(theta, field)]
-    each = theta._replace(**{field: variant.of_every_layer(getattr(theta, field)) for field in stacks})
+    each = {field: variant.of_every_layer(getattr(theta, field)) for field in stacks}
+    each = theta._replace(**each, variant=variant.but(shared_layers=1))
     tokens = (Z, X) if name == "ed" else (X,)
 
-    def run(theta, variant, implementation="auto"):
-        return f(*tokens, theta, variant=variant, implementation=implementation)
+    def run(theta, implementation="auto"):
+        return f(*tokens, theta, implementation=implementation)
 
     return config, theta, each, run
 
@@ -61,10 +62,10 @@ def test_values_and_gradients_are_those_of_equal_layers(name):
     def written_out(theta):
         stacks = [field for field in ("layers", "encoder", "decoder") if hasattr(theta, field)]
         repeated = {field: config.variant.of_every_layer(getattr(theta, field)) for field in stacks}
-        return jnp.sin(run(theta._replace(**repeated), alone, "paper")).sum()
+        return jnp.sin(run(theta._replace(**repeated, variant=alone), "paper")).sum()
 
-    cases.assert_close(run(theta, config.variant), run(each, alone), 1e-12)
-    found = jax.jit(jax.grad(lambda theta: jnp.sin(run(theta, config.variant)).sum()))(theta)
+    cases.assert_close(run(theta), run(each), 1e-12)
+    found = jax.jit(jax.grad(lambda theta: jnp.sin(run(theta)).sum()))(theta)
     cases.assert_trees_close(found, jax.jit(jax.grad(written_out))(theta))
 
 
@@ -88,18 +89,12 @@ def test_albert_base_has_its_published_size():
 
 def test_layers_are_recorded_and_changed_one_by_one():
     config, theta, each, _ = pair("d")
-
-    def run(x, theta, variant):
-        return d_transformer(x, theta, variant=variant)
-
-    alone = config.variant.but(shared_layers=1)
-    _, seen = record(lambda x, theta: run(x, theta, config.variant), "X@8", at("A", layer=3, head=1))(X, theta)
-    _, expected = record(lambda x, theta: run(x, theta, alone), "X@8", at("A", layer=3, head=1))(X, each)
+    _, seen = record(d_transformer, "X@8", at("A", layer=3, head=1))(X, theta)
+    _, expected = record(d_transformer, "X@8", at("A", layer=3, head=1))(X, each)
     assert len(seen["X@8"]) == config.L
     cases.assert_trees_close(seen, expected)
     cut = {at("Y@2", layer=2, head=0): 0.0}
-    found = intervene(lambda x, theta: run(x, theta, config.variant), cut)(X, theta)
-    cases.assert_close(found, intervene(lambda x, theta: run(x, theta, alone), cut)(X, each))
+    cases.assert_close(intervene(d_transformer, cut)(X, theta), intervene(d_transformer, cut)(X, each))
 
 
 def test_a_translation_from_the_cache_is_algorithm_15s():
@@ -109,7 +104,7 @@ def test_a_translation_from_the_cache_is_algorithm_15s():
         theta, np.asarray(Z), lengths=np.array([5, 4]), config=config, l_max=9, tau=0.9, key=key
     )
     for r, length in enumerate((5, 4)):
-        options = {"tau": 0.9, "key": jax.random.fold_in(key, r), "l_max": 9, "variant": config.variant}
+        options = {"tau": 0.9, "key": jax.random.fold_in(key, r), "l_max": 9}
         expected, n = ed_inference(Z[r, :length], theta, **options)
         assert (tokens[r].tolist(), int(lengths[r])) == (expected.tolist(), int(n))
 

@@ -1,4 +1,4 @@
-"""Algorithms 11 to 15 take a variant and an implementation; what does not fit, or lacks a key, is refused."""
+"""Algorithms 11 to 15 have θ's variant and take an implementation; what does not fit, or lacks a key, is refused."""
 
 import functools
 
@@ -128,8 +128,9 @@ def test_training_with_a_variant_is_its_steps_by_hand(architecture, implementati
     variant = VARIANTS[architecture]
     theta = theta_of(architecture, variant)
     train, by_hand = TRAININGS[architecture]
-    expected = by_hand(theta, variant=variant, implementation="paper")
-    trained = train(theta, variant=variant, implementation=implementation)
+    expected = by_hand(theta, implementation="paper")
+    trained = train(theta, implementation=implementation)
+    assert trained.variant == variant
     cases.assert_trees_close(trained, expected)
     for leaf, initial in zip(jax.tree.leaves(trained), jax.tree.leaves(theta), strict=True):
         assert np.abs(leaf - initial).max() > 0 or leaf.size < 20  # b_k has no gradient
@@ -186,18 +187,18 @@ def test_inference_with_a_variant_takes_its_likeliest_tokens(architecture, imple
         norm = theta.decoder.norm5
         theta = theta._replace(decoder=theta.decoder._replace(norm5=norm._replace(beta=0 * norm.beta)))
     infer, by_hand = INFERENCES[architecture]
-    expected = by_hand(theta, variant=variant)
-    np.testing.assert_array_equal(infer(theta, variant=variant, implementation=implementation), expected)
+    expected = by_hand(theta)
+    np.testing.assert_array_equal(infer(theta, implementation=implementation), expected)
     other = variant.but(
         embedding=variant.embedding.but(scaled=not variant.embedding.scaled), norm=variant.norm.but(epsilon=1e-6)
     )
-    assert (by_hand(theta, variant=other) != expected).any()
+    assert (by_hand(theta._replace(variant=other)) != expected).any()
     assert len(np.unique(expected, axis=0)) > 1
 
 
-# Everything that takes a variant, of parameters and options.
+# Everything that has a variant, by its parameters.
 Z = cases.normal(4, 3)
-TAKING_A_VARIANT = {
+OF_A_VARIANT = {
     "d": {
         "d_transformer": lambda theta, **o: d_transformer(x[0], theta, **o),
         "d_hidden_state": lambda theta, **o: d_hidden_state(x[0], theta, **o),
@@ -220,7 +221,7 @@ TAKING_A_VARIANT = {
     },
 }
 every_function = pytest.mark.parametrize(
-    ("architecture", "name"), [(a, name) for a, functions in TAKING_A_VARIANT.items() for name in functions]
+    ("architecture", "name"), [(a, name) for a, functions in OF_A_VARIANT.items() for name in functions]
 )
 
 
@@ -237,17 +238,15 @@ MISFITS = [
 @pytest.mark.usefixtures("as_for_users")
 @every_function
 def test_a_variant_that_cannot_be_the_parameters_is_refused(architecture, name):
-    """The default is the paper."""
     for of_theta, variant, field in MISFITS:
-        options = {} if variant is PAPER else {"variant": variant}
         with pytest.raises(ValueError, match=field):
-            TAKING_A_VARIANT[architecture][name](theta_of(architecture, of_theta), **options)
+            OF_A_VARIANT[architecture][name](theta_of(architecture, of_theta)._replace(variant=variant))
 
 
 @pytest.mark.usefixtures("as_for_users")
 @every_function
 def test_an_implementation_is_heeded_and_known(architecture, name):
-    f, theta = TAKING_A_VARIANT[architecture][name], theta_of(architecture, PAPER)
+    f, theta = OF_A_VARIANT[architecture][name], theta_of(architecture, PAPER)
     with pytest.raises(ValueError, match=r"implementation: expected one of .*, got 'fast'"):
         f(theta, implementation="fast")
     with pytest.raises(ValueError, match=r'implementation="cudnn" can ?not serve'):
@@ -256,14 +255,13 @@ def test_an_implementation_is_heeded_and_known(architecture, name):
 
 # Dropout draws from a key.
 X, W_QKV, W, Q = cases.normal(7, 3), head_params(d_z=7), mh_params(d_z=7), cases.normal(5, 3)
-DROPPING = PAPER.but(dropout=0.1)
 WITH_DROPOUT = {
     "attention": lambda **o: attention(X, X, W_QKV, BIDIRECTIONAL, dropout=0.1, **o),
     "mh_attention": lambda **o: mh_attention(X, X, W, BIDIRECTIONAL, dropout=0.1, **o),
     "scaled_dot_product_attention": lambda **o: scaled_dot_product_attention(Q, Q, Q, BIDIRECTIONAL, dropout=0.1, **o),
 } | {
-    name: functools.partial(f, theta_of(architecture, PAPER), variant=DROPPING)
-    for architecture, functions in TAKING_A_VARIANT.items()
+    name: functools.partial(f, theta_of(architecture, PAPER), dropout=0.1)
+    for architecture, functions in OF_A_VARIANT.items()
     for name, f in functions.items()
     if not name.endswith(("training", "inference"))
 }

@@ -13,16 +13,19 @@ import jax
 from rich.console import Console
 
 from docs.book import write_book
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, local
 
 from .algorithms import PSEUDOCODE
-from .comparison import Results, compare
+from .comparison import OracleCache, Results, compare
 from .mutations import LOCATED, check_mutations
 from .report import as_json, print_results
 from .scenarios import Scenarios
 from .variants import NAMES, VariantScenarios, compare_variant
 
 __all__ = ["main"]
+
+DEFAULT = ("paper", "auto")
+"""The implementations that are compared: the lines as printed, and what a caller gets."""
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -48,10 +51,11 @@ def parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
                         help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
-    parser.add_argument("--implementation", default="paper",
-                        help="which attention; lines that it fuses are shown as one step (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result to FILE as well")
-    parser.add_argument("--html", type=pathlib.Path, metavar="DIR", help="write the result to DIR as a book of pages")
+    parser.add_argument("--implementation",
+                        help="only this one; lines that it fuses are shown as one step (default: paper, which shows every "
+                        "line, and auto, which callers get)")  # fmt: skip
+    parser.add_argument("--json", type=local, metavar="FILE", help="write the result to FILE as well")
+    parser.add_argument("--html", type=local, metavar="DIR", help="write the result to DIR as a book of pages")
     parser.add_argument("--mutations", nargs="*", metavar="NAME",
                         help="instead: make wrong edits in a copy of the code, all or those named, and see whether "
                         "the cross-check locates each")  # fmt: skip
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")
     package = importlib.import_module("algorithms")
-    if options.implementation not in package.IMPLEMENTATIONS:
+    if options.implementation not in (None, *package.IMPLEMENTATIONS):
         known = ", ".join(package.IMPLEMENTATIONS)
         parser().error(f"--implementation: expected one of {known}, got {options.implementation!r}")
     width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
@@ -83,23 +87,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(options: argparse.Namespace, package: ModuleType, console: Console) -> list[Results]:
-    """The paper's algorithms, unless only variants were asked for, and the variants."""
-    settings = {"seed": options.seed, "sizes": dict(options.sizes), "implementation": options.implementation}
-    every = []
-    if options.algorithm or options.html is not None or not options.variant:
-        every.append(compare(Scenarios(package, **settings), ROOT, options.algorithm or sorted(PSEUDOCODE)))
-        print_results(every[-1], console)
-    for name in NAMES if "all" in options.variant else dict.fromkeys(options.variant):
-        every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT))
-        print_results(every[-1], console)
+    """The paper's algorithms, unless only variants were asked for, and the variants, each by every implementation."""
+    every, names = [], NAMES if "all" in options.variant else dict.fromkeys(options.variant)
+    kinds = [None] if options.algorithm or options.html is not None or not options.variant else []
+    for name in [*kinds, *names]:
+        cache: OracleCache = {}
+        for implementation in (options.implementation,) if options.implementation else DEFAULT:
+            settings = {"seed": options.seed, "sizes": dict(options.sizes), "implementation": implementation}
+            if name is None:
+                numbers = options.algorithm or sorted(PSEUDOCODE)
+                every.append(compare(Scenarios(package, **settings), ROOT, numbers, cache))
+            else:
+                every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT, cache))
+            print_results(every[-1], console, tables=implementation != "auto" or options.implementation == "auto")
     return every
 
 
 def _write(every: list[Results], options: argparse.Namespace, console: Console) -> None:
     if options.json is not None:
         as_data = as_json(every[0])
-        if options.variant:
+        if len(every) > 1:
             as_data = {"ok": all(r.ok for r in every), "runs": [as_json(results) for results in every]}
         options.json.write_text(json.dumps(as_data, indent=1, ensure_ascii=False) + "\n", "utf-8")
     if options.html is not None:
-        console.print(f"book: {write_book(every, options.html, ROOT)}", markup=False)
+        shown = [r for r in every if r.settings["implementation"] == every[0].settings["implementation"]]
+        console.print(f"book: {write_book(shown, options.html, ROOT)}", markup=False)

@@ -13,7 +13,7 @@ from tests import oracle
 
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine
-from .eager import observable
+from .eager import choices, observable
 from .pseudocode import Line
 from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
 from .scenarios import Run, Scenarios
@@ -141,6 +141,7 @@ class Results:
         settings: what was asked for.
         first: algorithm, line and place of the first difference, the likely cause of all; None if there is none.
         observed: the records of the single runs, for pictures.
+        taken: the implementations of attention that `"auto"` took.
     """
 
     lines: dict[tuple[int, str], LineResult]
@@ -148,11 +149,18 @@ class Results:
     settings: dict[str, Any]
     first: tuple[int, str, str] | None = None
     observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def variant(self) -> str:
         """The name of the variant that was run; "" for the paper's lines."""
         return self.settings.get("variant", "")
+
+    @property
+    def implementation(self) -> str:
+        """What was asked for, and what `"auto"` took."""
+        asked = self.settings["implementation"]
+        return f"{asked} ({', '.join(sorted(self.taken))})" if self.taken else asked
 
     @property
     def failures(self) -> list[LineResult]:
@@ -245,8 +253,13 @@ def _check_run(
     paper = cache.get((n, index)) or cache.setdefault((n, index), _run_paper(run))
     code = CodeRecord(run.batched)
     try:
-        with observable(scenarios.package), traced(root / "algorithms", root, code):
+        with (
+            observable(scenarios.package),
+            choices(scenarios.package) as taken,
+            traced(root / "algorithms", root, code),
+        ):
             run.code()
+            results.taken |= taken
     except Exception as error:
         number, line = _raised_in(error, root, n)
         message = f"{type(error).__name__}: {error}"

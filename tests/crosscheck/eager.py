@@ -1,7 +1,7 @@
 """Running the shipped functions so that their lines can be observed: eagerly."""
 
 import contextlib
-import inspect
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -10,7 +10,7 @@ from unittest import mock
 
 import jax
 
-__all__ = ["observable"]
+__all__ = ["choices", "observable"]
 
 
 @contextlib.contextmanager
@@ -33,15 +33,29 @@ def observable(package: ModuleType) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def choices(package: ModuleType) -> Iterator[set[str]]:
+    """The implementations that "auto" takes while the context lasts, filled as they are taken.
+
+    `package`: the package `algorithms`, or a mutated copy of it.
+    """
+    dispatch, taken = sys.modules[f"{package.__name__}.ops.attention.dispatch"], set()
+    automatic = dispatch.automatic
+
+    @functools.wraps(automatic)
+    def noted(*args: Any, **kwargs: Any) -> str:
+        name = automatic(*args, **kwargs)
+        taken.add(name)
+        return name
+
+    with mock.patch.object(dispatch, "automatic", noted):
+        yield taken
+
+
 def _rule_of(value: Any) -> Any:
-    """The `jax.custom_vjp` that a function of `hand_derived` holds; None of anything else."""
-    while inspect.isfunction(value):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-        rule = next((content for content in held if isinstance(content, jax.custom_vjp)), None)
-        if rule is not None:
-            return rule
-        value = getattr(value, "__wrapped__", None)  # by the tests' check of signatures
-    return None
+    """The `jax.custom_vjp` of a function that `hand_derived` made; None of anything else."""
+    rule = getattr(value, "rule", None)
+    return rule if isinstance(rule, jax.custom_vjp) else None
 
 
 def _compiled(function: Callable[..., Any], rule: Any) -> Callable[..., Any]:

@@ -58,6 +58,8 @@ def locate(
 ) -> Results:
     """Make an edit in a copy, and cross-check the copy: a variant, or the paper until the first algorithm that differs.
 
+    What the lines as printed do not show is looked for in what a caller gets.
+
     `mutation`: the edit; `root`: the root of the repository; `seed`: of the inputs; `caches`: what the oracle
     computed for earlier mutations; filled; `numbers`: the algorithms to check, in order.
     """
@@ -65,11 +67,17 @@ def locate(
         copy = pathlib.Path(folder).resolve()
         apply(mutation, root, copy)
         with imported(copy) as package:
-            settings = {"seed": seed, "sizes": {}, "implementation": "paper"}
+            settings = {"seed": seed, "sizes": {}}
             of_this = caches[mutation.variant]
             if mutation.variant is not None:
-                return compare_variant(VariantScenarios(package, mutation.variant, **settings), copy, of_this)
-            return compare(Scenarios(package, **settings), copy, numbers, of_this, until_first=True)
+                scenarios = VariantScenarios(package, mutation.variant, **settings, implementation="paper")
+                return compare_variant(scenarios, copy, of_this)
+            for implementation in ("paper", "auto"):
+                scenarios = Scenarios(package, **settings, implementation=implementation)
+                results = compare(scenarios, copy, numbers, of_this, until_first=True)
+                if results.first is not None:
+                    break
+            return results
 
 
 def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:

@@ -40,7 +40,7 @@ def lines_not_printed(
     W_u = part(theta, "W_u")
     s = X.shape[0] ** -0.5 if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
     matrix = s * (theta.W_e.T if W_u is None else W_u)
-    walk.see(7, "1", lambda _: softmax(matrix @ normalize(X, part(theta, "decoder_norm"), model)))
+    walk.see(7, "1", lambda _: softmax(matrix @ X))
     walk.see(algorithm, "return", lambda _: softmax(_given(W_u) @ X))
     return walk.found
 
@@ -203,7 +203,7 @@ def _ed(walk: _Walk, z: Sequence[int], x: Sequence[int]) -> np.ndarray:
     model, theta = walk.model, walk.theta
     order = model["order"] or "norm_last"
     Z = _encoder(walk, 8, walk.embed(8, 1, z), theta.encoder, oracle.relu, part(theta, "encoder_distances"))
-    Z_in = normalize(Z, part(theta, "encoder_norm"), model)
+    Z = walk.see(8, "9", lambda _, Z=Z: Z)
     X, mask, cross_mask = walk.embed(8, 10, x), causal_mask(len(x)), ones_mask(len(z), len(x))
     for l, W in enumerate(theta.decoder):
         line = model["attention"][l % len(model["attention"])]
@@ -212,9 +212,9 @@ def _ed(walk: _Walk, z: Sequence[int], x: Sequence[int]) -> np.ndarray:
         X = walk.attention(8, "14", X, reads, W.self_attention, mask, line, part(theta, "decoder_distances"))
         X = walk.norm(8, "15", X, part(W, "norm3"))
         X_in = before(X, part(W, "norm4"), order, model)
-        reads = _Reads(X_in, Z_in, X, Z)
+        reads = _Reads(X_in, Z, X, Z)
         X = walk.attention(8, "16", X, reads, W.cross_attention, cross_mask, {**line, "positions": None})
         X = walk.norm(8, "17", X, part(W, "norm4"))
         X = walk.mlp(8, "18", X, X, W.mlp, oracle.relu)
         X = walk.norm(8, "19", X, part(W, "norm5"))
-    return X
+    return walk.see(8, "20", lambda _: X)

@@ -53,7 +53,7 @@ class Line:
             heads and the tokens are axes of it.
         of: the line whose value the oracle's record is taken from, where the oracle has none of its own.
         code: from the value of the code's statement and the locals there to the value that the line speaks of.
-        code_line: the line by which the code's statement is tagged, where it has no tag of its own.
+        code_line: for the end of a loop, the line by which the code's loop is tagged; its body's last statement is the end.
         product: whether the value is also that of the next line, so that both can be seen in one statement.
         each: the algorithm that computes a column of the value, where the paper writes out its formula.
         remark: the paper's comment above the line.

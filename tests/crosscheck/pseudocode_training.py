@@ -21,7 +21,7 @@ def _prediction(X: Any, names: Locals) -> np.ndarray:
     """P = softmax(W_u X), which the code leaves to the next line, from the X that its line ends with; capped as
     Gemma 2's logits are.
     """
-    theta, cap = names["theta"], names["options"]["variant"].unembedding.cap
+    theta, cap = names["theta"], names["theta"].variant.unembedding.cap
     W_u = plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)
     Y = W_u @ plain(X)
     return _softmax(Y if cap is None else cap * np.tanh(Y / cap))
@@ -41,9 +41,10 @@ def _length(_: Any, names: Locals) -> np.ndarray:
     return plain(names["l"])
 
 
-def _translation(_: Any, names: Locals) -> np.ndarray:
+def _translation(returned: Any, _: Locals) -> np.ndarray:
     """The translation without what pads it to l_max tokens."""
-    return plain(names["x_hat"])[: int(plain(names["length"]))]
+    x_hat, length = returned
+    return plain(x_hat)[: int(plain(length))]
 
 
 def _loops() -> tuple[Line, Line]:

@@ -95,7 +95,9 @@ class OracleRecord:
         elif event.statement is not None and call.algorithm is not None:
             for number in numbers(event.statement.tags, call.algorithm, _order(call.algorithm)):
                 line = PSEUDOCODE[call.algorithm].line(number)
-                if (event.kind == "turn") == (line.kind == "loop") and not callable(event.value):
+                if line.kind == "end":
+                    self._end(line, event.value, call)
+                elif (event.kind == "turn") == (line.kind == "loop") and not callable(event.value):
                     self._add(line, line.variable, event.value, call)
                     self._derive(line, event.value, call)
                     if line.each:
@@ -139,6 +141,12 @@ class OracleRecord:
             if other.depth == 0 and self._ends.setdefault((key, call), at) < at:
                 self.visits[key].pop()
             self._add(other, other.variable, value, call)
+
+    def _end(self, line: Line, value: Any, call: Call) -> None:
+        """What a model does behind a loop, in place of what the loop leaves."""
+        assert call.algorithm is not None
+        visits = self.visits[call.algorithm, line.number, line.variable]
+        visits[-1] = dataclasses.replace(visits[-1], value=_of_oracle(value))
 
     def _add(self, line: Line, variable: str, value: Any, call: Call, of_all_columns: int = 0) -> None:
         """Note a value of a line: of the call's algorithm, or of one that the call does for all columns at once."""
@@ -205,13 +213,17 @@ class CodeRecord:
             order = _order(call.algorithm)
             group = numbers(statement.tags, call.algorithm, order)
             for line in PSEUDOCODE[call.algorithm].lines:
-                if line.number in group or (line.code_line in group and event.kind == "value"):
-                    own = group if line.number in group else (line.number,)
-                    self._see(line, own, event)
+                if line.number in group:
+                    self._see(line, group, event)
+                elif line.code_line in group and event.kind == "value":  # the end of a loop
+                    self._see(line, (line.number,), dataclasses.replace(event, statement=statement.end))
         return False
 
     def _see(self, line: Line, group: tuple[str, ...], event: Event) -> None:
         assert event.call.algorithm is not None
+        how = event.names.get("how")
+        if line.number == "return" and how is not None and how.hidden:
+            return  # the hidden state, with which the caller goes on
         if not seen_in(line, group):
             key = (event.call.algorithm, line.number, line.variable)
             self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))

@@ -20,15 +20,17 @@ VERDICTS = {
 }
 
 
-def print_results(results: Results, console: Console) -> None:
-    """Print a table for each algorithm, then the summary."""
+def print_results(results: Results, console: Console, *, tables: bool = True) -> None:
+    """Print a table for each algorithm, then the summary; without tables, only what differs."""
     for n in sorted({algorithm for algorithm, _ in results.lines}):
         own = [result for (m, _), result in results.lines.items() if m == n]
-        console.print(_table(n, own, results.variant))
+        if tables or n in results.errors or any(result in results.failures for result in own):
+            console.print(_table(n, own, results.variant))
         if n in results.errors:
             line, message = results.errors[n]
             console.print(f"Algorithm {n}, line {line}: {message}", style="bold red", markup=False)
-        console.print()
+        if tables:
+            console.print()
     console.print(summary(results), markup=False, highlight=False, style="green" if results.ok else "bold red")
 
 
@@ -41,7 +43,7 @@ def summary(results: Results) -> str:
     changed = sum(result.change is not None for result in lines)
     left_out = sum(result.verdict == "left out" for result in lines)
     text = (
-        f"{f'{results.variant}: ' if results.variant else ''}"
+        f"{f'{results.variant}: ' if results.variant else ''}implementation {results.implementation}: "
         f"{len({r.algorithm for r in lines})} algorithms, {len(lines)} lines: {seen} equal"
         f"{f', {within} in a step that is equal' if within else ''}{f', {left_out} left out' if left_out else ''}; "
         f"{f'{changed} changed; ' if results.variant else ''}{values} values compared; worst difference "
@@ -82,6 +84,7 @@ def as_json(results: Results) -> dict[str, Any]:
     return {
         "ok": results.ok,
         "settings": results.settings,
+        "taken": sorted(results.taken),
         "tolerance": TOLERANCE,
         "algorithms": len({algorithm for algorithm, _ in results.lines}),
         "worst_difference": _finite(results.worst),

@@ -12,8 +12,6 @@ from algorithms.machinery.tags import Tag, algorithm_of, of_algorithm, tags_in, 
 
 __all__ = ["Function", "Source", "Statement", "Tag", "numbers", "read"]
 
-LOOPS = {"scan", "while_loop", "fori_loop", "map", "each_layer"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
@@ -27,7 +25,7 @@ class Statement:
         target: the name that it assigns, the first of several; None for a return.
         returns: whether it is a return.
         body: for a loop, the first and the last line of its body.
-        scans: the functions that are the bodies of a loop in it: of `jax.lax`, over the layers, or below this head.
+        end: for a decorated function, which is a loop and its body, the last statement of the body.
     """
 
     file: str
@@ -38,7 +36,7 @@ class Statement:
     target: str | None
     returns: bool
     body: tuple[int, int] | None
-    scans: frozenset[str]
+    end: "Statement | None" = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +146,7 @@ def _statement(
     tags: tuple[Tag, ...],
     body: tuple[int, int] | None,
 ) -> Statement:
+    end = node.body[-1] if isinstance(node, ast.FunctionDef) else None
     return Statement(
         file=file,
         first=first,
@@ -157,7 +156,7 @@ def _statement(
         target=node.name if isinstance(node, ast.FunctionDef) else target_of(node),
         returns=isinstance(node, ast.Return),
         body=body,
-        scans=frozenset(_scanned(node)),
+        end=end and _statement(end, end.lineno, end.end_lineno or end.lineno, text, file, tags, None),
     )
 
 
@@ -175,16 +174,3 @@ def _own(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _without_tags(lines: list[str]) -> str:
     return inspect.cleandoc("\n".join(map(without_tag, lines)))
-
-
-def _scanned(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.For, ast.While)):
-        return
-    if isinstance(node, ast.FunctionDef):
-        yield node.name
-        return
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call):
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
-            if name in LOOPS:
-                yield from (argument.id for argument in call.args if isinstance(argument, ast.Name))

@@ -75,9 +75,6 @@ class VariantScenarios(Scenarios):
         self.variant = with_numbers_that_matter(variants[name])
         self.model = options_of(with_numbers_that_matter(VARIANTS[name]), self.sizes.L)
 
-    def _asked(self, n: int) -> Any:
-        return functools.partial(super()._asked(n), variant=self.variant)
-
     def _unstacked(self, theta: Any) -> Any:
         return family_parameters(theta)
 

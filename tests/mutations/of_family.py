@@ -34,6 +34,7 @@ ALONE = (f"{DOCUMENTS}::test_a_model_of_attention_alone_has_no_mlp[dense]",)
 ALONE_CACHE = (f"{DOCUMENTS}::test_queries_and_keys_read_positions_from_the_cache_too",)
 POST_NORM = (f"{DOCUMENTS}::test_the_blocks_are_the_documents[003-dense]",)
 RING = ("tests/training/generation/test_rings.py::test_tokens_far_behind_the_window_are_algorithm_14s[one window]",)
+PARTS = ("tests/training/generation/test_slots.py::test_parts_give_what_all_rows_give[4-None]",)
 RING_IN_TURN = ("tests/training/generation/test_rings.py::test_what_reads_all_tokens_keeps_all_of_them",)
 
 POSITIONS = "algorithms/model/positions.py"
@@ -41,6 +42,7 @@ ROTATION = "algorithms/ops/rotation.py"
 ATTENTION = "algorithms/model/attention.py"
 DECODING = "training/generation/decoding.py"
 STATES = "training/generation/states.py"
+SLOTS = "training/generation/slots.py"
 CACHED = "training/generation/cache.py"
 
 DISTANCES = "algorithms/model/distances.py"
@@ -54,7 +56,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         DISTANCES, "TransformerXL.queries", "return", "W.v.reshape", "W.u.reshape", 4, "5", GOPHER, "GOPHER"
     ),
     "u left out": Mutation(
-        ATTENTION, "Attention.queries", "Q", "self.positions.contents(Q, W)", "Q", 4, "4", GOPHER, "GOPHER"
+        ATTENTION, "Attention.read", "Q", "self.positions.contents(Q, W)", "Q", 4, "4", GOPHER, "GOPHER"
     ),
     "scores that grow with the distance": Mutation(
         DISTANCES, "ALiBi.keys", "return", "-jnp.asarray(slopes", "jnp.asarray(slopes", 4, "5", BLOOM, "BLOOM"
@@ -70,11 +72,11 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         BLOOM,
     ),
     "an encoder with the buckets of a decoder": Mutation(
-        "algorithms/alg09_e_transformer.py",
-        "residual_stream",
-        "f",
-        "both_ways=True",
-        "both_ways=False",
+        "algorithms/layers.py",
+        "",
+        "OWN",
+        'Own("gelu", ("norm_last", "norm_first", "no_norm"), True)',
+        'Own("gelu", ("norm_last", "norm_first", "no_norm"), False)',
         9,
         None,
         BOTH_WAYS,
@@ -98,14 +100,19 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         None,
         PACKED,
     ),
-    "keys without positions": Mutation(
-        ATTENTION, "Attention.__call__", "hooks", "read(K, W.heads.W_k)", "K", 10, None, ALONE
-    ),
+    "keys without positions": Mutation(ATTENTION, "Attention.read", "Q", "K + k", "K", 10, None, ALONE),
     "positions of queries and keys not in the cache": Mutation(
-        CACHED, "attention_cached", "Q", "Q + of_Q, K + of_K", "Q, K", 14, None, ALONE_CACHE
+        CACHED,
+        "Projections.products",
+        "return",
+        "tuple(found[:2])",
+        "tuple(0 * Y for Y in found[:2])",
+        14,
+        None,
+        ALONE_CACHE,
     ),
     "norms after the additions left out": Mutation(
-        "algorithms/alg10_d_transformer.py", "residual_stream.layer", "X", "f.after(X, norm1)", "X", 10, None, POST_NORM
+        "algorithms/orders.py", "_norm_last", "5", "f.layer_norm(X, W.norm1)", "X", 10, None, POST_NORM
     ),
     "prompts one slot too early in the cache": Mutation(
         STATES,
@@ -128,7 +135,10 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "(slot + 1) % cache.shape[1]",
         14,
         None,
-        CACHE,
+        RING,
+    ),
+    "a part of a cache read a token too late": Mutation(
+        SLOTS, "Slots.attend", "is_read", "start <= slot", "start < slot", 14, None, PARTS
     ),
     "frequencies of the next pair": Mutation(
         POSITIONS,
@@ -161,17 +171,17 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "keys not rotated": Mutation(
         ATTENTION,
-        "Attention.keys",
-        "return",
-        "self._placed(K, W.gamma_k, t, implementation)",
+        "Attention.read",
+        "Q",
+        "self.positions(K, t_z, implementation)",
         "K",
         4,
         "4",
         LLAMA,
         "LLAMA",
     ),
-    "keys not rotated in the cache": Mutation(
-        CACHED, "attention_cached", "cache", 'line.keys(K, W, new.t, "paper")', "K", 14, None, CACHE
+    "new tokens one position too early": Mutation(
+        DECODING, "_scores", "how", "positions=t", "positions=t - 1", 14, None, CACHE
     ),
     "gate and MLP exchanged": Mutation(
         "algorithms/model/mlp.py",
@@ -213,7 +223,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "algorithms/layers.py", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "4", GEMMA2, "GEMMA2"
     ),
     "cap of the scores dropped": Mutation(
-        ATTENTION, "Attention.__call__", "hooks", "cap=self.cap", "cap=None", 4, "5", GEMMA2, "GEMMA2"
+        ATTENTION, "of_sequences", "return", "cap=line.cap", "cap=None", 4, "5", GEMMA2, "GEMMA2"
     ),
     "cap of the logits dropped": Mutation(
         "algorithms/model/unembedding.py",
@@ -228,8 +238,8 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "scale dropped": Mutation(
         ATTENTION,
-        "Attention.queries",
-        "return",
+        "Attention.read",
+        "Q",
         "Q * (self.scale * Q.shape[1] ** 0.5)",
         "Q",
         4,
@@ -238,11 +248,11 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "GPT_NEO",
     ),
     "window of the cache off by one": Mutation(
-        DECODING,
-        "_scores.attend",
-        "within",
-        "-line.window < distances",
-        "-line.window <= distances",
+        CACHED,
+        "Step.attend",
+        "permitted",
+        "-line.window < self.distances",
+        "-line.window <= self.distances",
         14,
         None,
         RING_IN_TURN,
@@ -284,8 +294,8 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "algorithms/layers.py",
         "lines_of",
         "activation",
-        "(variant.mlp and variant.mlp.activation) or activation",
-        "activation",
+        "(variant.mlp and variant.mlp.activation) or own.activation",
+        "own.activation",
         10,
         "8",
         LLAMA,
@@ -293,9 +303,9 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "norms of queries and keys dropped": Mutation(
         ATTENTION,
-        "Attention._placed",
-        "Q",
-        "self.normalize_heads.of_heads(Q, gamma, implementation)",
+        "Attention._normalized",
+        "return",
+        "norm.of_heads(Q, gamma, implementation)",
         "Q",
         4,
         "4",
@@ -315,7 +325,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "norm of what attention adds dropped": Mutation(
         ATTENTION,
-        "Attention.output",
+        "Attention.write",
         "return",
         "self.normalize_output(V_tilde, W.norm_out, implementation)",
         "V_tilde",
@@ -336,10 +346,10 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "GEMMA2",
     ),
     "attention added twice where it is side by side": Mutation(
-        "algorithms/layers.py", "side_by_side.layer", "8", "X + Y", "X + Y + Y", 10, "8", NEOX, "NEOX"
+        "algorithms/orders.py", "_side_by_side", "8", "X + Y", "X + Y + Y", 10, "8", NEOX, "NEOX"
     ),
     "one after the other for side by side": Mutation(
-        "algorithms/layers.py", "side_by_side.layer", "6", "f.mh_attention", "X + f.mh_attention", 10, "6", NEOX, "NEOX"
+        "algorithms/orders.py", "_side_by_side", "6", "f.mh_attention", "X + f.mh_attention", 10, "6", NEOX, "NEOX"
     ),
     "all rows rotated": Mutation(POSITIONS, "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", NEOX, "NEOX"),
     "first position dropped": Mutation(
@@ -369,7 +379,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "parameters of the next layers that share theirs": Mutation(
         "algorithms/layers.py",
-        "Lines.each_layer.turn",
+        "Lines._scan.turn",
         "theta_l",
         "l // shared",
         "(l + 1) // shared",
@@ -378,21 +388,21 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         SHARED,
     ),
     "layers that share parameters used once": Mutation(
-        "algorithms/layers.py", "Lines.each_layer", "L", "shared * jax", "jax", 10, None, SHARED
+        "algorithms/layers.py", "Lines._scan", "L", "shared * jax", "jax", 10, None, SHARED
     ),
     "parameters by turns in the cache": Mutation(
         "training/generation/layout.py",
         "_one_by_one",
         "return",
-        "for layer in layers for _ in range(variant.shared_layers)",
-        "for _ in range(variant.shared_layers) for layer in layers",
+        "for layer in map(laid_out, layers) for _ in range(variant.shared_layers)",
+        "for _ in range(variant.shared_layers) for layer in map(laid_out, layers)",
         14,
         None,
         SHARED_CACHE,
     ),
     "context embedded as the sequence": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "_embedding_of_context",
+        "of_context",
         "own",
         "theta.context is None",
         "True",
@@ -403,12 +413,12 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
     ),
     "final norm of the encoder dropped": Mutation(
         "algorithms/alg08_ed_transformer.py",
-        "context_residual_stream",
-        "return",
+        "ed_encoding",
+        "9",
         "f.layer_norm(Z, theta.encoder_norm)",
         "Z",
-        6,
-        "2",
+        8,
+        "9",
         T5,
         "T5",
     ),

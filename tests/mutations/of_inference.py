@@ -90,14 +90,14 @@ INFERENCE_MUTATIONS: dict[str, Mutation] = {
         "algorithms/notation.py", "eos_token", "return", "return N_V - 1", "return N_V - 3", 15, "3", INFERENCE
     ),
     "stops early": Mutation(
-        "algorithms/alg14_inference.py", "ed_inference", "last", "l < l_max", "l < l_max - 1", 15, "3", INFERENCE
+        "algorithms/alg14_inference.py", "ed_inference", "x_hat", "l < l_max", "l < l_max - 1", 15, "3", INFERENCE
     ),
     "column of the step before": Mutation(
-        "algorithms/alg14_inference.py", "ed_inference.last", "5", "l - 1", "l - 2", 15, "5", INFERENCE
+        "algorithms/alg14_inference.py", "ed_inference.x_hat", "5", "l - 1", "l - 2", 15, "5", INFERENCE
     ),
     "one key for all draws": Mutation(
         "algorithms/alg14_inference.py",
-        "ed_inference.last",
+        "ed_inference.x_hat",
         "6",
         "fold_in(key, l - 1)",
         "fold_in(key, 0)",
@@ -107,7 +107,7 @@ INFERENCE_MUTATIONS: dict[str, Mutation] = {
     ),
     "token written too late": Mutation(
         "algorithms/alg14_inference.py",
-        "ed_inference.last",
+        "ed_inference.x_hat",
         "7",
         "x_hat.at[..., l]",
         "x_hat.at[..., l + 1]",

@@ -107,7 +107,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
     "every layer replaced for one": _edit(
         PARTS,
         "edited",
-        "return",
+        "changed",
         "jnp.where(is_chosen.any(), changed, value) if layered else changed",
         "changed",
         f"{T}/test_inside_changes.py::test_without_a_head_is_with_its_output_weights_at_0",
@@ -132,7 +132,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
     ),
     "scores that a kernel does not read replaced": _edit(
         f"{INSIDE}/transformations.py",
-        "intervene.changed",
+        "_changed",
         "program",
         '"printed"',
         '"beside"',
@@ -190,7 +190,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         f"{INTERPRETABILITY}/lens.py",
         "unembedded",
         "X",
-        'X if norm is None else variant.norm(X, norm, "paper")',
+        'X if norm is None else theta.variant.norm(X, norm, "paper")',
         "X",
         f"{U}/test_interpretability.py::test_the_last_row_of_the_logit_lens_is_the_output",
     ),

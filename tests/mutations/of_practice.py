@@ -105,7 +105,7 @@ GATO_MUTATIONS = {
         GATO, "gato_embedding", "X", "jnp.where(at[None] < 0, tokens, of_patches)", "tokens", 10, None, LINES
     ),
     "positions in the sequence left out": Mutation(
-        GATO, "gato_embedding", "X", "f.at_positions(X, x, t, theta)", "X", 10, None, LINES
+        GATO, "gato_embedding", "X", "f.at_positions(X, x, theta)", "X", 10, None, LINES
     ),
     "sign of the μ-law left out": Mutation(GATO, "mu_law", "return", "jnp.sign(x) *", "", 10, None, VALUES),
     "μ-law without M": Mutation(GATO, "mu_law", "return", "MU * M + 1", "MU + 1", 10, None, VALUES),

@@ -298,7 +298,8 @@ def decode(
         Y = mlp(before(X, norm5, order, model), W.mlp, f)
         X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
         X = after(X, norm5, order, model)  # line 19
-    return normalize(X, part(theta, "decoder_norm"), model)
+    X = normalize(X, part(theta, "decoder_norm"), model)  # line 20: not in the paper
+    return X
 
 
 def of_context(theta: Any) -> Any:
@@ -339,7 +340,7 @@ def ed_logits(
     T5 = {"distances": part(theta, "encoder_distances"), "P": P}
     base = ones_mask(l_z, l_z)
     Z = through_layers(Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5)
-    Z = normalize(Z, part(theta, "encoder_norm"), model)
+    Z = normalize(Z, part(theta, "encoder_norm"), model)  # line 9: not in the paper
 
     def masks(window: int | None) -> tuple[Array, Array]:
         within = join_masks(causal_mask(l_x), window, None, x_documents, x_documents)

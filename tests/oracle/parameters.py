@@ -1,7 +1,7 @@
 """Parameters as trees: unstacking them into lists, and listing and replacing their arrays.
 
 A tree is an array, None, a list or tuple of trees, or an object with named attributes that are trees (a
-NamedTuple or a SimpleNamespace).
+NamedTuple or a SimpleNamespace). The attribute `variant` of such an object is no tree, and left out.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ OF_ALL_HEADS = ("gamma_q", "gamma_k")
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
-    """Return the named attributes of a node.
+    """Return the named attributes of a node, but for the variant, which the oracle is given as options.
 
     `tree`: any tree. Result: Attributes by name, in their order; None if the tree is no such node.
     """
     if hasattr(tree, "_asdict"):
-        return tree._asdict()
+        return {name: child for name, child in tree._asdict().items() if name != "variant"}
     return vars(tree) if isinstance(tree, SimpleNamespace) else None
 
 

@@ -82,6 +82,10 @@ def test_json_has_every_line(components):
 def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     results = crosscheck([4, 10], L=2, B=2)
     assert results.ok, summary(results)
+    places = {number: [place.text for place in results.lines[10, number].places] for number in ("4", "9", "return")}
+    assert places["4"] == ["@f.each_layer(X, theta.layers)\ndef X(X, W, f):"]
+    assert places["9"] == ["return X"]
+    assert places["return"] == ["P = f.unembedding(X, theta)"]
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
     assert results.lines[10, "6"].cells["X"].visits == layers * sequences
@@ -155,6 +159,16 @@ def test_every_mutation_is_located(name, cache):
     assert first[:2] == (mutation.algorithm, mutation.line)
 
 
+def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
+    """An error in the rule that a caller gets, which the lines as printed do not have, is found in training."""
+    results = crosscheck([13], "auto")
+    assert results.ok, summary(results)
+    assert summary(results).startswith("implementation auto (dense): 1 algorithms, ")
+    first = locate(LOCATED["softmax Jacobian without aᵀg"], ROOT, 0, cache, [13]).first
+    assert first is not None
+    assert first[:2] == (13, "6")
+
+
 @pytest.mark.slow
 def test_fused_implementations_agree():
     results = crosscheck([5, 8, 9, 10, 13, 14], "blockwise")
@@ -222,8 +236,12 @@ def test_command_line(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "1 algorithms, 3 lines: 3 equal" in printed
     assert "algorithms/alg06_layer_norm.py:" in printed
-    result = json.loads((tmp_path / "result.json").read_text("utf-8"))
-    assert result["ok"] is True
+    assert "implementation paper: " in printed
+    assert "implementation auto" in printed
+    written = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert written["ok"] is True
+    result, of_auto = written["runs"]
+    assert [run["settings"]["implementation"] for run in (result, of_auto)] == ["paper", "auto"]
     assert [line["line"] for line in result["lines"]] == ["1", "2", "return"]
     assert result["lines"][2]["variables"][0]["shape"] == [5, 1]
     assert result["lines"][0]["code"][0]["text"].startswith("m = ")

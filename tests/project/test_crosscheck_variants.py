@@ -108,7 +108,7 @@ def attribute(field):
         ({"order": "norm_last"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
         ({"embedding": Embedding(positions="in_attention")}, 10, (4, "4"), "S ← (K + W_k P)ᵀ(Q + W_q P)"),
         ({"final_norm": False}, 10, (10, "10"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
-        ({"final_norm": True}, 8, (8, "return"), "return P = softmax(W_u norm(X))"),
+        ({"final_norm": True}, 8, (8, "20"), "end; X ← norm(X)"),
         ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
         ({"mlp": None}, 10, (10, "8"), "X ← X"),
         ({"unembedding": Unembedding(tied=True, scaled=True)}, 10, (10, "return"), "return P = softmax(W_eᵀ/√d_e X)"),
@@ -135,7 +135,9 @@ def test_the_paper_is_beside_what_is_changed(llama):
     assert changed["printed"] == PSEUDOCODE[10].line("8").text
     assert changed["by"] == ("mlp.gated", "mlp.biases", "mlp.activation")
     assert lines[10, "6"]["changed"] is None
-    assert summary(llama).startswith("LLAMA: 7 algorithms, 33 lines: 32 equal, 1 left out; 14 changed; ")
+    assert summary(llama).startswith(
+        "LLAMA: implementation paper: 7 algorithms, 33 lines: 32 equal, 1 left out; 14 changed; "
+    )
 
 
 @pytest.mark.slow
@@ -154,7 +156,8 @@ def test_command_line(tmp_path, capsys):
     assert "paper: for t ∈ [ℓ]" in printed
     result = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert result["ok"] is True
-    assert [run["settings"]["variant"] for run in result["runs"]] == ["OPT"]
+    runs = [(run["settings"]["variant"], run["settings"]["implementation"]) for run in result["runs"]]
+    assert runs == [("OPT", "paper"), ("OPT", "auto")]
 
 
 def test_wrong_usage():

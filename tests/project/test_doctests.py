@@ -35,7 +35,7 @@ def test_examples_in_docstrings(path, capsys):
     assert runner.failures == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["inside.md", "circuits.md"])
+@pytest.mark.parametrize("name", ["inside.md", "circuits.md", "research.md"])
 def test_examples_in_documents(name, capsys):
     text = (ROOT / "docs" / name).read_text("utf-8").replace("```", "")
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

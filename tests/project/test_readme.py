@@ -59,9 +59,22 @@ def test_there_are_examples():
     assert len(EXAMPLES) == 2
 
 
+def test_ci_runs_the_two_commands_as_printed():
+    printed = re.findall(r"^    (make [^#\n]*?) *#", README, re.MULTILINE)
+    assert printed == ["make demo", "make test"]
+    run = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert [line for line in run if line in printed] == printed
+
+
 def test_every_file_that_the_readme_links_to_exists():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_citation_is_of_this_version():
+    citation, project = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "pyproject.toml"))
+    assert re.findall(r"^version: (.*)$", citation, re.M) == re.findall(r'^version = "(.*)"$', project, re.M)
+    assert "https://arxiv.org/abs/2207.09238" in citation
 
 
 def test_every_script_that_the_readme_names_exists():

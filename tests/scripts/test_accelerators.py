@@ -102,5 +102,5 @@ def test_the_peer_of_llama_computes_the_librarys_loss():
     x = jnp.asarray(np.random.default_rng(0).integers(19, size=(3, 16)))
     with jax.numpy_rank_promotion("allow"):
         expected = llama.loss(theirs, x, H=4, kernel="xla", remat=False)
-    found = training_step.loss(theta, x, variant=LLAMA, remat=False)
+    found = training_step.loss(theta, x, remat=False)
     np.testing.assert_allclose(found, expected, rtol=0.01)

@@ -55,9 +55,8 @@ def test_a_run_opens_in_transformers_with_its_tokenizer(tmp_path, runs, capsys):
         assert tokenizer.decode(tokens, skip_special_tokens=True) == text, kind
         assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (run.tokenizer.bos_token, run.tokenizer.eos_token)
         model = transformers.AutoModelForCausalLM.from_pretrained(out)
-        config = run.config.variant
         x = np.array(tokens)
-        hidden = d_hidden_state(jnp.asarray(x), run.theta, variant=config)
+        hidden = d_hidden_state(jnp.asarray(x), run.theta)
         theirs = model(torch.tensor(x)[None]).logits[0]
         cases.assert_same(cases.column_logits(hidden, run.theta), theirs.detach(), "float32", kind)
 

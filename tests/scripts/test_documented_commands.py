@@ -64,7 +64,6 @@ BENCHMARKS = {
     (training_step, "SIZES"): MODEL,
     (decode, "SMALL"): DTransformerConfig(**MODEL | {"l_max": 1280}),
     (decode, "LLAMA_135M"): DTransformerConfig(**MODEL | {"l_max": 1280}, variant=LLAMA, tied=True),
-    (decode, "GPT2_124M"): DTransformerConfig(**MODEL),
 }
 
 ELSEWHERE = ("serve", "scaling")

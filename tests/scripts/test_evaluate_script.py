@@ -153,7 +153,7 @@ def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, ca
     x = np.array(run.tokenizer.framed(run.tokenizer.encode(HELD_OUT)))
     nats = []
     for i in range(0, len(x) - 1, 10):
-        P = d_transformer(x[i : i + 11], run.theta, variant=run.config.variant)
+        P = d_transformer(x[i : i + 11], run.theta)
         nats += [-math.log(P[x[t + 1], t - i]) for t in range(i, min(i + 10, len(x) - 1))]
     assert found[11] == pytest.approx(np.mean(nats), rel=1e-5)
 

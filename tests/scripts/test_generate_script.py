@@ -22,7 +22,7 @@ from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import CharacterTokenizer, LibraryTokenizer, build_tokenizer
 from training.generation import Generator
 from training.generation.pieces import certain, pieces_of
-from training.runs.directory import load_run
+from training.runs.directory import RunDirectory, load_run
 from training.tasks.classify import class_probabilities
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
@@ -36,7 +36,9 @@ def script():
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    return {task: make_run(root / task, task) for task in ("d", "e", "ed", "classify")}
+    paths = {task: make_run(root / task, task) for task in ("d", "e", "ed", "classify")}
+    assert all(RunDirectory(path).description().settings.dropout > 0 for path in paths.values())  # and used without
+    return paths
 
 
 @pytest.fixture
@@ -54,18 +56,12 @@ def answered(script, runs, capsys, monkeypatch):
     return call
 
 
-def as_used(model):
-    """The variant of a run, without the dropout that it was trained with."""
-    assert model.config.variant.dropout > 0
-    return model.config.variant.without_dropout()
-
-
 def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
     """What Algorithm 14 makes of a prompt, up to eos."""
     model = load_run(runs["d"])
     x = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(prompt)])
     key = jax.random.fold_in(jax.random.key(seed), r)
-    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key, variant=as_used(model)).tolist()
+    tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key).tolist()
     return LETTERS.decode(tokens[: tokens.index(LETTERS.eos_token)] if LETTERS.eos_token in tokens else tokens)
 
 
@@ -96,7 +92,7 @@ def test_log_probabilities_are_those_of_the_model(answered, runs):
     model = load_run(runs["d"])
     tokens = [LETTERS.bos_token, *LETTERS.encode("abc" + answer["text"])]
     tokens += [LETTERS.eos_token] * (answer["ended_by"] == "eos")
-    P = np.asarray(d_transformer(jnp.asarray(tokens), model.theta, variant=as_used(model)))
+    P = np.asarray(d_transformer(jnp.asarray(tokens), model.theta))
     expected = [np.log(P[tokens[t], t - 1]) for t in range(4, len(tokens))]
     np.testing.assert_allclose(answer["log_probabilities"], expected, rtol=1e-4)
     np.testing.assert_allclose(answer["log_probability"], sum(expected), rtol=1e-4)
@@ -165,7 +161,7 @@ def test_an_encoder_decoder_translates_line_by_line(answered, runs):
     expected = []
     for line in lines:
         z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
-        options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 9, "variant": as_used(model)}
+        options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 9}
         tokens, length = ed_inference(z, model.theta, **options)
         expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
     stdin = "\n".join(lines) + "\n"
@@ -187,7 +183,7 @@ def test_an_encoder_fills_masks(answered, runs):
     model = load_run(runs["e"])
     text = "ab[MASK]d e[MASK]"
     tokens = [LETTERS.bos_token, *LETTERS.encode("ab"), LETTERS.mask_token, *LETTERS.encode("d e"), LETTERS.mask_token]
-    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta, variant=as_used(model)))
+    P = np.asarray(e_transformer(jnp.asarray([*tokens, LETTERS.eos_token]), model.theta))
     best = np.argsort(-P, axis=0)
     answer = json.loads(answered("e", "--prompt", text, "--n", 2, "--json"))["answers"][0]
     for candidates, t in zip(answer["masks"], (3, 7), strict=True):
@@ -202,7 +198,7 @@ def test_an_encoder_fills_masks(answered, runs):
 def test_a_classifier_names_the_class(answered, runs):
     model = load_run(runs["classify"])
     x = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("bad"), LETTERS.eos_token])
-    p = np.asarray(class_probabilities(x, model.theta, variant=model.config.variant))
+    p = np.asarray(class_probabilities(x, model.theta))
     best = int(p.argmax())
     assert answered("classify", stdin="bad\n") == f"{LABELS[best]}\t{p[best]:.4f}\n"
     answer = json.loads(answered("classify", "--json", stdin="bad\n"))["answers"][0]
@@ -222,7 +218,7 @@ def test_every_line_is_a_request_of_its_own(answered, script, runs, monkeypatch)
     z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("abc"), LETTERS.eos_token])
     expected = []
     for r in range(3):
-        options = {"tau": 2.0, "key": jax.random.fold_in(jax.random.key(4), r), "l_max": 9, "variant": as_used(model)}
+        options = {"tau": 2.0, "key": jax.random.fold_in(jax.random.key(4), r), "l_max": 9}
         tokens, length = ed_inference(z, model.theta, **options)
         expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
     flags = ("--l_max", 9, "--tau", 2, "--seed", 4)
@@ -254,16 +250,13 @@ def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(capsys, tmp_path, ori
         tokenizer = LibraryTokenizer(tokenizer.inner, special=SpecialTokens(N_V=290, bos=0, eos=0))
     run = make_run(tmp_path / "bpe", "d", tokenizer)
     model = load_run(run)
-    variant = as_used(model)
     read = tokenizer.framed(tokenizer.encode("the"), ends=False)
-    P = np.asarray(d_transformer(jnp.asarray(read), model.theta, variant=variant))[:, -1]
+    P = np.asarray(d_transformer(jnp.asarray(read), model.theta))[:, -1]
     spaced = [v for v in range(tokenizer.N_V) if tokenizer.decode([v]).startswith(" ")]
     assert len(spaced) > 3
     best = max(spaced, key=lambda v: P[v])
     assert best != P.argmax()  # else this would show nothing
-    more = d_inference(
-        jnp.asarray([*read, best]), model.theta, l_gen=4, tau=0.0, key=jax.random.key(0), variant=variant
-    )
+    more = d_inference(jnp.asarray([*read, best]), model.theta, l_gen=4, tau=0.0, key=jax.random.key(0))
     expected = tokenizer.decode([best, *more.tolist()])[1:]
     assert tokenizer.eos_token not in more
     flags = [str(run), "--l_gen", "5", "--tau", "0", "--prompt", "the "]

@@ -1,5 +1,6 @@
 """The commands as processes: signals, pipes, a full disk, and another process in the same directory."""
 
+import errno
 import fcntl
 import json
 import os
@@ -71,24 +72,51 @@ def test_cores_are_devices_where_the_mesh_asks_for_them(tmp_path):
 
 def test_a_run_has_one_process_at_a_time(tmp_path):
     files = RunDirectory(tmp_path / "run")
-    with files.locked():
-        with pytest.raises(RunError, match="another process trains in"), RunDirectory(tmp_path / "run").locked():
-            pass
+    with files.locked(pytest.fail):
+        assert not files.exists()  # a lock is no run
+        with pytest.raises(RunError, match="another process trains in"):
+            RunDirectory(tmp_path / "run").locked(pytest.fail).__enter__()
         (files.path / "kept").touch()
-    assert files.path.is_dir()
-    with RunDirectory(tmp_path / "new").locked():
+    assert [path.name for path in files.path.iterdir()] == ["kept"]
+    with RunDirectory(tmp_path / "new").locked(pytest.fail):
         assert (tmp_path / "new").is_dir()
     assert not (tmp_path / "new").exists()  # nothing was written
+
+
+def test_a_lock_that_a_killed_process_left_does_not_matter(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    with RunDirectory(tmp_path / "run").locked(pytest.fail):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_training_goes_on_with_a_warning(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = []
+    with RunDirectory(tmp_path / "run").locked(said.append):
+        (tmp_path / "run" / "kept").touch()
+    assert said == [f"the file system of {tmp_path / 'run'} has no locks: make sure that no other process trains there"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["kept"]
+
+
+def test_a_directory_that_cannot_be_locked_for_another_reason_is_refused(tmp_path):
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"cannot write to \S+/run: Is a directory; name another directory"):
+        RunDirectory(tmp_path / "run").locked(pytest.fail).__enter__()
 
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_at_once_and_writes_nothing(tmp_path):
     run = make_run(tmp_path / "run", "d")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    lock = os.open(run, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    status, out, err = ended(begin(ROOT / "scripts" / "train.py", "--run", run))
-    os.close(lock)
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before[".lock"] = b""
+        status, out, err = ended(begin(ROOT / "scripts" / "train.py", "--run", run))
     assert (status, out) == (2, "")
     assert err == f"train.py: another process trains in {run}: wait for it, or name another directory\n"
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before

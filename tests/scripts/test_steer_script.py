@@ -40,8 +40,7 @@ def test_it_is_steered_algorithm_14(run, tmp_path, capsys):
         at("Y@2", layer=1, head=1): lambda Y: Y + DIRECTION[:4].reshape(4, *(1,) * (Y.ndim - 1)),
     }
     x = jnp.asarray(model.tokenizer.framed(model.tokenizer.encode("bad "), ends=False))
-    variant = model.config.variant.without_dropout()
-    options = {"l_gen": 12, "tau": 0.0, "key": jax.random.key(0), "variant": variant}
+    options = {"l_gen": 12, "tau": 0.0, "key": jax.random.key(0)}
     tokens = intervene(d_inference, changes)(x, model.theta, **options).tolist()
     tokens = tokens[: tokens.index(model.tokenizer.end)] if model.tokenizer.end in tokens else tokens
     found = generated(capsys, run, "--steer", f"{add}:-60", "--steer", head)

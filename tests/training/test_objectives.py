@@ -34,23 +34,22 @@ def model(task, **settings):
 def case(task):
     """The same, where each sequence has a row, and the compiled loss (params, batch, keys) with its gradient."""
     settings, data, config, theta = model(task, batch_size=6, **({"rows": "chunks"} if task == "d" else {}))
-    loss = functools.partial(TASKS[task].objective.loss, variant=config.variant)
-    return settings, data, config, theta, jax.jit(jax.value_and_grad(loss))
+    return settings, data, config, theta, jax.jit(jax.value_and_grad(TASKS[task].objective.loss))
 
 
-def probabilities(task, theta, batch, variant):
+def probabilities(task, theta, batch):
     """What the algorithms predict, ``[N, B, l]``, what there is to predict, and in which columns, ``[B, l]``."""
     next_tokens = np.roll(batch["x"], -1, axis=1)
     t = np.arange(batch["x"].shape[1])
     if task == "d":
-        return d_transformer(batch["x"], theta, variant=variant), next_tokens, t < batch["length"][:, None] - 1
+        return d_transformer(batch["x"], theta), next_tokens, t < batch["length"][:, None] - 1
     if task == "e":
-        P = e_transformer(batch["x_masked"], theta, length=batch["length"], variant=variant)
+        P = e_transformer(batch["x_masked"], theta, length=batch["length"])
         return P, batch["x"], batch["loss_mask"]
     if task == "ed":
-        P = ed_transformer(batch["z"], batch["x"], theta, z_length=batch["z_length"], variant=variant)
+        P = ed_transformer(batch["z"], batch["x"], theta, z_length=batch["z_length"])
         return P, next_tokens, t < batch["x_length"][:, None] - 1
-    e = np.asarray(e_encoding(batch["x"], theta.encoder, length=batch["length"], variant=variant))[..., 0]
+    e = np.asarray(e_encoding(batch["x"], theta.encoder, length=batch["length"]))[..., 0]
     powers = np.exp(theta.W_c @ e + theta.b_c[:, None])
     return (powers / powers.sum(axis=0))[..., None], batch["label"][:, None], np.full((len(e.T), 1), True)
 
@@ -59,12 +58,12 @@ def probabilities(task, theta, batch, variant):
     "task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed", "classify"))]
 )
 def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
-    _, data, config, theta, value_and_grad = case(task)
+    _, data, _, theta, value_and_grad = case(task)
     batch = data.train.batch(0)
-    P, targets, predicted = (np.asarray(a) for a in probabilities(task, theta, batch, config.variant))
+    P, targets, predicted = (np.asarray(a) for a in probabilities(task, theta, batch))
     nats = -np.log(np.take_along_axis(P, targets[None], axis=0)[0])[predicted].sum()
     np.testing.assert_allclose(value_and_grad(theta, batch, None)[0], nats, rtol=1e-10)
-    totals = jax.jit(functools.partial(TASKS[task].objective.totals, variant=config.variant))(theta, batch)
+    totals = jax.jit(TASKS[task].objective.totals)(theta, batch)
     np.testing.assert_allclose(totals.nats, nats, rtol=1e-10)
     correct = (P.argmax(axis=0) == targets)[predicted].sum()
     assert (int(totals.weight), int(totals.correct)) == (predicted.sum(), correct)
@@ -92,11 +91,11 @@ def test_padding_and_empty_rows_count_nothing(task):
 
 
 def test_label_smoothing_spreads_its_share_over_all_classes():
-    _, data, config, theta, _ = case("classify")
+    _, data, _, theta, _ = case("classify")
     batch = data.train.batch(0)
-    P = np.asarray(class_probabilities(batch["x"], theta, length=batch["length"], variant=config.variant))
+    P = np.asarray(class_probabilities(batch["x"], theta, length=batch["length"]))
     Q = 0.1 / 2 + 0.9 * (batch["label"] == np.arange(2)[:, None])
-    loss = functools.partial(TASKS["classify"].objective.loss, variant=config.variant, label_smoothing=0.1)
+    loss = functools.partial(TASKS["classify"].objective.loss, label_smoothing=0.1)
     np.testing.assert_allclose(jax.jit(loss)(theta, batch, None), -(Q * np.log(P)).sum(), rtol=1e-10)
 
 
@@ -104,14 +103,14 @@ def test_label_smoothing_spreads_its_share_over_all_classes():
     ("task", "options"), [("d", {"rows": "chunks", "dropout": 0.3}), pytest.param("e", {}, marks=pytest.mark.slow)]
 )
 def test_a_batch_in_parts_is_the_batch(task, options):
-    settings, data, config, theta = model(task, label_smoothing=0.1, **options)
+    settings, data, _, theta = model(task, label_smoothing=0.1, **options)
     object.__setattr__(settings, "dtype", "float64")
     batch = data.train.batch(0)
     assert len(set(np.asarray(TASKS[task].objective.weights(batch)).sum(axis=1))) > 1
     results = []
     for parts in (1, 2):
         object.__setattr__(settings, "accumulation_steps", parts)
-        whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant))
+        whole = jax.jit(batch_loss(TASKS[task].objective, settings))
         results.append(whole(theta, batch, np.int32(3), jax.random.key(0)))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
@@ -121,13 +120,13 @@ def test_a_batch_in_parts_is_the_batch(task, options):
 @pytest.mark.parametrize("task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed"))])
 def test_remat_computes_the_same_in_less_memory(task):
     layers = {"L_enc": 6, "L_dec": 6} if task == "ed" else {"L": 6}
-    settings, data, config, theta = model(task, dropout=0.3, d_mlp=64, **layers)
+    settings, data, _, theta = model(task, dropout=0.3, d_mlp=64, **layers)
     object.__setattr__(settings, "dtype", "float64")
     arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
     results, temporary = [], []
     for remat in REMAT:
         object.__setattr__(settings, "remat", remat)
-        whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant)).lower(*arguments).compile()
+        whole = jax.jit(batch_loss(TASKS[task].objective, settings)).lower(*arguments).compile()
         results.append(whole(*arguments))
         temporary.append(whole.memory_analysis().temp_size_in_bytes)
     for a, *others in zip(*map(jax.tree.leaves, results), strict=True):
@@ -141,13 +140,13 @@ def test_remat_computes_the_same_in_less_memory(task):
 @pytest.mark.parametrize("remat", ["nothing", pytest.param("all", marks=pytest.mark.slow)])
 def test_unrolled_layers_compute_the_same_without_a_loop(task, remat):
     layers = {"L_enc": 3, "L_dec": 3} if task == "ed" else {"L": 3}
-    settings, data, config, theta = model(task, dropout=0.3, remat=remat, **layers)
+    settings, data, _, theta = model(task, dropout=0.3, remat=remat, **layers)
     object.__setattr__(settings, "dtype", "float64")
     arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
     results, loops = [], []
     for unroll in (False, True):
         object.__setattr__(settings, "unroll", unroll)
-        whole = jax.jit(batch_loss(TASKS[task].objective, settings, config.variant)).lower(*arguments)
+        whole = jax.jit(batch_loss(TASKS[task].objective, settings)).lower(*arguments)
         results.append(whole.compile()(*arguments))
         loops.append(whole.as_text().count("stablehlo.while"))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
@@ -156,14 +155,14 @@ def test_unrolled_layers_compute_the_same_without_a_loop(task, remat):
 
 
 def test_dropout_depends_on_the_step_and_on_the_sequence():
-    settings, data, config, theta = model("classify", dropout=0.5)
+    settings, data, _, theta = model("classify", dropout=0.5)
     batch = {name: np.repeat(array[:1], settings.batch_size, axis=0) for name, array in data.train.batch(0).items()}
-    whole = jax.jit(batch_loss(TASKS["classify"].objective, settings, config.variant))
+    whole = jax.jit(batch_loss(TASKS["classify"].objective, settings))
     losses = [float(whole(theta, batch, np.int32(step), jax.random.key(0))[0]) for step in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
     key = jax.random.key(1)
     keys = jnp.stack([key, key, jax.random.key(2), key])
-    X = jax.jit(functools.partial(TASKS["classify"].objective.columns, variant=config.variant))(theta, batch, keys).X
+    X = jax.jit(functools.partial(TASKS["classify"].objective.columns, dropout=0.5))(theta, batch, keys).X
     np.testing.assert_allclose(X[:, 0], X[:, 1], rtol=0, atol=1e-12)  # a matrix product may add its columns differently
     assert np.abs(X[:, 0] - X[:, 2]).max() > 0.01
 
@@ -172,5 +171,5 @@ def test_a_classifier_begins_with_equal_probabilities():
     _, data, config, _, _ = case("classify")
     params = jax.tree.map(lambda a: a.astype(float), init_classifier(jax.random.key(0), config, N_C=3))
     batch = data.train.batch(0)
-    P = class_probabilities(batch["x"], params, length=batch["length"], variant=config.variant)
+    P = class_probabilities(batch["x"], params, length=batch["length"])
     np.testing.assert_allclose(P, np.full((3, 6), 1 / 3), rtol=1e-6)

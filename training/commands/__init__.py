@@ -8,14 +8,15 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from training.disk import reason
+from training.extras import install
 from training.runs.interrupts import handling
+from training.system import BROKEN_PIPE
 
 __all__ = [
     "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
@@ -27,7 +28,6 @@ Arguments = Sequence[str] | None
 
 EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
-BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
@@ -54,8 +54,7 @@ def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
             return _failed(name, str(error), 2)
         if error.name not in EXTRAS:
             raise
-        extra = EXTRAS[error.name]
-        return _failed(name, f"{error.name} is not installed: pip install 'formal-algorithms[{extra}]'", 2)
+        return _failed(name, f"{error.name} is not installed: {install(EXTRAS[error.name])}", 2)
     except BrokenPipeError:  # `| head -1`: the reader closed the pipe
         _discard_output()
         return BROKEN_PIPE

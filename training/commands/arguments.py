@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from training.disk import local_path
 from training.mesh.cpu import as_devices
 from training.mesh.placement import Placement
 from training.mesh.shape import n_places
@@ -111,7 +112,7 @@ def add_dtype(add: Callable[..., Any]) -> None:
 def add_cache(add: Callable[..., Any]) -> None:
     """Add ``--cache``, the directory of tokenized and downloaded data; None by default, and if empty."""
     kept = "where to keep tokens and downloaded data (default: ~/.cache/formal-algorithms)"
-    add("--cache", metavar="DIR", type=lambda text: Path(text) if text else None, help=kept)
+    add("--cache", metavar="DIR", type=lambda text: local(text) if text else None, help=kept)
 
 
 def add_inference(add: Callable[..., Any]) -> None:
@@ -129,6 +130,14 @@ def placement_of(mesh: str) -> Placement | None:
         return None
     as_devices(n_places(mesh))
     return Placement(mesh)
+
+
+def local(text: str) -> Path:
+    """Return the path that an argument names, or raise argparse's error if it is a URL: an argument type."""
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def at_least(least: int) -> Callable[[str], int]:

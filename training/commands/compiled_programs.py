@@ -19,6 +19,7 @@ from jax._src import compilation_cache  # there is no public way to supply a sto
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from training.mesh.cpu import cores
+from training.system import OPEN_ONLY_FILES, is_private
 
 LIMIT = 1 << 30
 """Maximum bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
@@ -62,9 +63,9 @@ class Programs:
         """Return a program, or None."""
         path = self._path(key)
         try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            with os.fdopen(os.open(path, OPEN_ONLY_FILES), "rb") as file:
                 status = os.fstat(file.fileno())
-                content = file.read() if _is_ours(status) else b""
+                content = file.read() if stat.S_ISREG(status.st_mode) and is_private(status) else b""
         except OSError:
             return None
         program = content[DIGEST:]
@@ -136,11 +137,6 @@ class Programs:
                 if total <= KEPT * self._limit:
                     break
         self._bytes = total
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & others
 
 
 def _digest(name: str, program: bytes) -> bytes:

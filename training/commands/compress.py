@@ -15,7 +15,7 @@ from typing import Any
 
 from algorithms import DTransformerConfig
 from training.commands import compilation_cache
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, local
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
@@ -36,9 +36,9 @@ def parser() -> Parser:
         ("report", "print the bits per byte of a text file, and write nothing"),
     ):
         action = actions.add_parser(name, help=help_text)
-        action.add_argument("input", metavar="IN", type=Path)
+        action.add_argument("input", metavar="IN", type=local)
         if name != "report":
-            action.add_argument("output", metavar="OUT", type=Path)
+            action.add_argument("output", metavar="OUT", type=local)
             action.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     return main
 

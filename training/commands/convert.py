@@ -12,10 +12,9 @@ Exit status: 0 done; 2 invalid usage or input, nothing written; 130 after Ctrl-C
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype
+from training.commands.arguments import Parser, add_dtype, local
 from training.commands.bar import Bar
 from training.commands.terminal import show
 from training.interchange import convert
@@ -29,13 +28,13 @@ def parser() -> Parser:
     main.add_argument(
         "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run"
     )
-    main.add_argument("target", metavar="OUT", type=Path, help="directory to write; must be new or empty")
+    main.add_argument("target", metavar="OUT", type=local, help="directory to write; must be new or empty")
     main.add_argument("--to", choices=ARCHITECTURES, help="kind of checkpoint to write (default: the one that fits)")
     add_dtype(main.add_argument)
     main.add_argument(
         "--merge", action="store_true", help="merge a run's adapter into its model (default: write it in PEFT's format)"
     )
-    main.add_argument("--from", dest="adapted", metavar="RUN", help="the model that a PEFT adapter belongs to")
+    main.add_argument("--from", dest="adapted", metavar="RUN", type=local, help="the model of a PEFT adapter")
     compilation_cache.add_flags(main)
     return main
 

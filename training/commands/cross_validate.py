@@ -10,17 +10,16 @@ Rerunning the command skips complete folds and resumes the others. Exit status: 
 import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from training.commands import train
-from training.commands.arguments import Parser, at_least
+from training.commands.arguments import Parser, at_least, local
 from training.runs.directory import RunDirectory
 
 
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("directory", metavar="DIR", help="directory for the runs")
+    main.add_argument("directory", metavar="DIR", type=local, help="directory for the runs")
     main.add_argument("--folds", type=at_least(2), default=5, metavar="K", help="number of folds (default: 5)")
     return main
 
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("--run", "--fold"):
         if any(word.partition("=")[0] == name for word in flags):
             parser().error(f"{name}: expected none, since each fold has its own; leave it out")
-    runs = [RunDirectory(Path(arguments.directory) / f"fold-{i + 1}") for i in range(arguments.folds)]
+    runs = [RunDirectory(arguments.directory / f"fold-{i + 1}") for i in range(arguments.folds)]
     for i, run in enumerate(runs, 1):
         if run.results.is_file():
             continue

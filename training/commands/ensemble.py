@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_cache
+from training.commands.arguments import Parser, add_cache, local
 from training.data.loading import load_run_data, make_dataset
 from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
 from training.evaluation.held_out import evaluate
@@ -24,7 +24,7 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     main.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs with the same task and tokenizer")
     main.add_argument("--checkpoints", action="store_true", help="use the checkpoints of one run")
-    main.add_argument("--average", metavar="DIR", help="write the mean of the parameters as a run; DIR must be new")
+    main.add_argument("--average", metavar="DIR", type=local, help="write the mean of the parameters as a new run")
     add_cache(main.add_argument)
     compilation_cache.add_flags(main)
     return main

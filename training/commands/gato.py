@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, local
 from training.commands.terminal import show
 from training.data.modalities import digits
 from training.data.records import DataError
@@ -29,7 +29,7 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--prompt", default="The ", metavar="TEXT", help='text to continue (default: "The ")')
-    main.add_argument("--pictures", type=Path, metavar="DIR", help="directory for the pictures (default: RUN)")
+    main.add_argument("--pictures", type=local, metavar="DIR", help="directory for the pictures (default: RUN)")
     compilation_cache.add_flags(main)
     return main
 

@@ -14,7 +14,6 @@ Exit status: 0 done; 2 invalid usage or input; 130 after Ctrl-C.
 
 import argparse
 import dataclasses
-import importlib
 import io
 import itertools
 import sys
@@ -30,6 +29,7 @@ from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.interpretability.steering import SteeringError, steered_by
 from training.runs.directory import load_run
+from training.system import edit_lines
 
 LINES_AT_ONCE = 32
 NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
@@ -210,7 +210,7 @@ def typed() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    importlib.import_module("readline")  # which input() uses
+    edit_lines()
     while True:
         try:
             yield input("> ")

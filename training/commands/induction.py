@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from algorithms import DTransformerParams
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, at_least
+from training.commands.arguments import Parser, UsageError, at_least, local
 from training.commands.terminal import say
 from training.interpretability import attention_only as experiment
 from training.interpretability import induction
@@ -53,7 +53,7 @@ def parser() -> Parser:
     main.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="models per size (default: 3)")
     main.add_argument("--steps", type=at_least(1), default=1000, metavar="N", help="updates per model (default: 1000)")
     main.add_argument(
-        "--out", type=Path, default=Path("induction.png"), metavar="FILE", help="picture (default: induction.png)"
+        "--out", type=local, default=Path("induction.png"), metavar="FILE", help="picture (default: induction.png)"
     )
     compilation_cache.add_flags(main)
     return main
@@ -98,21 +98,20 @@ class _Progress:
 def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
     """Train a model of L layers, and measure it on the way and at the end."""
     tokens = experiment.repeating(jax.random.key(2**31))  # not seen in training
-    options = {"variant": experiment.ATTENTION_ONLY}
     found, numbers, K = [], [0], []
     theta: Any = None
     for step, theta in experiment.trained(jax.random.key(seed), L, steps, EVERY):
-        found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens, **options)))
+        found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens)))
         if L > 1:
             K.append(np.asarray(composition_scores(theta.layers.attention)["K"][0, :, -1]))
         progress.advance(step - numbers[-1], f"{_layers(L)}, seed {seed}, loss on repeats {found[-1].again:.2f}")
         numbers.append(step)
     heads = list(np.ndindex(L, experiment.CONFIG.H))
-    each = [induction.loss_without(theta, tokens, jnp.array([head]), **options) for head in heads]
+    each = [induction.loss_without(theta, tokens, jnp.array([head])) for head in heads]
     previous = [head for head in heads if found[-1].previous[head] >= MIN_PREVIOUS]
     together = found[-1].again
     if previous:
-        together = induction.loss_without(theta, tokens, jnp.array(previous), **options)
+        together = induction.loss_without(theta, tokens, jnp.array(previous))
     return Trained(numbers[1:], found, K, np.reshape(each, (L, -1)), float(together), theta)
 
 
@@ -183,13 +182,13 @@ def form(arguments: Any) -> None:
     progress.close()
     draw(models, arguments.out)
     of_circuits = arguments.out.with_stem(f"{arguments.out.stem}-circuits")
-    draw_circuits(models[2][0].theta, experiment.ATTENTION_ONLY, of_circuits)
+    draw_circuits(models[2][0].theta, of_circuits)
     print(f"The picture is in {arguments.out}, the circuits of seed 0 in {of_circuits}.")
 
 
 def find(run: Run, path: Path) -> None:
     """Print the induction heads of a run and the loss without them, and draw the scores of all heads."""
-    config, variant = run.config, run.config.variant.without_dropout()
+    config = run.config
     before = run.tokenizer.framed([0], ends=False)[:-1]
     special = run.tokenizer.special.all() if run.tokenizer.special else range(config.N_V - 3, config.N_V)
     ordinary = np.setdiff1d(np.arange(config.N_V), special)
@@ -199,7 +198,7 @@ def find(run: Run, path: Path) -> None:
     rng = np.random.default_rng(0)
     tokens = induction.twice(rng.choice(ordinary, (B, n)), np.array(before, int))
     say(f"reading {B} sequences of {n} random tokens twice")
-    found = jax.tree.map(np.asarray, induction.measured(run.theta, tokens, variant=variant))
+    found = jax.tree.map(np.asarray, induction.measured(run.theta, tokens))
     heads = induction.induction_heads(found.induction, MIN_INDUCTION)
     print(f"loss on random tokens: {found.first:.2f} the first time, {found.again:.2f} the second")
     _draw_scores(found, path)
@@ -209,7 +208,7 @@ def find(run: Run, path: Path) -> None:
         return
 
     def without(chosen):
-        return float(induction.loss_without(run.theta, tokens, jnp.asarray(chosen), variant=variant))
+        return float(induction.loss_without(run.theta, tokens, jnp.asarray(chosen)))
 
     print("induction head  score  loss the second time without it")
     for l, h in heads:

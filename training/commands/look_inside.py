@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, local
 from training.disk import write_atomically
 from training.interpretability.page import PageError, look, pictures
 from training.runs.directory import load_run
@@ -26,7 +26,7 @@ def parser() -> Parser:
     add("--prompt", required=True, metavar="TEXT", help="what the model reads; an encoder-decoder also answers it")
     add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
     add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
-    add("--out", metavar="DIR", help="directory for page.html and the pictures (default: RUN/inside)")
+    add("--out", metavar="DIR", type=local, help="directory for page.html and the pictures (default: RUN/inside)")
     compilation_cache.add_flags(main)
     return main
 
@@ -35,15 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     compilation_cache.begin(arguments)
-    run, path = load_run(arguments.run), Path(arguments.run)
+    run, folder = load_run(arguments.run), Path(arguments.run)
     try:
-        found = look(
-            run, arguments.prompt, against=arguments.against, chat=arguments.chat, name=path.name or str(path.resolve())
-        )
+        name = folder.name or str(folder.resolve())
+        found = look(run, arguments.prompt, against=arguments.against, chat=arguments.chat, name=name)
         page = found.html()
     except PageError as error:
         raise PageError(f"--{error}") from None
-    out = Path(arguments.out) if arguments.out else path / "inside"
+    out = arguments.out or folder / "inside"
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "page.html", lambda file: file.write_text(page, encoding="utf-8"))
     for name, png in pictures(found).items():

@@ -4,10 +4,9 @@ python -m training.commands.loss_curve runs/demo docs/demo.svg
 """
 
 import sys
-from pathlib import Path
 
 from training.commands import Arguments, command
-from training.commands.arguments import Parser
+from training.commands.arguments import Parser, local
 from training.runs.directory import RunDirectory, RunError
 from training.runs.metrics import plot_losses, read_metrics
 
@@ -16,7 +15,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help="directory of the run")
-    main.add_argument("picture", metavar="FILE", type=Path, help="picture to write: .svg, .png or .pdf")
+    main.add_argument("picture", metavar="FILE", type=local, help="picture to write: .svg, .png or .pdf")
     return main
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_cache, at_least, flag, spelled
+from training.commands.arguments import Parser, add_cache, at_least, flag, local, spelled
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
@@ -67,7 +67,10 @@ def parser() -> Parser:
         sub = tasks.add_parser(task.name, help=task.summary, description=f"Train a model for {task.summary}.")
         sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run, which is resumed if begun")
         sub.add_argument(
-            "--config", metavar="FILE.json", help="settings by name, or a run's config.json; flags take precedence"
+            "--config",
+            metavar="FILE.json",
+            type=local,
+            help="settings by name, or a run's config.json; flags take precedence",
         )
         presets = [name for name, (of, _) in PRESETS.items() if of == task.name]
         if presets:
@@ -151,7 +154,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     if getattr(arguments, "preset", None):
         values |= PRESETS[arguments.preset][1]
     if arguments.config:
-        values |= _settings_file(Path(arguments.config))
+        values |= _settings_file(arguments.config)
     return values | {name: value for name, value in vars(arguments).items() if name in SETTINGS}
 
 
@@ -195,7 +198,7 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     if not settings.start_from:  # whose sizes are not read yet
         check_mesh(settings)
     files = RunDirectory(arguments.run)
-    with files.locked() if processes.is_main else contextlib.nullcontext():
+    with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
         description, data, initial = _prepared(arguments, settings, files, interrupts, processes)

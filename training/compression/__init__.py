@@ -148,7 +148,7 @@ class _Predictor:
     def probabilities(self) -> np.ndarray:
         """Return the distribution of each stream's next token, ``[streams, N_V]``, with special tokens set to 0."""
         generator = self._generator
-        P, self._state = _advance(generator.weights, self._state, variant=generator.config.variant)
+        P, self._state = _advance(generator.weights, self._state)
         self._read += 1
         P = np.array(P.T, np.float64)
         P[:, self._special] = 0
@@ -167,9 +167,9 @@ class _Predictor:
         self._state = _append(self._state, jnp.asarray(tokens))
 
 
-@functools.partial(jax.jit, static_argnames=("variant",), donate_argnames=("state",))
-def _advance(weights, state, *, variant):
-    P, caches = decoding.step(weights, None, state, variant=variant)
+@functools.partial(jax.jit, donate_argnames=("state",))
+def _advance(weights, state):
+    P, caches = decoding.step(weights, None, state)
     return P, state._replace(caches=caches)
 
 

@@ -18,10 +18,11 @@ of an evaluation: they have length 0, a mask that is false everywhere and the la
 """
 
 import abc
+import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
-import grain
 import numpy as np
 
 from training.data.packing import Chunks, pack
@@ -60,7 +61,13 @@ class Dataset(abc.ABC):
         self.seed = seed
         self.n_examples = n_examples
         self.fingerprint = fingerprint(type(self).__name__, *identity, l_max, batch_size, seed)
-        self._order = grain.MapDataset.range(n_examples).seed(seed).shuffle().repeat()
+
+    @functools.cached_property
+    def _order(self) -> Any:
+        """The examples in the order of training, endlessly."""
+        import grain
+
+        return grain.MapDataset.range(self.n_examples).seed(self.seed).shuffle().repeat()
 
     @property
     def tokens_per_byte(self) -> float | None:
@@ -80,6 +87,8 @@ class Dataset(abc.ABC):
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
         """Return an endless iterator over the batches, starting at a step; two threads prefetch them."""
+        import grain
+
         steps = grain.MapDataset.range(first_step, ENDLESS)
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
         return iter(steps.map(lambda step: self.batch(step, rows=rows)).to_iter_dataset(ahead))

@@ -12,7 +12,7 @@ separate process, with limits on time, memory and output: see `training.data.cha
 import contextlib
 import importlib.util
 import json
-import signal
+import os
 import subprocess
 import sys
 import threading
@@ -24,11 +24,14 @@ from typing import Any, NamedTuple
 from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
+from training.extras import install
+from training.system import OUT_OF_TIME
 
 ROLES = ("system", "user", "assistant", "tool")
 SECONDS = 2
 """Limit on the processor time of one rendering, which usually takes a millisecond."""
-_WORKER = Path(__file__).with_name("chat_worker.py")
+_WORKER = "training.data.chat_worker"
+_ROOT = str(Path(__file__).parents[2])
 
 Message = Mapping[str, Any]
 
@@ -146,7 +149,7 @@ class ChatTemplate:
             return json.loads(line)
         self._process = None
         _stop(process)
-        if process.returncode == -signal.SIGPROF:
+        if process.returncode == OUT_OF_TIME:
             return {"error": f"it takes longer than {SECONDS} s"}
         return {"error": f"its process ended with status {process.returncode}"}
 
@@ -162,9 +165,10 @@ def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
 
 def _start() -> subprocess.Popen[str]:
     if importlib.util.find_spec("jinja2") is None:
-        raise DataError("a chat template needs jinja2: pip install 'formal-algorithms[models]'")
+        raise DataError(f"a chat template needs jinja2: {install('models')}")
     return subprocess.Popen(
-        [sys.executable, "-P", str(_WORKER), str(SECONDS)],
+        [sys.executable, "-P", "-m", _WORKER, str(SECONDS)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,15 +1,13 @@
 """Renders chat templates in a separate process, so that none can hang, exhaust the memory or write files.
 
 A template is an untrusted program that came with a model. Besides jinja2's sandbox, the kernel limits the time of each
-rendering, the memory, and the files. `training.data.chat` runs this file as a script and exchanges lines of JSON with
-it; it imports nothing of the project, so that it starts quickly.
+rendering, the memory, and the files, where there is one that does (`training.system`). `training.data.chat` runs this
+module and exchanges lines of JSON with it; it imports little, so that it starts quickly.
 """
 
-import contextlib
 import datetime
 import functools
 import json
-import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +18,8 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+
+from training.system import limit_process, time_limit
 
 MEMORY = 1 << 30
 LONGEST = 1 << 24
@@ -140,24 +140,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"text": text, "spans": generation.spans}
 
 
-def limit() -> None:
-    """Forbid this process to write files and limit its memory."""
-    for what, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MEMORY)):
-        with contextlib.suppress(ValueError, OSError):  # a system without this limit
-            resource.setrlimit(what, (most, most))
-
-
 def serve(requests: Iterator[str], answers: TextIO, seconds: float) -> None:
-    """Answer each line of `requests`; if one takes longer than `seconds`, the kernel kills the process."""
+    """Answer each line of `requests`; one that takes longer than `seconds` ends the process."""
     for line in requests:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        reply = json.dumps(answer(json.loads(line)))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        with time_limit(seconds):
+            reply = json.dumps(answer(json.loads(line)))
         answers.write(reply + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    limit()
+    limit_process(MEMORY)
     serve(iter(sys.stdin.readline, ""), sys.stdout, float(sys.argv[1]))

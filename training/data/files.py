@@ -43,7 +43,7 @@ from training.data.records import (
     record_key,
     without_shared_paragraphs,
 )
-from training.disk import parse_json
+from training.disk import local_path, parse_json
 
 BLOCK = 1 << 20
 LONGEST = 4  # times the size of a section: a longer paragraph is split between lines
@@ -285,7 +285,7 @@ def _name(files: Sequence[Path]) -> str:
 def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) -> tuple[Path, ...]:
     """Return the files, with every directory of text replaced by its files."""
     files: list[Path] = []
-    for path in map(Path, paths):
+    for path in map(local_path, paths):
         inside = text_files(path) if kind == "text" else []
         if inside and counted:
             raise DataError(

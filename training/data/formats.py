@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from training.data.records import DataError
 from training.disk import require_file
+from training.extras import install
 
 ROWS = 1000  # read at once
 TEXT = (".txt", ".md")
@@ -30,10 +31,11 @@ DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gz
 
 
 def _needed(module: str, path: Path) -> Any:
+    """Return a library that reading a path needs; check the path first, so that a wrong one is reported as such."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise DataError(f"reading {path} needs {module}: pip install 'formal-algorithms[data]'") from None
+        raise DataError(f"reading {path} needs {module}: {install('data')}") from None
 
 
 def inner_suffix(path: Path) -> str:
@@ -114,10 +116,15 @@ def columns(path: Path) -> list[str]:
 def _described(path: Path) -> tuple[list[str], int]:
     """Return the names of a table's columns, and its number of rows."""
     if not path.is_dir():
-        table = _needed("pyarrow.parquet", path).ParquetFile(require_file(path))
+        table = _parquet(path)
         return table.schema_arrow.names, table.metadata.num_rows
     dataset = _dataset(path)
     return dataset.column_names, len(dataset)
+
+
+def _parquet(path: Path) -> Any:
+    require_file(path)
+    return _needed("pyarrow.parquet", path).ParquetFile(path)
 
 
 def _dataset(path: Path) -> Any:
@@ -135,7 +142,7 @@ def _dataset(path: Path) -> Any:
 def rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
     """Yield these columns of a checked table, row by row; classes are given by name."""
     if not path.is_dir():
-        for batch in _needed("pyarrow.parquet", path).ParquetFile(path).iter_batches(ROWS, columns=list(columns)):
+        for batch in _parquet(path).iter_batches(ROWS, columns=list(columns)):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
         return
     dataset = _dataset(path).select_columns(list(columns))

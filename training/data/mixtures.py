@@ -1,13 +1,13 @@
 """Mixtures: each batch draws its examples from several files, in proportion to their weights."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grain
 import numpy as np
 
 from training.data.batches import Batch, Dataset
@@ -67,16 +67,21 @@ class Mixture(Dataset):
         first = parts[0]
         self._parts = parts
         self._starts = np.cumsum([0, *(part.n_examples for part in parts)])
-        shares = [weight / sum(weights) for weight in weights]
+        self._shares = [weight / sum(weights) for weight in weights]
         sizes = {"l_max": first.l_max, "batch_size": first.batch_size, "seed": first.seed}
         fingerprints = [part.fingerprint for part in parts]
-        super().__init__(*fingerprints, shares, n_examples=int(self._starts[-1]), **sizes)
+        super().__init__(*fingerprints, self._shares, n_examples=int(self._starts[-1]), **sizes)
         self.n_too_long, self.too_long = sum(part.n_too_long for part in parts), first.too_long
+
+    @functools.cached_property
+    def _order(self) -> Any:
+        import grain
+
         orders = [
-            grain.MapDataset.range(start, end).seed(first.seed + k).shuffle().repeat()
+            grain.MapDataset.range(start, end).seed(self.seed + k).shuffle().repeat()
             for k, (start, end) in enumerate(itertools.pairwise(self._starts.tolist()))
         ]
-        self._order = grain.MapDataset.mix(orders, weights=shares)
+        return grain.MapDataset.mix(orders, weights=self._shares)
 
     def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         batch: Batch = {}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from training.data.records import DataError, Kind, fingerprint
 from training.disk import reason, write_atomically
+from training.extras import install
 
 HUB = "hf:"
 COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -95,7 +96,7 @@ def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
-        raise DataError(f"{written}: datasets is not installed: pip install 'formal-algorithms[data]'") from None
+        raise DataError(f"{written}: datasets is not installed: {install('data')}") from None
     except (DataError, KeyboardInterrupt):
         raise
     except Exception as error:  # the library raises many types of errors

@@ -23,6 +23,7 @@ class Tokenizer(abc.ABC):
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
     unknown: int | None = None  # the token for text outside the vocabulary, if there is one
     chat_template: str | None = None  # see `training.data.chat`; None: the model was not trained to converse
+    is_local: bool = True  # whether the text of a token depends on no other tokens than the few before it
 
     @property
     def _special(self) -> SpecialTokens:
@@ -89,6 +90,12 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _decode(self, ids: list[int]) -> str:
         """Return the text of ordinary token IDs."""
+
+    def may_change(self, token: int) -> bool:
+        """Return whether the next tokens may change what a token and the same kind of tokens before it are decoded to
+        (apart from bytes of a character that are decoded to U+FFFD until all of them are there).
+        """
+        return False
 
     @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:

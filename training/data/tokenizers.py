@@ -34,7 +34,7 @@ from training.data import translation_tokenizers
 from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
-from training.disk import parse_json, read_text, reason
+from training.disk import local_path, parse_json, read_text, reason
 
 # A word includes one preceding space; whatever is between words is a token, too, so that the tokens join to the text.
 WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
@@ -192,6 +192,19 @@ class LibraryTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return (self.target or self.inner).decode(ids, skip_special_tokens=False)
 
+    def may_change(self, token: int) -> bool:
+        """Return whether a token is a byte such as <0xE2>: a run of bytes that is not valid UTF-8 as a whole is decoded
+        to U+FFFD for each byte.
+        """
+        return token in self._bytes
+
+    @functools.cached_property
+    def _bytes(self) -> frozenset[int | None]:
+        inner = self.target or self.inner
+        if inner.decoder is None or b'"ByteFallback"' not in inner.decoder.__getstate__():
+            return frozenset()
+        return frozenset(inner.token_to_id(f"<0x{byte:02X}>") for byte in range(256)) - {None}
+
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the library's description."""
         state = {"kind": "library", "tokenizer": json.loads(self.inner.to_str())}
@@ -348,7 +361,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     vocab.txt, or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or vocab.json, merges.txt).
     Raises DataError if the file does not exist, or is not a tokenizer.
     """
-    path = Path(path)
+    path = local_path(path)
     if path.is_dir():
         return _load_directory(path)
     try:

@@ -72,10 +72,10 @@ class SentencePieceTokenizer(_Translation):
         special: SpecialTokens,
     ) -> None:
         super().__init__(source, target, special)
-        Processor = _needed("sentencepiece").SentencePieceProcessor
         self.models = source_model, target_model
         if not all(self.models):
             raise DataError("a SentencePiece model is damaged: it is empty")
+        Processor = _needed("sentencepiece").SentencePieceProcessor
         try:
             self._encoder, self._decoder = (Processor(model_proto=model) for model in self.models)
         except RuntimeError as error:
@@ -104,6 +104,8 @@ class MosesTokenizer(_Translation):
         merges: pairs of pieces to merge, the most frequent first.
         lower: whether to lowercase texts.
     """
+
+    is_local = False  # whether a quotation mark opens or closes depends on all before it
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from algorithms.ops.softmax import capped
 from training.data.tokenizers import load_tokenizer
 from training.mesh.padding import padded, unpadded
 from training.runs.checkpoints import read_checkpoint, saved_steps
@@ -77,16 +78,14 @@ def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, B
     The predicted distribution of a column is the mean of the models' distributions.
     """
     objective = TASKS[runs[0].task].objective
-    variants = [run.config.variant.without_dropout() for run in runs]
 
     def totals(params, batch):
         logs = []
-        for theta, variant in zip(params, variants, strict=True):
-            c = objective.columns(cast(theta, settings.dtype), batch, None, variant=variant, implementation="auto")
+        for theta in params:
+            c = objective.columns(cast(theta, settings.dtype), batch, None, implementation="auto")
             logits = jnp.einsum("nd,dbl->nbl", c.W_u, c.X, preferred_element_type=jnp.float32)
             logits = logits if c.b_u is None else logits + c.b_u[:, None, None]
-            cap = variant.unembedding.cap
-            logs.append(jax.nn.log_softmax(logits if cap is None else cap * jnp.tanh(logits / cap), axis=0))
+            logs.append(jax.nn.log_softmax(capped(logits, c.cap), axis=0))
             targets = c.targets
         log_P = jax.nn.logsumexp(jnp.stack(logs), axis=0) - jnp.log(float(len(logs)))
         weights = objective.weights(batch)

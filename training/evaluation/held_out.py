@@ -53,7 +53,7 @@ def evaluate_run(
             yield batch
             progress(1, data.n_steps)
 
-    totals = jax.jit(make_totals(TASKS[run.task].objective, settings, run.config.variant))
+    totals = jax.jit(make_totals(TASKS[run.task].objective, settings))
     return evaluate(totals, run.theta, batches(), tokens_per_byte=data.tokens_per_byte)
 
 

@@ -6,7 +6,7 @@
 
 | task | figures | compared with |
 |---|---|---|
-| `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model (needs nltk) |
+| `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model |
 | `e` | loss, perplexity, accuracy at masked tokens | token frequencies |
 | `ed` | exact match, BLEU (needs sacrebleu) | |
 | `gato` | bits per byte of text, accuracy and drawings of digits, a pendulum | logistic regression, the expert |
@@ -29,6 +29,7 @@ from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation import modalities
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
+from training.evaluation.baselines.ngram import ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
 from training.generation.modalities import of_text
@@ -97,10 +98,8 @@ def _decoder(
     if store.answers is not None:
         found.samples.append("the figures are for the answers alone, given the messages before them")
         return found
-    ngram = found.baseline("baselines.ngram", "nltk")
-    if ngram:
-        score = ngram.ngram_score(data.stores.train, store)._asdict()
-        found.rows["3-gram, Witten-Bell"] = score if store.exact else {"perplexity": score["perplexity"]}
+    score = ngram_score(data.stores.train, store)._asdict()
+    found.rows["3-gram, Witten-Bell"] = score if store.exact else {"perplexity": score["perplexity"]}
     if not store.exact:
         found.samples.append("no bits per byte: this run's tokenizer does not reproduce the text")
         return found

@@ -6,7 +6,6 @@
 A compiled program serves all prompts, contexts and outputs whose lengths fall into the same bucket, for one batch size.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Required, Unpack
 
@@ -25,7 +24,7 @@ from algorithms import (
     eos_token,
 )
 from algorithms.inside import At
-from algorithms.machinery.axes import check_key
+from algorithms.machinery.contract import check_key
 from algorithms.ops.draws import by_own_key
 from training.generation import beam_search, decoding, inputs, layout, reading, states
 from training.generation.cache import bucketed, capacity
@@ -121,9 +120,9 @@ class Generator:
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta = theta
-        self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = layout.unstacked(theta, variant=self.config.variant, int8=int8)
-        self._apart = layout.apart(theta, variant=self.config.variant)
+        self.config = config
+        self._apart = layout.apart(theta)
+        self.weights = layout.unstacked(self._apart, int8=int8)
         self.prefixes = prefixes
         self._inside = Inside(changes or {}, names, config.L) if changes or names else None
 
@@ -257,8 +256,8 @@ class Translator:
         self.eos = eos_token(config.N_V) if eos is None else eos
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
         self.theta = theta
-        self.config = dataclasses.replace(config, variant=config.variant.without_dropout())
-        self.weights = layout.unstacked(theta, variant=self.config.variant, int8=int8)
+        self.config = config
+        self.weights = layout.unstacked(theta, int8=int8)
 
     def translate(
         self,
@@ -282,7 +281,6 @@ class Translator:
                 l_max=l_max,
                 beam_size=beam_size,
                 length_penalty=length_penalty,
-                variant=self.config.variant,
                 bos=self.bos,
                 eos=self.eos,
             )
@@ -318,11 +316,11 @@ class Translator:
     def _encoded(self, z, lengths, tau, key, first) -> tuple[Context, Array, dict[str, Any]]:
         """Return the encoded contexts, the key of each, and the options of `decoding.decode`."""
         z, lengths = inputs.checked("z", z, lengths, self.config, N_V=self.config.N_V_z)
-        context = reading.encode(self.theta, bucketed(z, self.config.l_max), lengths, variant=self.config.variant)
+        context = reading.encode(self.theta, bucketed(z, self.config.l_max), lengths)
         key = jax.random.key(0) if key is None else key
         sampling: Sampling = {"tau": tau, "eos": self.eos}
         drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)
-        return context, _keys_of(key, len(z), first), {"sampling": drawn, "variant": self.config.variant}
+        return context, _keys_of(key, len(z), first), {"sampling": drawn}
 
 
 def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:

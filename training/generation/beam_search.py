@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms import Variant
 from training.generation import decoding, states
-from training.generation.cache import capacity
+from training.generation.cache import capacity, chosen_sequences
 from training.generation.layout import Weights
 from training.generation.states import Context, State
 
@@ -21,7 +20,6 @@ def beam_search(
     l_max: int,
     beam_size: int,
     length_penalty: float,
-    variant: Variant,
     bos: int,
     eos: int,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
@@ -41,7 +39,7 @@ def beam_search(
         C = state.tokens.shape[1]
         here = min(l_max, C) - 1
         stop = jnp.asarray(here, jnp.int32)
-        searched = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos, variant=variant)
+        searched = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos)
         state, scores, counts = searched
         if here == l_max - 1 or int(state.slot) < here:
             break
@@ -53,10 +51,10 @@ def beam_search(
 def _repeated(context: Context, K: int) -> Context:
     B = context.permitted.shape[0]
     rows = jnp.repeat(jnp.arange(B), K)
-    return Context(tuple(cache.of_sequences(rows, B) for cache in context.caches), context.permitted[rows])
+    return Context(tuple(chosen_sequences(cache, rows, B) for cache in context.caches), context.permitted[rows])
 
 
-@functools.partial(jax.jit, static_argnames=("K", "eos", "variant"), donate_argnames=("state", "scores", "counts"))
+@functools.partial(jax.jit, static_argnames=("K", "eos"), donate_argnames=("state", "scores", "counts"))
 def _search(
     weights: Weights,
     context: Context,
@@ -68,7 +66,6 @@ def _search(
     *,
     K: int,
     eos: int,
-    variant: Variant,
 ) -> tuple[State, Float[Array, "BK"], Int[Array, "BK"]]:
     """Search up to slot `stop`, or until every beam has ended.
 
@@ -84,7 +81,7 @@ def _search(
 
     def extend(searched):
         state, scores, counts = searched
-        P, caches = decoding.step(weights, context, state, variant=variant)
+        P, caches = decoding.step(weights, context, state)
         done = state.ended
         log_p = jnp.where(done[:, None], only_eos[None], jnp.log(P.T))
         extended = scores[:, None] + log_p
@@ -94,7 +91,7 @@ def _search(
         parents = (jnp.arange(BK // K)[:, None] * K + chosen // N_V).reshape(-1)
         y = (chosen % N_V).reshape(-1).astype(jnp.int32)
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens[parents], y[:, None], state.slot + 1, axis=1)
-        caches = tuple(cache.of_sequences(parents, BK) for cache in caches)
+        caches = tuple(chosen_sequences(cache, parents, BK) for cache in caches)
         state = state._replace(caches=caches, tokens=tokens, ended=done[parents] | (y == eos), slot=state.slot + 1)
         return state, extended[parents, y], lengths[parents]
 

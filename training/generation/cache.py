@@ -4,7 +4,7 @@ A cache is ``[H*B, R, d]``: for each head of each sequence, one row per token, c
 loop writes a row in place (XLA copies the whole cache if the batch has an axis of its own), and the product with a
 query reads the cache once, at memory speed. The token in slot s is in row s mod R. If every layer has a window, R is at
 most the widest one, however long the text is. Otherwise R is the number C of slots, which grows in buckets: a program
-compiled for a bucket serves all lengths in it.
+compiled for a bucket serves all lengths in it. On CPUs, such a cache is in parts, see `slots.Slots`.
 """
 
 import dataclasses
@@ -19,13 +19,18 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from algorithms import MHAttentionParams
+from algorithms.alg03_attention import of_one_head
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.naming import beside, numbered, shows
+from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import devices_sharing
+from algorithms.model.attention import Read, of_sequences
 from algorithms.model.distances import ByDistance, Table
-from algorithms.ops.linear import linear, product
+from algorithms.ops.attention.dispatch import scored
+from algorithms.ops.linear import product
 from algorithms.ops.softmax import capped, softmax
+from training.generation.slots import Slots
 
 EQUAL_ROWS = 8
 """How often a query is repeated on a TPU, where a product with eight rows is much faster than with one."""
@@ -75,6 +80,16 @@ class KeyValues(NamedTuple):
     K: Float[Array, "HB R d_attn"]
     V: Float[Array, "HB R d_mid"]
 
+    @staticmethod
+    def of(K: Float[Array, "H d_attn B l"], V: Float[Array, "H d_mid B l"]) -> "KeyValues":
+        """Return the keys and values of whole sequences, one row per token."""
+
+        def rows(columns):
+            H, d, B, l = columns.shape
+            return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
+
+        return KeyValues(rows(K), rows(V))
+
     def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "KeyValues":
         """Return the cache with the key and value of one more token of each sequence, in this slot."""
 
@@ -98,79 +113,112 @@ class KeyValues(NamedTuple):
 
         return KeyValues(arrange(self.K), arrange(self.V))
 
-    def beside(self, other: "KeyValues", B: int) -> "KeyValues":
-        """Return this cache, of B sequences, followed by the sequences of another."""
 
-        def beside(cache, of_others):
-            parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]
-            return jnp.concatenate(parts, axis=1).reshape(-1, *cache.shape[1:])
-
-        return KeyValues(beside(self.K, other.K), beside(self.V, other.V))
-
-    def of_sequences(self, chosen: Int[Array, "n"], B: int) -> "KeyValues":
-        """Return the cache of the chosen sequences among B, in that order."""
-
-        def choose(cache):
-            of_heads = cache.reshape(-1, B, *cache.shape[1:])
-            return of_heads[:, chosen].reshape(-1, *cache.shape[1:])
-
-        return KeyValues(choose(self.K), choose(self.V))
+Cache = KeyValues | Slots
+"""What a step reads and writes of one attention."""
 
 
-def keys_and_values(
-    Z: Float[Array, "d_e B l"],
-    W: MHAttentionParams,
-    line: Attention,
-    t: Any,
-    implementation: str,
-    positions: Float[Array, "d_e _ l"] | None = None,
-) -> KeyValues:
-    """Return the keys and values of whole sequences (lines 2 and 3 of Algorithm 4), one row per token. t are the
-    positions of the tokens; ``positions``, if given, is an additional input of the keys.
+def with_room(cache: KeyValues, C: int, most: int | None, n: int) -> Cache:
+    """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all). On a CPU one
+    that has room for all slots is in parts, the smallest with n rows, unless several devices share it.
     """
+    R = min(C, most or C)
+    cache = cache.grown(R)
+    alone = platform_of(cache.K) == "cpu" and devices_sharing(cache.K) == 1
+    return Slots.of(*cache, n) if C == R and alone else cache
 
-    def arranged(columns):
-        H, d, B, l = columns.shape
-        return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
 
-    K = linear(W.heads.W_k, Z, W.heads.b_k, implementation)
-    K = K if positions is None else K + linear(W.heads.W_k, positions, None, implementation)
-    K = line.keys(K, W, t, implementation)
-    V = linear(W.heads.W_v, Z, W.heads.b_v, implementation)
-    return KeyValues(arranged(K), arranged(V))
+def with_more_room(cache: Cache, C: int, most: int | None) -> Cache:
+    """Return a cache with room for C slots, or for the last `most` of them."""
+    R = min(C, most or C)
+    return (cache if C == R else whole(cache)).grown(R)
+
+
+def whole(cache: Cache) -> KeyValues:
+    """Return a cache in one part."""
+    return KeyValues(*cache.rows()) if isinstance(cache, Slots) else cache
+
+
+def rows_of(cache: Cache) -> int:
+    """Return the number of rows of a cache."""
+    return cache.starts[-1] if isinstance(cache, Slots) else cache.K.shape[1]
+
+
+def like(cache: KeyValues, other: Cache) -> Cache:
+    """Return a cache in parts if another one is."""
+    return Slots.of(*cache, other.n) if isinstance(other, Slots) else cache
+
+
+def sequences_beside(cache: Cache, other: Cache, B: int) -> Cache:
+    """Return a cache of B sequences, followed by the sequences of another."""
+
+    def both(cache, of_others):
+        parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]
+        return jnp.concatenate(parts, axis=1).reshape(-1, *cache.shape[1:])
+
+    return jax.tree.map(both, cache, other)
+
+
+def chosen_sequences(cache: Cache, chosen: Int[Array, "n"], B: int) -> Cache:
+    """Return the cache of the chosen sequences among B, in that order."""
+
+    def choose(cache):
+        of_heads = cache.reshape(-1, B, *cache.shape[1:])
+        return of_heads[:, chosen].reshape(-1, *cache.shape[1:])
+
+    return jax.tree.map(choose, cache)
 
 
 def attend_cached(
     Q: Float[Array, "H d_attn B"],
-    cache: KeyValues,
+    cache: Cache,
     permitted: Bool[Array, "B R"],
     cap: float | None = None,
-    of_distances: Float[Array, "H B R"] | None = None,
+    of_distances: Callable[..., Float[Array, "H B n"]] | None = None,
+    slot: Int[Array, ""] | None = None,
+    window: int | None = None,
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
     If the cache has fewer heads, each of them serves several consecutive ones. A query with nothing to attend to
-    outputs 0. ``of_distances``, if given, is added to the scores: a bias for the distance to each row's token.
+    outputs 0. ``of_distances()``, if given, is added to the scores: a bias for the distance to each row's token; of n
+    rows from `start` on ``of_distances(start, n)``. A cache in parts needs the `slot` of the queries' tokens, and their
+    window (None: all of the slots before), to read only these.
     """
     _, d_attn, B = Q.shape
-    H_kv = cache.K.shape[0] // B
+    H_kv = jax.tree.leaves(cache)[0].shape[0] // B
     queries = Q.reshape(H_kv, -1, d_attn, B).transpose(0, 3, 1, 2).reshape(H_kv * B, -1, d_attn)
     g = queries.shape[1]
-    equal = EQUAL_ROWS if platform_of(Q) == "tpu" and g == 1 else g
-    queries = jnp.broadcast_to(queries, (H_kv * B, equal, d_attn))
-    S = jnp.einsum("rcd,rqd->rqc", cache.K, queries, preferred_element_type=accumulation_dtype(Q.dtype))
-    if of_distances is not None:
-        S = S + of_distances.reshape(H_kv, g, B, -1).swapaxes(1, 2).reshape(H_kv * B, g, -1)
-    S = capped(S, cap, d_attn)
-    S = jnp.where(permitted[None, :, None], S.reshape(H_kv, B, equal, -1), -jnp.inf).reshape(S.shape)
-    A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
-    Y = jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
+
+    def added(*rows: int) -> Array:
+        assert of_distances is not None
+        return of_distances(*rows).reshape(H_kv, g, B, -1).swapaxes(1, 2).reshape(H_kv * B, g, -1)
+
+    if isinstance(cache, Slots):
+        assert slot is not None
+        Y = cache.attend(queries, permitted, cap, None if of_distances is None else added, slot, window)
+    else:
+        Y = _attend_to_rows(queries, cache, permitted, cap, None if of_distances is None else added())
     return Y.reshape(H_kv, B, g, -1).transpose(0, 2, 3, 1).reshape(-1, B)
+
+
+def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array, "HB g d_mid"]:
+    HB, g, d_attn = queries.shape
+    equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
+    queries = jnp.broadcast_to(queries, (HB, equal, d_attn))
+    S = jnp.einsum("rcd,rqd->rqc", cache.K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
+    if of_distances is not None:
+        S = S + of_distances
+    S = capped(S, cap, d_attn)
+    of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2])
+    S = jnp.where(permitted[None, :, None], of_sequences, -jnp.inf).reshape(S.shape)
+    A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
+    return jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v", "P"),
+    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v"),
     meta_fields=("heads",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +235,6 @@ class Projections:
     W_r: Any  # Transformer-XL's projection of distances
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
-    P: Any  # the keys of the distances from 1 − R to 0, if scores depend on them; see `with_distances`
     heads: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
 
     @staticmethod
@@ -195,27 +242,27 @@ class Projections:
         """Lay out weights for self-attention or, if ``context``, for a context whose keys and values are known."""
         h = params.heads
         W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
-        return Projections(_stacked(*W), b, *params[1:], P=None, heads=tuple((a.shape[0], a.shape[1]) for a in W))
+        return Projections(_stacked(*W), b, *params[1:], heads=tuple((a.shape[0], a.shape[1]) for a in W))
 
-    def with_distances(self, line: Attention, table: Any, R: int) -> "Projections":
-        """Return the weights with P for R rows, computed once for all tokens; unchanged if no scores use distances."""
+    def of_distances(self, line: Attention, table: Any, R: int) -> Float[Array, "H d_r R"] | None:
+        """Return the keys of the distances from 1 − R to 0; None if no scores use distances."""
         if not isinstance(line.positions, ByDistance):
-            return self
+            return None
         like = jax.ShapeDtypeStruct(self.heads[0], self.W.dtype)
-        return dataclasses.replace(self, P=line.positions.keys(np.arange(1 - R, 1), self, Table(table), like))
+        return line.positions.keys(np.arange(1 - R, 1), self, Table(table), like)
 
     def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
         """Return the weights with ``kept`` applied to W and W_o."""
         return dataclasses.replace(self, W=kept(self.W), W_o=kept(self.W_o))
 
-    def read(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
-        """Return the queries and, for self-attention, the keys and values."""
-        return [Y if b is None else Y + b[..., None] for Y, b in zip(self.products(X), self.b, strict=True)]
-
-    def products(self, X: Float[Array, "d_e B"]) -> list[Float[Array, "H _ B"]]:
-        """Return the same without biases."""
+    def products(self, X: Float[Array, "d_e B"], *, of_positions: bool = False) -> tuple[Any, ...]:
+        """Return what `algorithms.model.attention.products` does; of a context, whose keys are known, only queries."""
         ends = np.cumsum([H * d for H, d in self.heads])[:-1]
-        return [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
+        found = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
+        if of_positions:
+            return tuple(found[:2])
+        found = [Y if b is None else Y + b[..., None] for Y, b in zip(found, self.b, strict=True)]
+        return (*found, None, None)[:3]
 
 
 @jax.jit
@@ -223,76 +270,108 @@ def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
     return jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W])
 
 
-class NewTokens(NamedTuple):
-    """Where the new token of each of B sequences is, and which rows of a cache it attends to."""
-
-    permitted: Bool[Array, "B R"]  # rows that it may attend to
-    t: Int[Array, "B"]  # its position
-    slot: Int[Array, ""] | None = None  # where its own key and value go; None: nowhere, the cache is of a context
-    distances: Int[Array, "B R"] | None = None  # from it to the token of each row; None for a context
-    positions: Float[Array, "d_e B"] | None = None  # an additional input of its query and key, or None
-
-
-@numbered
-def mh_attention_cached(
-    line: Attention, X: Float[Array, "d_e B"], W: Projections, cache: KeyValues, new: NewTokens
-) -> tuple[Float[Array, "d_out B"], KeyValues]:
-    """Algorithm 5 for one more token of each sequence, the columns of X; return the output and the new cache."""
-    Y, cache = attention_cached(line, X, W, cache, new)  # lines 1-2
-    Y = Y.reshape(-1, Y.shape[2])  # line 3
-    V_tilde = linear(W.W_o, Y, W.b_o, "paper")  # return
-    return line.output(V_tilde, W, "paper"), cache
-
-
-@numbered
-def attention_cached(
-    line: Attention, X: Float[Array, "d_e B"], W: Projections, cache: KeyValues, new: NewTokens
-) -> tuple[Float[Array, "H d_mid B"], KeyValues]:
-    """Algorithm 4 for one more token of each sequence, for every head."""
-    Q, *own = W.read(X)  # line 1
-    if new.slot is not None:
-        K = own[0]  # line 2
-        V = own[1]  # line 3
-        if new.positions is not None:
-            of_Q, of_K, _ = W.products(new.positions)
-            Q, K = Q + of_Q, K + of_K
-        cache = cache.stored(line.keys(K, W, new.t, "paper"), V, new.slot)
-    S = None if W.P is None else scores_of_distances(line.distant(Q, W, "paper"), W.P, new.distances)
-    Q = line.queries(Q, W, new.t, "paper")
-    arguments = Q, cache, new.permitted, line.cap, S
-    if shows("printed"):
-        V_tilde = _as_printed(*arguments)  # lines 4-5, return
-    else:
-        V_tilde = attend_cached(*arguments).reshape(Q.shape[0], -1, Q.shape[2])  # lines 4-5, return
-        V_tilde = beside(V_tilde, lambda: _as_printed(*arguments))  # S and A, for an observer
-    return V_tilde, cache
-
-
-@numbered
-def _as_printed(
+def of_rows(
     Q: Float[Array, "H d_attn B"],
-    cache: KeyValues,
-    permitted: Bool[Array, "B R"],
-    cap: float | None,
-    of_distances: Float[Array, "H B R"] | None,
+    cache: Cache,
+    permitted: Any,
+    line: Attention,
+    of_distances: Any = None,
+    slot: Any = None,
 ) -> Float[Array, "H d_mid B"]:
-    """Lines 4 to the end of Algorithm 4 for one query of each head, as printed; rows of S are context tokens."""
-    H, d_attn, B = Q.shape
-    K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in cache)
-    S = jnp.einsum("hbcd,hdb->hcb", K, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
-    if of_distances is not None:
-        S = S + of_distances.swapaxes(1, 2)  # S in the paper
-    S = capped(S, cap, d_attn)  # S in the paper
-    S = jnp.where(permitted.T[None], S, -jnp.inf)  # line 5
-    A = jax.vmap(softmax)(S / jnp.sqrt(d_attn).astype(S.dtype))  # return
-    V_tilde = jnp.einsum("hcb,hbcd->hdb", A, V.astype(A.dtype)).astype(V.dtype)  # return
-    return V_tilde
+    """`attend_cached`, with S and A for an observer."""
+    H, _, B = Q.shape
+
+    def printed():
+        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in whole(cache))
+        D = None if of_distances is None else of_distances()
+        of_one, of_D = of_one_head(), None if D is None else 0
+
+        def of_sequence(Q, K, V, permitted, D):
+            score = functools.partial(scored, D=D, cap=line.cap, d_attn=len(Q))
+            return of_one(Q, K.T, V.T, permitted, score, lambda A: A)
+
+        with for_each(2):
+            of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D), 1)
+            return jax.vmap(of_head, (0, 0, 0, None, of_D))(Q, K, V, permitted, D)
+
+    if shows("printed"):
+        return printed()
+    Y = attend_cached(Q, cache, permitted, line.cap, of_distances, slot, line.window)
+    return beside(Y.reshape(H, -1, B), printed)
+
+
+class Prompt(NamedTuple):
+    """The memory of whole sequences that keeps the keys and values of these rows."""
+
+    rows: Int[Array, "B R"]
+
+    def attend(self, read: Read, mask: Any, line: Attention, kept: Any, **options: Any) -> tuple[Array, KeyValues]:
+        """Attend within the prompts; keep the chosen rows of their keys and values."""
+        return of_sequences(read, mask, line, **options), KeyValues.of(read.K, read.V).arranged(self.rows)
+
+
+class Step(NamedTuple):
+    """The memory of one more token of each of B sequences: a cache, and the keys of distances or None."""
+
+    permitted: Bool[Array, "B R"]  # rows that the token may attend to
+    distances: Int[Array, "R"]  # from it to the token of each row
+    slot: Int[Array, ""]  # where its own key and value go
+
+    def attend(self, read: Read, mask: Any, line: Attention, kept: Any, **_: Any) -> tuple[Array, Any]:
+        """Write the tokens' own keys and values into the cache, and attend to its rows."""
+        cache, P = kept
+        cache = cache.stored(read.K, read.V, self.slot)
+        permitted = self.permitted if line.window is None else self.permitted & (-line.window < self.distances)[None]
+
+        def of_distances(start: int = 0, n: int | None = None) -> Array:
+            return scores_of_distances(read.U, P, self.distances[start:][:n])
+
+        D = None if P is None else of_distances
+        return of_rows(read.Q, cache, permitted, line, D, self.slot), (cache, P)
+
+
+class Known(NamedTuple):
+    """The memory of a context whose keys and values are known."""
+
+    permitted: Bool[Array, "B l_z"]
+
+    def attend(self, read: Read, mask: Any, line: Attention, kept: KeyValues, **_: Any) -> tuple[Array, KeyValues]:
+        """Attend to the known keys and values."""
+        return of_rows(read.Q, kept, self.permitted, line), kept
+
+
+class Prefix(NamedTuple):
+    """The memory of M more tokens of one text, at the positions t, behind its first n: ``[H, C, d]``."""
+
+    t: Int[Array, "M"]
+    n: Int[Array, ""]
+
+    def attend(self, read: Read, mask: Any, line: Attention, kept: KeyValues, **_: Any) -> tuple[Array, KeyValues]:
+        """Write the tokens' own keys and values behind the prefix, and attend to both."""
+        stored = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=self.n, axis=1)
+        cache = KeyValues(stored(kept.K, read.K.swapaxes(1, 2)), stored(kept.V, read.V.swapaxes(1, 2)))
+        s, t = jnp.arange(cache.K.shape[1])[None], self.t[:, None]
+        permitted = s <= t if line.window is None else (s <= t) & (t - line.window < s)
+        D = None
+        if read.U is not None:
+            P = read.P(np.arange(1 - s.shape[1], 1))
+            D = jax.vmap(scores_of_distances, (2, None, 0), 1)(read.U[..., None], P, s - t)[:, :, 0]
+
+        def of_column(q, permitted, D):
+            D = None if D is None else functools.partial(jnp.expand_dims, D, 1)
+            return attend_cached(q[..., None], cache, permitted[None], line.cap, D)[:, 0]
+
+        Y = jax.vmap(of_column, (2, 0, None if D is None else 1), 1)(read.Q, permitted, D)
+        return Y.reshape(len(read.Q), -1, Y.shape[-1]), cache
 
 
 def scores_of_distances(
-    U: Float[Array, "H d_r B"], P: Float[Array, "H d_r R"], distances: Any
-) -> Float[Array, "H B R"]:
-    """Return what the distances from new tokens to the rows' tokens add to the scores; arbitrary for tokens ahead."""
-    S = jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))
+    U: Float[Array, "H d_r B"], P: Float[Array, "H d_r R"], distances: Int[Array, "n"]
+) -> Float[Array, "H B n"]:
+    """Return what the distances from new tokens to the tokens of n rows add to the scores; arbitrary for tokens ahead.
+
+    P has the keys of the distances from 1 − R to 0.
+    """
     R = P.shape[-1]
-    return jnp.take_along_axis(S, jnp.clip(distances + R - 1, 0, R - 1)[None], axis=2)
+    P = jnp.take(P, jnp.clip(distances + R - 1, 0, R - 1), axis=2)
+    return jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))

@@ -35,7 +35,7 @@ class Model(NamedTuple):
     theta: DTransformerParams  # its parameters
     apart: DTransformerParams  # the same as `layout.apart` returns them, for prompts
     weights: Weights  # the same as `layout.unstacked` returns them, for single columns
-    config: DTransformerConfig  # its sizes, and its variant without dropout
+    config: DTransformerConfig  # sizes and variant
     prefixes: Prefixes | None = None  # keys and values of earlier texts
     inside: Inside | None = None  # what to change and record
 
@@ -54,7 +54,7 @@ class Model(NamedTuple):
         if self.prefixes is not None and self.inside is None:
             return self.prefixes.read(self.theta, self.apart, x, lengths, config=self.config, C=C)
         theta = self.apart if self.inside is None else self.theta
-        return prefill(theta, x, lengths, variant=self.config.variant, C=C, most=self.most)
+        return prefill(theta, x, lengths, C=C, most=self.most)
 
 
 class Continuation:
@@ -110,7 +110,7 @@ class Continuation:
             first = int(self._state.slot)
             last = first + min(n - done, self._room)
             begins = self._begins if done in self.starts else None
-            options = {"sampling": self.sampling, "variant": self._model.config.variant, "begins": begins}
+            options = {"sampling": self.sampling, "begins": begins}
             decode = decoding.decode if self._reading is None else self._reading.decode
             self._state = decoding.decode_until(
                 self._model.weights, None, self._state, self._keys, last, options, decode, self._model.most

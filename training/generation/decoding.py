@@ -9,70 +9,54 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from algorithms import DTransformerParams, Variant
-from algorithms.alg08_ed_transformer import OWN, decoder_hidden_state
-from algorithms.alg10_d_transformer import decoder_lines, hidden_state
-from algorithms.layers import lines_of
+from algorithms import d_transformer, ed_decoding
+from algorithms.layers import How
+from algorithms.machinery.contract import plain
+from algorithms.model.attention import Memory
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import KeyValues, NewTokens, held, mh_attention_cached
+from training.generation.cache import Cache, Known, Step, held, rows_of
 from training.generation.layout import Weights
 from training.generation.repetition import penalized
-from training.generation.sampling import SamplingArrays, draw
-from training.generation.states import Context, Likeliest, State, grow, rows_of
+from training.generation.sampling import SamplingArrays, draw, keys_of_tokens
+from training.generation.states import Context, Likeliest, State, grow
 
 
-def step(
-    weights: Weights, context: Context | None, state: State, *, variant: Variant
-) -> tuple[Float[Array, "N_V B"], tuple[KeyValues, ...]]:
+def step(weights: Weights, context: Context | None, state: State) -> tuple[Float[Array, "N_V B"], tuple[Cache, ...]]:
     """Read the token in the last slot of every sequence; return the distributions of the next tokens and the new
     caches.
     """
-    weights = _with_distances(weights, variant, rows_of(state))
-    scores, caches = _scores(weights, context, state, variant)
+    scores, caches = _scores(weights, context, state, _of_distances(weights, rows_of(state.caches[0])))
     return softmax(scores), caches
 
 
-def _with_distances(weights: Weights, variant: Variant, R: int) -> Weights:
-    """Return the weights with `Projections.P` for caches of R rows, in attentions whose scores use distances."""
-    is_d = isinstance(weights, DTransformerParams)
-    name, attention = ("layers", "attention") if is_d else ("decoder", "self_attention")
-    table = weights.distances if is_d else weights.decoder_distances
-    lines = variant.attentions
-
-    def of_layer(l, layer):
-        found = getattr(layer, attention).with_distances(lines[l % len(lines)], table, R)
-        return layer._replace(**{attention: found})
-
-    return weights._replace(**{name: tuple(of_layer(*numbered) for numbered in enumerate(getattr(weights, name)))})
+def _of_distances(weights: Any, R: int) -> tuple[Any, ...]:
+    """Return the keys of the distances in caches of R rows, for every layer; None if its scores use no distances."""
+    if hasattr(weights, "layers"):
+        layers, table = [layer.attention for layer in weights.layers], weights.distances
+    else:
+        layers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
+    lines = weights.variant.attentions
+    return tuple(W.of_distances(lines[l % len(lines)], table, R) for l, W in enumerate(layers))
 
 
-def _scores(weights: Weights, context: Context | None, state: State, variant: Variant):
+def _scores(weights: Weights, context: Context | None, state: State, P: tuple[Any, ...]):
     """Return the logits of the next token of every sequence, and the new caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
-    distances = jnp.broadcast_to(held(state.slot + 1, rows_of(state)) - state.slot, (len(t), rows_of(state)))
-    permitted = t[:, None] + distances >= 0
-    caches, of_context = [], iter(() if context is None else context.caches)
-
-    def attend(line, X, Z, W, mask, **options):
-        if Z is context and context is not None:
-            return mh_attention_cached(line, X, W, next(of_context), NewTokens(context.permitted, t))[0], None
-        within = permitted if line.window is None else permitted & (-line.window < distances)
-        new = NewTokens(within, t, state.slot, distances, options["table"].positions)
-        Y, cache = mh_attention_cached(line, X, W, state.caches[len(caches)], new)
-        caches.append(cache)
-        return Y, None
-
+    distances = held(state.slot + 1, rows_of(state.caches[0])) - state.slot
+    step = Step(t[:, None] + distances[None] >= 0, distances, state.slot)
+    memory = Memory(step, tuple(zip(state.caches, P, strict=True)))
+    how = How(positions=t, memory=memory, hidden=True)
     if context is None:
-        f = decoder_lines(variant, "paper", attend=attend)
-        X = hidden_state(y, t, weights, None, None, f)
+        X = plain(d_transformer)(y, weights, implementation="paper", how=how)
     else:
-        f = lines_of(variant, "paper", *OWN, attend=attend)
-        X = decoder_hidden_state(context, y, t, weights, None, None, f)
-    return variant.unembedding.logits(X, weights), tuple(caches)
+        how = how._replace(context=Memory(Known(context.permitted), context.caches))
+        Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # its keys and values are in the memory
+        X = plain(ed_decoding)(Z, y, weights, implementation="paper", how=how)
+    return weights.variant.unembedding.logits(X, weights), tuple(cache for cache, _ in memory.kept)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "once"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("once",), donate_argnames=("state",))
 def decode(
     weights: Weights,
     context: Context | None,
@@ -81,7 +65,6 @@ def decode(
     *,
     stop: Int[Array, ""],
     sampling: SamplingArrays,
-    variant: Variant,
     begins: Bool[Array, "N_V B"] | None = None,
     once: bool = False,
 ) -> State:
@@ -95,31 +78,43 @@ def decode(
         stop: the last slot that gets a token.
         sampling: how tokens are drawn. If every token is ruled out for a sequence, it ends with eos; after its end, it
             is filled with eos of log-probability 0.
-        variant: the lines of the model.
         begins: the tokens that each sequence may begin with, or None for all.
         once: generate one token, regardless of `stop`.
     """
-    weights = _with_distances(weights, variant, rows_of(state))
+    of_distances = _of_distances(weights, rows_of(state.caches[0]))
 
     def unfinished(state):
         return (state.slot < stop) & ~jnp.all(state.ended)
 
-    def generate(state):
-        scores, caches = _scores(weights, context, state, variant)
+    def indices(state):
+        return state.drawn + state.slot - state.first
+
+    def generate(state, keys):
+        scores, caches = _scores(weights, context, state, of_distances)
         P = softmax(scores)
-        i = state.drawn + state.slot - state.first
         if state.history is not None:
             scores = penalized(scores, state.history, sampling)
         if sampling.logit_bias is not None:
             scores = scores + sampling.logit_bias.astype(scores.dtype)
         if begins is not None:
-            scores = jnp.where(begins | (i > 0)[None], scores, -jnp.inf)
+            scores = jnp.where(begins | (indices(state) > 0)[None], scores, -jnp.inf)
         exhausted = jnp.all(jnp.isneginf(scores), axis=0)
-        y = draw(log_softmax(scores), keys, i, sampling)
+        y = draw(log_softmax(scores), keys, sampling)
         y = jnp.where(state.ended | exhausted, sampling.eos[:, 0], y)
         return _appended(state._replace(caches=caches), P, y, sampling.eos)
 
-    return generate(state) if once else jax.lax.while_loop(unfinished, generate, state)
+    def generate_some(state):
+        of_tokens, first = keys_of_tokens(keys, indices(state), sampling), state.slot
+        some = functools.partial(jax.lax.dynamic_index_in_dim, of_tokens, keepdims=False)
+
+        def has_keys(state):
+            return unfinished(state) & (state.slot < first + len(of_tokens))
+
+        return jax.lax.while_loop(has_keys, lambda state: generate(state, some(state.slot - first)), state)
+
+    if once:
+        return generate(state, keys_of_tokens(keys, indices(state), sampling)[0])
+    return jax.lax.while_loop(unfinished, generate_some, state)
 
 
 def _log(p: Float[Array, "*axes"]) -> Float[Array, "*axes"]:

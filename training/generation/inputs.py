@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from algorithms.machinery.axes import check_key
-from algorithms.model.shapes import check_present
+from algorithms.machinery.contract import check_key
 from algorithms.model.sizes import TransformerConfig
+from algorithms.model.theta import shapes_of
 
 T = TypeVar("T")
 Tokens = Int[Array, "B l"] | np.ndarray
@@ -33,7 +33,12 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
         raise TypeError(f"theta: expected {params_type.__name__}, got {type(theta).__name__}")
     if not isinstance(config, config_type):
         raise TypeError(f"config: expected {config_type.__name__}, got {type(config).__name__}")
-    check_present(theta, config.variant)
+    if theta.variant != config.variant:
+        raise ValueError(
+            f"config.variant: expected θ's own, {theta.variant!r}, got {config.variant!r}; give the configuration that "
+            "θ was made for"
+        )
+    shapes_of(theta)
     for name, axis, columns in (("W_e", "N_V", config.N_V), ("W_p", "l_max", config.sizes()["l_max"])):
         matrix = getattr(theta, name)
         if matrix is not None and matrix.shape != (config.d_e, columns):

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, Variant
@@ -15,26 +16,27 @@ Weights = DTransformerParams | EDTransformerParams
 """Parameters as `unstacked` lays them out."""
 
 
-def unstacked(theta: DTransformerParams | EDTransformerParams, *, variant: Variant, int8: bool = False) -> Weights:
+def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = False) -> Weights:
     """Return the parameters of Algorithm 10 or 8 with the decoder's layers as a tuple, laid out for processing one
     column at a time; with ``int8``, the matrices that every token reads are rounded.
 
-    The layers are not stacked, since a slice of stacked layers would be copied for every token.
+    The layers are not stacked, since a slice of stacked layers would be copied for every token. θ may also be what
+    `apart` returns.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
     if int8:
-        theta = theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
+        theta = theta._replace(W_u=_rounded(theta.variant.unembedding.matrix(theta)))
     laid_out = (lambda layer: _in_int8(_layer(layer))) if int8 else _layer
-    return theta._replace(**{name: _one_by_one(stacked, variant, laid_out)})
+    return theta._replace(**{name: _one_by_one(stacked, theta.variant, laid_out)})
 
 
-def _part(stacked: Any, l: int) -> Any:
-    """Layer l of a stacked array: on a CPU a view of the same memory, elsewhere a copy."""
+def _parts(stacked: Array) -> list[Array]:
+    """The layers of a stacked array: on a CPU views of the same memory, elsewhere copies."""
     if not _is_here(stacked):
-        return stacked[l]
+        return [stacked[l] for l in range(len(stacked))]
     place = stacked.sharding if stacked.committed else None
-    return jax.device_put(np.asarray(stacked)[l], place, may_alias=True)
+    return jax.device_put(list(np.asarray(stacked)), place, may_alias=True)
 
 
 def _is_here(a: Any) -> bool:
@@ -67,15 +69,20 @@ def are_apart(layers: Any) -> bool:
     return isinstance(layers, tuple) and not hasattr(layers, "_fields")
 
 
-def apart(theta: DTransformerParams, *, variant: Variant) -> DTransformerParams:
+def apart(theta: DTransformerParams) -> DTransformerParams:
     """Return the parameters with the layers as a tuple, in the same memory; unchanged if that is impossible."""
     if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
         return theta
-    return theta._replace(layers=_one_by_one(theta.layers, variant, lambda layer: layer))
+    return theta._replace(layers=_one_by_one(theta.layers, theta.variant, lambda layer: layer))
 
 
 def _one_by_one(stacked: Any, variant: Variant, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the laid-out parameters of every layer; layers that share parameters share the arrays."""
-    L = jax.tree.leaves(stacked)[0].shape[0]
-    layers = [laid_out(jax.tree.map(lambda a, l=l: _part(a, l), stacked)) for l in range(L)]
-    return tuple(layer for layer in layers for _ in range(variant.shared_layers))
+    """Return the laid-out parameters of every layer, from stacked layers or from those that `apart` returned; layers
+    that share parameters share the arrays.
+    """
+    if are_apart(stacked):
+        layers = stacked[:: variant.shared_layers]
+    else:
+        leaves, tree = jax.tree.flatten(stacked)
+        layers = [jax.tree.unflatten(tree, of_layer) for of_layer in zip(*map(_parts, leaves), strict=True)]
+    return tuple(layer for layer in map(laid_out, layers) for _ in range(variant.shared_layers))

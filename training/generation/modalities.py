@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from algorithms import DTransformerConfig, GatoParams, Variant
+from algorithms import DTransformerConfig, GatoParams
 from training.data.modalities.sequences import Columns, Control, Image, Vocabulary
 from training.data.records import DataError
 from training.runs.directory import Run
@@ -101,7 +101,7 @@ class Gato:
             )
         batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
-        options = {"variant": self.config.variant.without_dropout(), "allowed": allowed, "tau": tau}
+        options = {"allowed": allowed, "tau": tau}
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
             tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, **options))
@@ -131,22 +131,22 @@ class Gato:
         return batch
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "allowed", "tau"))
+@functools.partial(jax.jit, static_argnames=("allowed", "tau"))
 def _next(
     params: GatoParams,
     batch: Batch,
     column: Int[Array, "B"],
     key: Any,
     *,
-    variant: Variant,
     allowed: tuple[int, int],
     tau: float,
 ) -> Int[Array, "B"]:
     """Return the token that follows the given column of each row."""
-    X = hidden_state(params, batch, variant=variant)
+    X = hidden_state(params, batch)
     last = jnp.take_along_axis(X, column[None, :, None], axis=-1)
     first, end = allowed
-    logits = variant.unembedding.logits(last, params.transformer)[first:end, :, 0].astype(jnp.float32)
+    theta = params.transformer
+    logits = theta.variant.unembedding.logits(last, theta)[first:end, :, 0].astype(jnp.float32)
     if tau == 0:
         return first + jnp.argmax(logits, axis=0)
     return first + jax.random.categorical(key, logits / tau, axis=0)

@@ -6,9 +6,17 @@ from training.data.tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
 
+KEPT = 8
+"""The last tokens that are decoded again with the next ones: more than a character or a stripped space consists of."""
+
+LAST_WORDS = 3
+"""The words that the next one may change, if the text of a token depends on all tokens before it."""
+
 
 class Pieces:
     """The text of one sequence.
+
+    A token costs the same however long the text is, unless its own text depends on all tokens before it.
 
     Attributes:
         tokens: the tokens so far.
@@ -20,25 +28,30 @@ class Pieces:
         the prompt, are left out.
         """
         self._tokenizer, self._stops, self._given = tokenizer, stops, given
-        self._shown = ""
+        self._window = _Window(tokenizer)
+        self._held = ""  # certain, but it may become a stop
         self.tokens: list[int] = []
         self.stopped = False
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""
         self.tokens.append(token)
-        text, self.stopped = before(self._text(), self._stops)
-        return self._new(text if self.stopped else certain(text, self._stops))
+        new = self._window.add(token)
+        left_out = min(self._given, len(new))
+        self._given -= left_out
+        self._held += new[left_out:]
+        text, self.stopped = before(self._all_held(), self._stops)
+        return self._taken(text if self.stopped else certain(self._held, self._stops))
 
     def rest(self) -> str:
         """Return the remaining text, after the last token."""
-        return self._new(before(self._text(), self._stops)[0])
+        return self._taken(before(self._all_held(), self._stops)[0])
 
     def all(self, tokens: Sequence[int]) -> str:
         """Add all tokens of the sequence, up to the first stop, and return their text."""
         if not self._stops:
             self.tokens += tokens
-            return self.rest()
+            return self._tokenizer.decode(tokens)[self._given :]
         text = ""
         for token in tokens:
             text += self.add(token)
@@ -46,13 +59,53 @@ class Pieces:
                 return text
         return text + self.rest()
 
-    def _text(self) -> str:
-        return self._tokenizer.decode(self.tokens)[self._given :]
+    def _all_held(self) -> str:
+        return self._held + self._window.uncertain[self._given :]
 
-    def _new(self, text: str) -> str:
-        new = text[len(self._shown) :]
-        self._shown += new
-        return new
+    def _taken(self, text: str) -> str:
+        self._held = self._held[len(text) :]
+        return text
+
+
+class _Window:
+    """Decodes tokens that come one by one to the text of all of them, each with only the last ones before it.
+
+    (`tokenizers.decoders.DecodeStream` does so for the library's tokenizers, but it keeps the end of a text that breaks
+    off in the middle of a character, and raises an error where bytes after valid ones make these invalid.)
+
+    Attributes:
+        uncertain: the end of the text, which later tokens may change.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._special = tokenizer, frozenset(tokenizer.special_tokens)
+        self._tokens: list[int] = []
+        self._shown = 0  # how many characters of these tokens' text are certain
+        self.uncertain = ""
+
+    def add(self, token: int) -> str:
+        """Add a token, and return the text that has become certain."""
+        if token in self._special:
+            return ""
+        self._tokens.append(token)
+        text, shown = self._tokenizer.decode(self._tokens), self._shown
+        if not self._tokenizer.is_local:
+            words = text.rsplit(maxsplit=LAST_WORDS)
+            self._shown = max(shown, len(words[0]) if len(words) > LAST_WORDS else 0)
+        elif not self._tokenizer.may_change(token):
+            incomplete = len(text) - len(text.rstrip(REPLACEMENT))
+            self._shown = max(shown, len(text) - min(incomplete, 3))  # a character has at most four bytes
+        self.uncertain = text[self._shown :]
+        if self._tokenizer.is_local and len(self._tokens) >= 2 * KEPT:
+            self._forget(text)
+        return text[shown : len(text) - len(self.uncertain)]
+
+    def _forget(self, text: str) -> None:
+        """Forget all but the last tokens if these alone give the uncertain text after some certain text."""
+        kept = self._tokens[-KEPT:]
+        end, n = self._tokenizer.decode(kept), len(self.uncertain) + 1
+        if len(end) >= n and end[-n:] == text[-n:]:
+            self._tokens, self._shown = kept, len(end) - len(self.uncertain)
 
 
 def pieces_of(
@@ -79,8 +132,7 @@ def before(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def certain(text: str, stops: Sequence[str]) -> str:
-    """Return the text without an ending that may become a stop, or another character when more bytes follow."""
-    text = text.rstrip(REPLACEMENT)
+    """Return the text without an ending that may become a stop."""
     end = len(text)
     for stop in stops:
         for k in range(min(len(stop) - 1, len(text)), 0, -1):

@@ -7,7 +7,7 @@ has a window, since texts may differ anywhere.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from algorithms import DTransformerConfig, DTransformerParams, Variant
-from algorithms.alg10_d_transformer import decoder_lines, hidden_state
-from algorithms.model.distances import ByDistance
-from algorithms.ops.linear import linear
+from algorithms import DTransformerConfig, DTransformerParams, d_transformer
+from algorithms.layers import How
+from algorithms.machinery.contract import plain
+from algorithms.model.attention import Memory
 from training.generation import reading, states
-from training.generation.cache import KeyValues, attend_cached, bucket, capacity, scores_of_distances
+from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
 from training.generation.inputs import to_power_of_two
+from training.generation.slots import smallest_part
 from training.generation.states import State
 
 LEAST = 16
@@ -82,14 +83,14 @@ class Prefixes:
         C: int,
     ) -> State:
         """Read prompts, padded on the right, like `reading.prefill`, but reuse the prefixes they share with earlier
-        texts; ``apart`` is θ as `layout.apart` returns it. The variant has no dropout; the state gets at least C slots,
+        texts; ``apart`` is θ as `layout.apart` returns it. The state gets at least C slots,
         which is more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
         if len(new) == len(texts):
-            state = reading.prefill(apart, x, lengths, variant=config.variant, C=C)
+            state = reading.prefill(apart, x, lengths, C=C)
             for r in range(len(texts)):
                 self.keep(state, r)
             return state
@@ -97,13 +98,14 @@ class Prefixes:
         first: dict[int, KeyValues] = {}
         if new:
             new = to_power_of_two(new)
-            state = reading.prefill(apart, x[new], lengths[new], variant=config.variant, C=C)
+            state = reading.prefill(apart, x[new], lengths[new], C=C)
             first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
             rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
-        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths)
+        n = smallest_part(len(x), config.d_e, config.H, config.H_kv)
+        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=n)
 
     def keep(self, state: State, r: int) -> None:
         """Keep the keys and values of sequence r: its prompt and the tokens generated so far."""
@@ -143,7 +145,7 @@ class Prefixes:
             columns = text[start : start + at_once]
             x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
             t = np.minimum(np.arange(start, start + at_once), config.l_max - 1).astype(np.int32)
-            caches = read_more(theta, caches, x, t, jnp.asarray(start, jnp.int32), variant=config.variant)
+            caches = read_more(theta, caches, x, t, jnp.asarray(start, jnp.int32))
         return caches
 
     def _add(self, tokens: np.ndarray, caches: KeyValues) -> None:
@@ -172,49 +174,23 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
+@jax.jit
 def read_more(
     theta: DTransformerParams,
     caches: KeyValues,
     x: Int[Array, "M"],
     t: Int[Array, "M"],
     n: Int[Array, ""],
-    *,
-    variant: Variant,
 ) -> KeyValues:
     """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches. The tokens attend
     to the first n ones, whose keys and values are in `caches`, ``[L, H, C, d]`` each with C ≥ n + M, and to each other.
     Later slots hold padding, which is never attended to.
     """
-    s = jnp.arange(caches.K.shape[2])[None]
-
-    def attend(line, X, Z, W, mask, *, table, **_):
-        W, before = W
-        K = line.keys(linear(W.heads.W_k, X, W.heads.b_k, "paper"), W, t, "paper")
-        V = linear(W.heads.W_v, X, W.heads.b_v, "paper")
-        stored = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=n, axis=1)
-        cache = KeyValues(stored(before.K, K.swapaxes(1, 2)), stored(before.V, V.swapaxes(1, 2)))
-        Q = linear(W.heads.W_q, X, W.heads.b_q, "paper")
-        S = None
-        if isinstance(line.positions, ByDistance):
-            P = line.positions.keys(np.arange(1 - s.shape[1], 1), W, table, Q)
-            S = scores_of_distances(line.distant(Q, W, "paper"), P, s - t[:, None])
-        Q = line.queries(Q, W, t, "paper")
-        permitted = s <= t[:, None] if line.window is None else (s <= t[:, None]) & (t[:, None] - line.window < s)
-
-        def of_column(q, permitted, S):
-            S = None if S is None else S[:, None]
-            return attend_cached(q[..., None], cache, permitted[None], line.cap, S)[:, 0]
-
-        Y = jax.vmap(of_column, (2, 0, None if S is None else 1), 1)(Q, permitted, S)
-        return line.output(linear(W.W_o, Y, W.b_o, "paper"), W, "paper"), cache
-
-    kept: list[Any] = []
-    layers = variant.of_every_layer(theta.layers)
-    layers = layers._replace(attention=(layers.attention, caches))
-    lines = decoder_lines(variant.but(shared_layers=1), "paper", attend=attend, kept=kept)
-    hidden_state(x, t, theta._replace(layers=layers), None, None, lines)
-    return kept[0]
+    layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
+    theta, memory = theta._replace(layers=layers, variant=alone), Memory(Prefix(t, n), caches)
+    how = How(positions=t, memory=memory, hidden=True)
+    plain(d_transformer)(x, theta, implementation="paper", how=how)
+    return memory.kept
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
@@ -227,13 +203,13 @@ def _resized(caches: KeyValues, *, C: int) -> KeyValues:
 def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
     """Return the keys and values of sequence r, ``[L, H, C, d]``, each token in the slot of its position."""
     slots = jnp.minimum(state.first[r] - state.lengths[r] + 1 + jnp.arange(C), state.tokens.shape[1] - 1)
-    of_row = [cache.of_sequences(jnp.asarray(r)[None], len(state.tokens)) for cache in state.caches]
+    of_row = [whole(chosen_sequences(cache, jnp.asarray(r)[None], len(state.tokens))) for cache in state.caches]
     K, V = (jnp.stack([a[:, slots] for a in of_layers]) for of_layers in zip(*of_row, strict=True))
     return KeyValues(K, V)
 
 
-@jax.jit
-def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"]) -> State:
+@functools.partial(jax.jit, static_argnames=("n",))
+def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int) -> State:
     """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
     (L, _, C, _), P = rows[0].K.shape, x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)
@@ -243,4 +219,4 @@ def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Arra
         return a.reshape(-1, *a.shape[2:])
 
     caches = tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(L))
-    return states.begun(x, lengths, caches, C=C)
+    return states.begun(x, lengths, caches, C=C, n=n)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from training.data.records import DataError
-from training.disk import read_text, reason
+from training.disk import local_path, read_text, reason
 from training.generation.text import Answer, Answerer
 
 TAB, NEWLINE = "\t", "\n"
@@ -31,7 +31,7 @@ def read_shots(path: str | Path) -> list[Shot]:
     examples or an invalid line.
     """
     try:
-        lines = read_text(Path(path)).splitlines()
+        lines = read_text(local_path(path)).splitlines()
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         raise DataError(f"--shots: cannot read {path}: {why}") from None

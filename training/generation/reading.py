@@ -1,7 +1,6 @@
 """Reading whole prompts and contexts into caches of keys and values."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,11 +9,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
-from algorithms.alg10_d_transformer import decoder_lines, hidden_state, residual_stream
-from algorithms.layers import attend_in_full, positions_in, zero_padding
-from training.generation.cache import KeyValues, keys_and_values
+from algorithms import DTransformerParams, EDTransformerParams, d_transformer, ed_encoding
+from algorithms.layers import How, lines_of, zero_padding
+from algorithms.machinery.contract import plain
+from algorithms.model.attention import Memory
+from training.generation.cache import KeyValues, Prompt
 from training.generation.layout import are_apart
+from training.generation.slots import smallest_part
 from training.generation.states import Context, State, begun, prompt_tokens
 
 
@@ -23,7 +24,6 @@ def prefill(
     x: Int[Array, "B P"] | np.ndarray,
     lengths: Int[Array, "B"] | np.ndarray,
     *,
-    variant: Variant,
     C: int,
     most: int | None = None,
 ) -> State:
@@ -33,81 +33,64 @@ def prefill(
     If the layers are a tuple, as `apart` returns them, each runs as a separate program that reads its parameters in
     place; a loop over stacked layers would copy them. The last layer only computes keys and values.
     """
-    R = min(C, most or C)
+    P = x.shape[1]
+    R, rooms = min(P, most or P), {"C": C, "most": most, "n": _smallest_part(theta, len(x))}
     if not are_apart(theta.layers):
-        return begun(x, lengths, _keys_and_values(theta, x, lengths, variant=variant, R=R), C=C)
-    caches, lines, X = [], variant.attentions, _embedded(theta._replace(layers=()), x, lengths, variant=variant)
+        return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
+    caches, lines, X = [], theta.variant.attentions, _embedded(theta._replace(layers=()), x, lengths)
     for l, layer in enumerate(theta.layers):
-        of_layer = theta._replace(layers=(layer,), norm=None)
-        turn = variant.but(attention=lines[l % len(lines)])
-        X, cache = layer_read(X, of_layer, lengths, variant=turn, R=R, is_last=l == len(theta.layers) - 1)
+        turn = theta.variant.but(attention=lines[l % len(lines)])
+        of_layer = theta._replace(layers=(layer,), norm=None, variant=turn)
+        X, cache = layer_read(X, of_layer, lengths, R=R, is_last=l == len(theta.layers) - 1)
         caches.append(cache)
-    return begun(x, lengths, tuple(caches), C=C)
+    return begun(x, lengths, tuple(caches), **rooms)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "R"))
+def _smallest_part(theta: DTransformerParams, B: int) -> int:
+    layers: Any = theta.layers
+    heads = (layers[0] if are_apart(layers) else layers).attention.heads
+    return smallest_part(B, heads.W_q.shape[-1], heads.W_q.shape[-3], heads.W_k.shape[-3])
+
+
+@functools.partial(jax.jit, static_argnames=("R",))
 def _keys_and_values(
-    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant, R: int
+    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, R: int
 ) -> tuple[KeyValues, ...]:
     """Return each layer's cache of R rows of the prompts' keys and values, from stacked parameters."""
-    kept: list[Any] = []
-    f = decoder_lines(variant, "auto", attend=_keeping(lengths, x.shape[1], R), kept=kept)
-    hidden_state(zero_padding(x, lengths), None, theta, UNIDIRECTIONAL, None, f)
-    (stacked,) = kept
+    memory = Memory(Prompt(prompt_tokens(lengths, x.shape[1], R)))
+    x = zero_padding(x, lengths)
+    plain(d_transformer)(x, theta, how=How(memory=memory, hidden=True))
+    stacked = memory.kept
     return tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _embedded(
-    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, variant: Variant
-) -> Float[Array, "d_e B P"]:
+@jax.jit
+def _embedded(theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"]) -> Float[Array, "d_e B P"]:
     """Return the embeddings of prompts: lines 1-3 of Algorithm 10."""
     x = zero_padding(x, lengths)
-    return decoder_lines(variant, "auto").embedding(x, positions_in(x), theta)
+    return lines_of("Algorithm 10", x, theta, implementation="auto").embedding(x, theta)
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "R", "is_last"))
+@functools.partial(jax.jit, static_argnames=("R", "is_last"))
 def layer_read(
     X: Float[Array, "d_e B P"],
     theta: DTransformerParams,
     lengths: Int[Array, "B"],
     *,
-    variant: Variant,
     R: int,
     is_last: bool,
 ) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
     """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows."""
-    kept: list[KeyValues] = []
-    keeping = _keeping(lengths, X.shape[-1], R)
-
-    def attend(*arguments, **options):
-        Y, keys_and_values = keeping(*arguments, **options)
-        kept.append(keys_and_values)
-        return Y, None
-
-    f = decoder_lines(variant, "auto", attend=attend)
-    X = residual_stream(X, positions_in(X[0]), theta, UNIDIRECTIONAL, f)
-    return None if is_last else X, kept[0]
+    memory = Memory(Prompt(prompt_tokens(lengths, X.shape[-1], R)))
+    X = plain(d_transformer)(X, theta, how=How(memory=memory, hidden=True))
+    return None if is_last else X, memory.kept[0]
 
 
-def _keeping(lengths: Int[Array, "B"], P: int, R: int) -> Callable[..., tuple[Array, KeyValues]]:
-    """Return an attention over whole prompts of P slots that also returns a cache of R rows of its keys and values."""
-    rows = prompt_tokens(lengths, P, R)
-
-    def attend(line, X, Z, W, mask, **options):
-        Y, _ = attend_in_full(line, X, Z, W, mask, **options)
-        return Y, keys_and_values(Z, W, line, options["t_z"], "auto", options["table"].positions).arranged(rows)
-
-    return attend
-
-
-@functools.partial(jax.jit, static_argnames=("variant",))
-def encode(
-    theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"], *, variant: Variant
-) -> Context:
+@jax.jit
+def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"]) -> Context:
     """Encode contexts with lines 1-9 of Algorithm 8, and compute the keys and values that its line 16 attends to."""
-    Z, line = ed_encoding(z, theta, variant=variant, z_length=z_lengths), variant.attentions[0]
-    stacked = jax.lax.map(lambda W: keys_and_values(Z, W, line, None, "auto"), theta.decoder.cross_attention)
+    Z, line = ed_encoding(z, theta, z_length=z_lengths), theta.variant.attentions[0]
+    stacked = jax.lax.map(lambda W: KeyValues.of(*line.context(Z, W, "auto")), theta.decoder.cross_attention)
     own = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
-    caches = tuple(cache for cache in own for _ in range(variant.shared_layers))
+    caches = tuple(cache for cache in own for _ in range(theta.variant.shared_layers))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])

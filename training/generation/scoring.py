@@ -23,14 +23,13 @@ from algorithms import (
     EDTransformerParams,
     ETransformerConfig,
     ETransformerParams,
-    Variant,
     bos_token,
     d_hidden_state,
+    d_token_losses,
     e_encoding,
     e_transformer,
-    ed_hidden_state,
+    ed_token_losses,
     mask_token,
-    token_losses,
 )
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
@@ -39,7 +38,7 @@ from training.generation import inputs
 from training.generation.cache import bucketed
 from training.generation.inputs import Lengths, Tokens
 from training.tasks.classify import ClassifierParams, class_probabilities
-from training.tasks.objectives import has_next, next_tokens
+from training.tasks.objectives import next_tokens
 
 COLUMNS_AT_ONCE = 32
 
@@ -71,7 +70,7 @@ def log_probabilities(
         if len(z) != len(x):
             raise ValueError(f"z: expected a context for each of the {len(x)} sequences of x, got {len(z)}")
         context = bucketed(z, config.l_max), z_lengths
-    losses = _losses(theta, context, bucketed(x, config.l_max), lengths, variant=config.variant.without_dropout())
+    losses = _losses(theta, context, bucketed(x, config.l_max), lengths)
     return -np.asarray(losses)[:, : x.shape[1] - 1]
 
 
@@ -81,7 +80,7 @@ def are_likeliest(
     """Whether each token after the first of each sequence is the one that greedy decoding takes."""
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
-    found = _likeliest(theta, bucketed(x, config.l_max), lengths, variant=config.variant.without_dropout())
+    found = _likeliest(theta, bucketed(x, config.l_max), lengths)
     return np.asarray(found)[:, : x.shape[1] - 1] == x[:, 1:]
 
 
@@ -93,7 +92,7 @@ def scored(
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
-    found = _scored(theta, bucketed(x, config.l_max), lengths, variant=config.variant.without_dropout(), n=n)
+    found = _scored(theta, bucketed(x, config.l_max), lengths, n=n)
     log_p, likeliest, of_likeliest = (np.asarray(array)[:, : x.shape[1] - 1] for array in found)
     return log_p, likeliest, of_likeliest
 
@@ -157,7 +156,7 @@ def classify(
         raise TypeError(f"params: expected ClassifierParams, got {type(params).__name__}")
     inputs.check_model(params.encoder, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
-    return _classes(params, bucketed(x, config.l_max), lengths, variant=config.variant.without_dropout())
+    return _classes(params, bucketed(x, config.l_max), lengths)
 
 
 def fill_masks(
@@ -182,7 +181,7 @@ def fill_masks(
         if not len(places):
             raise ValueError(f"x: sequence {r} has no mask_token ({mask}) to be filled")
     padded, length = jnp.asarray(bucketed(x, config.l_max)), jnp.asarray(lengths)
-    P = np.asarray(e_transformer(padded, theta, variant=config.variant.without_dropout(), length=length))
+    P = np.asarray(e_transformer(padded, theta, length=length))
     filled = []
     for r, places in enumerate(masks):
         likeliest = [np.argsort(-P[:, r, t], kind="stable")[:n] for t in places]
@@ -198,40 +197,35 @@ def sentence_embeddings(
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
-    E = np.asarray(_means(theta, bucketed(x, config.l_max), lengths, variant=config.variant.without_dropout()))
+    E = np.asarray(_means(theta, bucketed(x, config.l_max), lengths))
     return E / np.linalg.norm(E, axis=1, keepdims=True)
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _losses(theta: Any, context, x, lengths, *, variant: Variant) -> Float[Array, "B l"]:
+@jax.jit
+def _losses(theta: Any, context, x, lengths) -> Float[Array, "B l"]:
     x = zero_padding(x, lengths)
     if context is None:
-        X = d_hidden_state(x, theta, variant=variant)
-    else:
-        z, z_lengths = context
-        X = ed_hidden_state(z, x, theta, variant=variant, z_length=z_lengths)
-    losses = token_losses(
-        X, variant.unembedding.matrix(theta), next_tokens(x), b_u=theta.b_u, cap=variant.unembedding.cap
-    )
-    return jnp.where(has_next(x, lengths) > 0, losses, 0)
+        return d_token_losses(x, theta, lengths=lengths)
+    z, z_lengths = context
+    return ed_token_losses(z, x, theta, z_lengths=z_lengths, x_lengths=lengths)
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _likeliest(theta: DTransformerParams, x, lengths, *, variant: Variant) -> Int[Array, "B l"]:
-    X = d_hidden_state(zero_padding(x, lengths), theta, variant=variant)
-    W_u = variant.unembedding.matrix(theta)
+@jax.jit
+def _likeliest(theta: DTransformerParams, x, lengths) -> Int[Array, "B l"]:
+    X = d_hidden_state(zero_padding(x, lengths), theta)
+    W_u = theta.variant.unembedding.matrix(theta)
     # One sequence at a time: the logits of all would be by far the largest array.
     return jax.lax.map(lambda X_b: jnp.argmax(logits(X_b, W_u, theta.b_u), axis=0), jnp.moveaxis(X, 1, 0))
 
 
-@functools.partial(jax.jit, static_argnames=("variant", "n"))
-def _scored(theta: DTransformerParams, x, lengths, *, variant: Variant, n: int):
+@functools.partial(jax.jit, static_argnames=("n",))
+def _scored(theta: DTransformerParams, x, lengths, *, n: int):
     x = zero_padding(x, lengths)
-    X = d_hidden_state(x, theta, variant=variant)
+    X = d_hidden_state(x, theta)
 
     def of_column(column):
         X_t, v = column
-        scores = variant.unembedding.logits(X_t[:, None], theta)[:, 0]
+        scores = theta.variant.unembedding.logits(X_t[:, None], theta)[:, 0]
         log_p = jax.nn.log_softmax(scores.astype(accumulation_dtype(scores.dtype)))
         best, which = jax.lax.top_k(log_p, n)
         return log_p[v], which, best
@@ -241,13 +235,13 @@ def _scored(theta: DTransformerParams, x, lengths, *, variant: Variant, n: int):
     return tuple(array.reshape(*x.shape, *array.shape[1:]) for array in found)
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _classes(params: ClassifierParams, x, lengths, *, variant: Variant) -> Float[Array, "B N_C"]:
-    return class_probabilities(x, params, variant=variant, length=lengths).T
+@jax.jit
+def _classes(params: ClassifierParams, x, lengths) -> Float[Array, "B N_C"]:
+    return class_probabilities(x, params, length=lengths).T
 
 
-@functools.partial(jax.jit, static_argnames=("variant",))
-def _means(theta: ETransformerParams, x, lengths, *, variant: Variant) -> Float[Array, "B d_e"]:
-    X = e_encoding(x, theta, variant=variant, length=lengths)
+@jax.jit
+def _means(theta: ETransformerParams, x, lengths) -> Float[Array, "B d_e"]:
+    X = e_encoding(x, theta, length=lengths)
     weights = jnp.arange(x.shape[1])[None] < lengths[:, None]
     return (jnp.where(weights[None], X, 0).sum(axis=2) / lengths[None].astype(X.dtype)).T

@@ -24,15 +24,28 @@ from jaxtyping import Bool, Float, Int
 from algorithms import DTransformerParams, Variant
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
-from training.generation.cache import KeyValues, Projections, held
+from training.generation.cache import (
+    Cache,
+    KeyValues,
+    Projections,
+    chosen_sequences,
+    held,
+    like,
+    rows_of,
+    sequences_beside,
+    whole,
+    with_more_room,
+    with_room,
+)
 from training.generation.layout import Weights
 from training.generation.repetition import History
+from training.generation.slots import smallest_part
 
 
 class Context(NamedTuple):
     """What the decoder of Algorithm 8 attends to: the keys and values of the encoded context, one cache per layer."""
 
-    caches: tuple[KeyValues, ...]
+    caches: tuple[Cache, ...]
     permitted: Bool[Array, "B l_z"]
 
 
@@ -47,7 +60,7 @@ class State(NamedTuple):
     """B sequences so far; see the module's docstring."""
 
     # for each layer, keys and values of the slots before `slot`, or of the last R of them
-    caches: tuple[KeyValues, ...]
+    caches: tuple[Cache, ...]
     tokens: Int[Array, "B C"]  # the token in each slot, up to and including `slot`
     # the log-probability of the generated token in each slot; 0 in other slots and after the end
     log_p: Float[Array, "B C"]
@@ -66,22 +79,33 @@ def widest_window(variant: Variant) -> int | None:
     return None if None in windows else max(windows)
 
 
-@functools.partial(jax.jit, static_argnames=("C",))
-def begun(x: Int[Array, "B P"], lengths: Int[Array, "B"], caches: tuple[KeyValues, ...], *, C: int) -> State:
-    """Return the state of prompts with these keys and values."""
+@functools.partial(jax.jit, static_argnames=("C", "most", "n"))
+def begun(
+    x: Int[Array, "B P"],
+    lengths: Int[Array, "B"],
+    caches: tuple[KeyValues, ...],
+    *,
+    C: int,
+    most: int | None = None,
+    n: int,
+) -> State:
+    """Return the state of prompts with these keys and values of the slots before P, or of the last `most` of them, with
+    room for C slots. ``n``: see `slots.smallest_part`.
+    """
     P = x.shape[1]
+    rooms = tuple(with_room(cache, C, most, n) for cache in caches)
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
-    return _at_slot(P, caches, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
+    return _at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
 
 
-def _at_slot(slot: int, caches: tuple[KeyValues, ...], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> State:
+def _at_slot(slot: int, caches: tuple[Cache, ...], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> State:
     """Return the state of sequences whose next token to read is in this slot, before anything is generated."""
     B, C = tokens.shape
     return State(
         caches=caches,
         tokens=tokens,
-        log_p=jnp.zeros((B, C), accumulation_dtype(caches[0].K.dtype)),
+        log_p=jnp.zeros((B, C), accumulation_dtype(jax.tree.leaves(caches)[0].dtype)),
         ended=jnp.zeros(B, bool),
         slot=jnp.asarray(slot, jnp.int32),
         first=jnp.full(B, slot, jnp.int32),
@@ -103,8 +127,10 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
 
     def empty(layer):
         W: Projections = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
-        _, (H, d_attn), (_, d_mid) = W.heads
-        return KeyValues(jnp.zeros((H * B, C, d_attn), dtype), jnp.zeros((H * B, C, d_mid), dtype))
+        (H, _), (H_kv, d_attn), (_, d_mid) = W.heads
+        n = smallest_part(B, len(weights.W_e), H, H_kv)
+        rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
+        return with_room(rows, C, None, n)
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     return _at_slot(0, tuple(empty(layer) for layer in layers), tokens, jnp.ones(B, jnp.int32))
@@ -125,12 +151,15 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
 
     last = jax.lax.dynamic_slice_in_dim(other.tokens, other.slot, 1, axis=1)
     tokens = jax.lax.dynamic_update_slice_in_dim(resized(other.tokens), last, state.slot, axis=1)
-    moved = held(state.slot, rows_of(state)) + other.slot - state.slot
-    there = jnp.broadcast_to(jnp.where(moved < 0, 0, moved % rows_of(other)), (b, len(moved)))
-    of_other = [cache.arranged(there) for cache in other.caches]
-    of_both = [a.beside(o, B).of_sequences(rows, B + b) for a, o in zip(state.caches, of_other, strict=True)]
+    moved = held(state.slot, rows_of(state.caches[0])) + other.slot - state.slot
+    there = jnp.broadcast_to(jnp.where(moved < 0, 0, moved % rows_of(other.caches[0])), (b, len(moved)))
+
+    def both_caches(cache, of_other):
+        of_other = like(whole(of_other).arranged(there), cache)
+        return chosen_sequences(sequences_beside(cache, of_other, B), rows, B + b)
+
     return State(
-        caches=tuple(of_both),
+        caches=tuple(both_caches(*of_layer) for of_layer in zip(state.caches, other.caches, strict=True)),
         tokens=both(state.tokens, tokens),
         log_p=both(state.log_p, resized(other.log_p)),
         ended=both(state.ended, other.ended),
@@ -147,14 +176,9 @@ def chosen(state: State, rows: Int[Array, "n"]) -> State:
     """Return the given rows of a state that was just read; rows may repeat."""
     B = len(state.tokens)
     return state._replace(
-        caches=tuple(cache.of_sequences(rows, B) for cache in state.caches),
+        caches=tuple(chosen_sequences(cache, rows, B) for cache in state.caches),
         **{name: getattr(state, name)[rows] for name in ("tokens", "log_p", "ended", "first", "lengths", "drawn")},
     )
-
-
-def rows_of(state: State) -> int:
-    """Return the number of rows of the caches."""
-    return state.caches[0].K.shape[1]
 
 
 @functools.partial(jax.jit, static_argnames=("C", "most"))
@@ -165,7 +189,7 @@ def grow(state: State, *, C: int, most: int | None = None) -> State:
         return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))
 
     return state._replace(
-        caches=tuple(cache.grown(min(C, most or C)) for cache in state.caches),
+        caches=tuple(with_more_room(cache, C, most) for cache in state.caches),
         tokens=grown(state.tokens),
         log_p=grown(state.log_p),
         likeliest=jax.tree.map(grown, state.likeliest),

@@ -146,8 +146,7 @@ class Continuer(Answerer):
         super().__init__(run, options)
         self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
         if options.steer:  # trace the changes on two tokens, so that invalid ones fail before anything is generated
-            variant = self.generator.config.variant
-            hidden_state = functools.partial(intervene(d_hidden_state, options.steer), variant=variant)
+            hidden_state = intervene(d_hidden_state, options.steer)
             try:
                 jax.eval_shape(hidden_state, jax.ShapeDtypeStruct((1, 2), np.int32), run.theta)
             except ValueError as error:

@@ -1,7 +1,7 @@
 """Read and write other libraries' checkpoints, so that their weights run through Algorithms 8 to 10, and ours there.
 
     theta, config, tokenizer = load_pretrained("gpt2-directory")
-    P = d_transformer(x, theta, variant=config.variant)
+    P = d_transformer(x, theta)
     save_pretrained("elsewhere", theta, config, tokenizer)      # opens in transformers
     convert("gpt2-directory", "runs/gpt2")                      # a directory that every script accepts as a run
     convert("runs/taught", "adapter")                           # a run's low-rank adapter, as PEFT files
@@ -25,7 +25,7 @@ import numpy as np
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
 from algorithms.model.variants import name_of
 from training.data.tokenizers import NumberTokenizer, Tokenizer
-from training.disk import reason, require_file
+from training.disk import local_path, reason, require_file
 from training.interchange import consistency, containers, gguf_tokenizer, mapping, peft, positions, tokenizer_files
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
@@ -73,7 +73,7 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
             file, which is read without executing any code in it), or a GGUF file, which holds everything.
 
     Returns:
-        the parameters, the configuration, which holds the variant, and the tokenizer, or None if there is none that
+        the parameters, the configuration, whose variant is that of θ, and the tokenizer, or None if there is none that
         can be read.
 
     Raises:
@@ -88,7 +88,7 @@ def load_model(path: str | Path, *, dtype: Any = None) -> Run:
     """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.directory.load_run` does, cast to
     `dtype`. Raises InterchangeError as `load_pretrained`.
     """
-    path = Path(path)
+    path = local_path(path)
     if is_ours(path):
         return load_run(path, dtype=dtype)
     found = _read(path, dtype)
@@ -125,9 +125,16 @@ def save_pretrained(
             f"expected a model's parameters and their configuration, got {type(theta).__name__} and "
             f"{type(config).__name__}"
         )
+    own = {"classify": "encoder", "gato": "transformer"}.get(task)
+    variant = (getattr(theta, own) if own else theta).variant
+    if config.variant != variant:
+        raise InterchangeError(
+            f"config.variant: expected θ's own, {variant!r}, got {config.variant!r}; give the configuration that θ was "
+            "made for"
+        )
     if task == "classify" and not labels:
         labels = tuple(f"LABEL_{i}" for i in range(theta.W_c.shape[0]))
-    _save(Path(path), Model(task, config, labels), flatten(theta), tokenizer, to)
+    _save(local_path(path), Model(task, config, labels), flatten(theta), tokenizer, to)
 
 
 def convert(
@@ -157,7 +164,7 @@ def convert(
     Raises:
         InterchangeError: as `load_pretrained` and `save_pretrained`; nothing is written then.
     """
-    source, target = Path(source), Path(target)
+    source, target = local_path(source), local_path(target)
     is_peft = adapted is not None or (source.is_dir() and peft.is_adapter(source))
     has_adapter = not is_peft and is_ours(source) and RunDirectory(source).description().settings.lora_rank
     if merge and not has_adapter:
@@ -217,7 +224,7 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
         raise InterchangeError(f"{source} is an adapter: expected --from RUN, the model that it adapts, got none")
     if not (source.is_dir() and peft.is_adapter(source)):
         raise InterchangeError(f"--from: expected a PEFT adapter, with {peft.CONFIG}, got {source}; leave it out")
-    if not is_ours(Path(adapted)):
+    if not is_ours(local_path(adapted)):
         raise InterchangeError(f"--from: expected the directory of a run, got {adapted}; convert it first")
     base = load_run(adapted)
     if base.task != "d":

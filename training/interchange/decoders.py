@@ -220,7 +220,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         "rms_norm_eps": v.norm.epsilon,
         "tie_word_embeddings": c.tied,
         "rope_parameters": rotary_fields(first.positions),
-        "attention_dropout": v.dropout,
+        "attention_dropout": 0.0,
         "pad_token_id": None,
     }
     if v.mlp is not None:

@@ -187,7 +187,7 @@ def lost(config: Any, variant: Variant, state: dict[str, Any], read: Callable[[F
         found = read(fields).config
     except ValueError as error:
         return [f"valid config.json for it: {error}"]
-    variant = variant.but(unembedding=variant.unembedding.but(tied=config.tied), dropout=0.0)
+    variant = variant.but(unembedding=variant.unembedding.but(tied=config.tied))
     rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
     return differences(variant, found.variant) + fields.needs + rows
 

@@ -61,7 +61,6 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         embedding=expected.embedding.but(scaled=v.embedding.scaled),
         mlp=MLP(activation=v.mlp.activation),
         unembedding=Unembedding(tied=v.unembedding.tied, bias=v.unembedding.bias and kind != "fsmt"),
-        dropout=v.dropout,
     )
     lacks = unexpressed(c, said)
     if kind == "bart":
@@ -77,8 +76,8 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         "scale_embedding": v.embedding.scaled,
         "tie_word_embeddings": c.tied,
         "dropout": 0.0,
-        "attention_dropout": v.dropout,
-        "activation_dropout": v.dropout,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
         "pad_token_id": v.embedding.first_position - 1 if kind == "fsmt" else c.N_V - 1,
         "decoder_start_token_id": c.N_V - 2,
         "eos_token_id": c.N_V - 1,

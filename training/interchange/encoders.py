@@ -192,7 +192,6 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
         shared_layers=v.shared_layers if kind == "albert" else 1,
         head=v.head,
         pooler=v.pooler and not own.plain,
-        dropout=v.dropout,
     )
     lacks = unexpressed(c, said)
     if masked:
@@ -206,7 +205,7 @@ def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     state = {
         **size_fields(c, own.sizes),
         own.activation[0]: theirs(mlp.activation or "gelu"),
-        own.dropout: v.dropout,
+        own.dropout: 0.0,
         "model_type": kind,
         "architectures": [own.classifier if model.task == "classify" else own.name[0 if masked else 1]],
         "max_position_embeddings": c.l_max + v.embedding.first_position,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from training.extras import install
 from training.interchange.errors import InterchangeError
 
 SUFFIX = ".gguf"
@@ -222,7 +223,7 @@ def _gguf(path: Path) -> Any:
     try:
         return importlib.import_module("gguf")  # an extra
     except ModuleNotFoundError:
-        raise InterchangeError(f"reading {path} needs gguf: pip install 'formal-algorithms[models]'") from None
+        raise InterchangeError(f"reading {path} needs gguf: {install('models')}") from None
 
 
 def _damaged(path: Path, problem: str) -> InterchangeError:

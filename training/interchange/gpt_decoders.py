@@ -279,7 +279,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
     numbers = {size: getattr(c, size) for size in SIZES} | {
         "activation": theirs((v.mlp and v.mlp.activation) or "gelu"),
         "epsilon": v.norm.epsilon,
-        "dropout": v.dropout,
+        "dropout": 0.0,
     }
     state: dict[str, Any] = {
         "model_type": kind,

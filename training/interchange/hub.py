@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.disk import local_path
 from training.interchange.errors import InterchangeError
 
 HUB = "hf:"
@@ -17,7 +18,7 @@ def downloaded(source: str) -> Iterator[Path]:
     ``hf:openai-community/gpt2``. Raises InterchangeError if huggingface_hub is not installed, or the hub cannot be
     reached, or has no such model.
     """
-    yield _download(source.removeprefix(HUB)) if source.startswith(HUB) else Path(source)
+    yield _download(source.removeprefix(HUB)) if source.startswith(HUB) else local_path(source)
 
 
 def _download(name: str) -> Path:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 
 from algorithms import GatoParams
 from training.data.tokenizers import Tokenizer
+from training.disk import local_path
 from training.interchange import TASK_OF, is_ours, load_model, settings_of
 from training.runs.directory import FROZEN, frozen_fingerprint
 from training.settings import Settings, SettingsError
@@ -21,7 +21,7 @@ class Start(NamedTuple):
     """The starting point of a run."""
 
     settings: Settings  # the run's, with the model's sizes
-    config: Any  # the model's, with the run's l_max and dropout
+    config: Any  # the model's, with the run's l_max
     tokenizer: Tokenizer  # the model's
     labels: tuple[str, ...]  # the model's classes, in order
     theta: Any  # the model's parameters, cut to the run's l_max unless the run trains an adapter
@@ -44,7 +44,7 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         InterchangeError, RunError: the model cannot be read.
     """
     adapts = bool(settings.lora_rank)
-    if adapts and not is_ours(Path(settings.start_from)):
+    if adapts and not is_ours(local_path(settings.start_from)):
         raise SettingsError(
             f"--from: expected the directory of a run beside --lora-rank, got {settings.start_from}; convert it "
             "first, with scripts/convert.py"
@@ -54,8 +54,8 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
     theta = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), model.theta)
     config = model.config
     if settings.task == "classify" and model.task == "e":
-        theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None, b_u=None)
         variant = config.variant.but(head=False, unembedding=config.variant.unembedding.but(bias=False))
+        theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None, b_u=None, variant=variant)
         config = dataclasses.replace(config, variant=variant, tied=True)
         theta = ClassifierParams(theta, jnp.zeros((0, config.d_e)), jnp.zeros(0))  # `params` adds the classes
     elif settings.task != model.task:
@@ -63,7 +63,6 @@ def start_from(settings: Settings, given: Collection[str]) -> Start:
         raise SettingsError(f"{settings.start_from} holds a model of the task {model.task}, but this trains {trains}")
     if settings.l_max > config.l_max:
         raise SettingsError(f"l_max is {settings.l_max}, but {settings.start_from} reads at most {config.l_max} tokens")
-    config = dataclasses.replace(config, variant=config.variant.but(dropout=settings.dropout))
     if adapts:  # an adapted model keeps its l_max
         adapter_shapes(theta, settings)
     else:

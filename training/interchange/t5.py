@@ -70,7 +70,6 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         attention=T5.attentions[0].but(positions=distances),
         mlp=MLP(activation=mlp.activation or "relu", gated=mlp.gated, biases=False),
         unembedding=Unembedding(tied=v.unembedding.tied, scaled=v.unembedding.scaled),
-        dropout=v.dropout,
     )
     lacks = differences(v, said)
     lacks += unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
@@ -89,7 +88,7 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         "feed_forward_proj": f"gated-{activation}" if mlp.gated else activation,
         "tie_word_embeddings": c.tied,
         "scale_decoder_outputs": c.tied and v.unembedding.scaled,
-        "dropout_rate": v.dropout,
+        "dropout_rate": 0.0,
         "pad_token_id": c.N_V - 1,
         "decoder_start_token_id": c.N_V - 2,
         "eos_token_id": c.N_V - 1,

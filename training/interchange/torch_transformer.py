@@ -69,7 +69,6 @@ def _write_config(model: Model) -> tuple[dict[str, Any], list[str]]:
         mlp=MLP(activation=v.mlp.activation),
         order=v.order if v.order in (None, "norm_first", "norm_last") else None,
         unembedding=v.unembedding.but(cap=None, scaled=False),
-        dropout=v.dropout,
     )
     lacks = unexpressed(c, said)
     names = NAMES if c.N_V_z is not None else NAMES | {"src_embedding": NAMES["tgt_embedding"]}

@@ -57,7 +57,7 @@ def trained(key: Key[Array, ""], L: int, steps: int, every: int) -> Iterator[tup
 @jax.jit
 def _trained(state: Any, key: Key[Array, ""], steps: Integer[Array, "n"]) -> Any:
     def loss(theta, tokens):
-        first, again = losses(theta, tokens, ATTENTION_ONLY)
+        first, again = losses(theta, tokens)
         share = tokens.repeats.mean()
         return (1 - share) * first + share * again
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from algorithms import PAPER, DTransformerParams, Variant
+from algorithms import DTransformerParams
 from algorithms.model.norm import RMSNorm
 
 READS = ("X@3", "Y@2", "X@8")
@@ -53,7 +53,6 @@ def attribution(
     seen: Mapping[str, Array],
     theta: DTransformerParams,
     weights: Float[Array, "N_V"],
-    variant: Variant = PAPER,
 ) -> Attribution:
     """Attribute ``weightsᵀ logits`` of each column, with the last norm's scale held at its value in this run.
 
@@ -63,14 +62,13 @@ def attribution(
         seen: the recorded values `READS`.
         theta: the parameters of Algorithm 10.
         weights: the weight of each logit: 1 for one token, or 1 and −1 for the difference of two.
-        variant: the lines.
 
     Raises:
         ValueError: a norm or a cap follows a sum, so the parts do not add up.
     """
-    _check_adds_up(theta, variant)
-    X, W = seen["X@8"], variant.of_every_layer(theta.layers.attention)
-    direction, constant, scale = _last_line(X[-1], theta, weights, variant)
+    _check_adds_up(theta)
+    X, W = seen["X@8"], theta.variant.of_every_layer(theta.layers.attention)
+    direction, constant, scale = _last_line(X[-1], theta, weights)
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
     heads = jnp.einsum("lhm,lhm...,...->lh...", of_heads, seen["Y@2"], scale)
@@ -86,34 +84,34 @@ def attribution(
 
 
 def _last_line(
-    X: Float[Array, "d_e *columns"], theta: DTransformerParams, weights: Float[Array, "N_V"], variant: Variant
+    X: Float[Array, "d_e *columns"], theta: DTransformerParams, weights: Float[Array, "N_V"]
 ) -> tuple[Float[Array, "d_e"], Float[Array, ""], Float[Array, "*columns"]]:
     """Return ``weightsᵀ logits`` in the form ``direction·X scale + constant``."""
-    direction = variant.unembedding.matrix(theta).T @ weights
+    direction = theta.variant.unembedding.matrix(theta).T @ weights
     constant = jnp.zeros((), X.dtype) if theta.b_u is None else weights @ theta.b_u
     if theta.norm is None:
         return direction, constant, jnp.ones(X.shape[1:], X.dtype)
     gamma, beta = theta.norm
     if beta is not None:
         constant = constant + direction @ beta
-    if isinstance(variant.norm, RMSNorm):
+    norm = theta.variant.norm
+    if isinstance(norm, RMSNorm):
         square = jnp.square(X).mean(0)
-        return (gamma + variant.norm.offset) * direction, constant, 1 / jnp.sqrt(square + variant.norm.epsilon)
+        return (gamma + norm.offset) * direction, constant, 1 / jnp.sqrt(square + norm.epsilon)
     direction = gamma * direction  # then dᵀ(X − m) = (d − mean(d))ᵀX
-    return direction - direction.mean(), constant, 1 / jnp.sqrt(X.var(0) + variant.norm.epsilon)
+    return direction - direction.mean(), constant, 1 / jnp.sqrt(X.var(0) + norm.epsilon)
 
 
-def _check_adds_up(theta: DTransformerParams, variant: Variant) -> None:
+def _check_adds_up(theta: DTransformerParams) -> None:
     if not isinstance(theta, DTransformerParams):
         raise ValueError(
             f"theta: expected parameters of Algorithm 10, got {type(theta).__name__}, whose layers normalize their sums"
         )
-    if any(line.normalize_output is not None for line in variant.attentions):
+    if any(line.normalize_output is not None for line in theta.variant.attentions):
         raise ValueError(
             "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
             "so no head has a separate part"
         )
-    if variant.unembedding.cap is not None:
-        raise ValueError(
-            f"variant.unembedding.cap: expected None, got {variant.unembedding.cap}, so the logits are not a sum"
-        )
+    cap = theta.variant.unembedding.cap
+    if cap is not None:
+        raise ValueError(f"variant.unembedding.cap: expected None, got {cap}, so the logits are not a sum")

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from algorithms import DTransformerParams, Variant, d_hidden_state
+from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
 from training.interpretability import circuits, scores
 
@@ -28,21 +28,20 @@ def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Ar
     return written.T @ circuits.qk_circuits(W)[1, later] @ theta.W_e
 
 
-def token_ov(theta: DTransformerParams, head: int, variant: Variant) -> Float[Array, "N_V N_V"]:
+def token_ov(theta: DTransformerParams, head: int) -> Float[Array, "N_V N_V"]:
     """``W_u W_o W_v W_e`` of a head of layer 1: what attending to a token (column) adds to each logit (row)."""
-    return variant.unembedding.matrix(theta) @ circuits.ov_circuits(theta.layers.attention)[1, head] @ theta.W_e
+    return theta.variant.unembedding.matrix(theta) @ circuits.ov_circuits(theta.layers.attention)[1, head] @ theta.W_e
 
 
-def draw_circuits(theta: DTransformerParams, variant: Variant, path: Path) -> None:
+def draw_circuits(theta: DTransformerParams, path: Path) -> None:
     """Draw the head of layer 0 with the largest previous-token score, and the induction head that reads most from it.
 
     Args:
         theta: the parameters of a model of two layers.
-        variant: the lines.
         path: the picture to write.
     """
     x = jnp.tile(jax.random.permutation(jax.random.key(0), theta.W_e.shape[1])[:PERIOD], 2)
-    A = record(lambda x, theta: d_hidden_state(x, theta, variant=variant), "A")(x, theta)[1]["A"]
+    A = record(d_hidden_state, "A")(x, theta)[1]["A"]
     K = np.asarray(circuits.composition_scores(theta.layers.attention)["K"][0, :, 1])
     earlier = int(scores.previous_token_scores(A)[0].argmax())
     is_induction = np.asarray(scores.induction_scores(A, x)[1] > 0.5)
@@ -52,13 +51,13 @@ def draw_circuits(theta: DTransformerParams, variant: Variant, path: Path) -> No
     for axes, (l, h), what in zip(panels[0], ((0, earlier), (1, later)), ("previous token", "induction"), strict=False):
         title = f"Head ({l}, {h}): {what}"
         _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
-    match, moved = composed_qk(theta, earlier, later), token_ov(theta, later, variant)
+    match, moved = composed_qk(theta, earlier, later), token_ov(theta, later)
     _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
     _draw(
         figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"
     )
     _draw(figure, panels[1, 1], moved, f"OV of (1, {later}), token to logit", "token attended to", "logit of token")
-    _draw_eigenvalues(panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta, variant)))
+    _draw_eigenvalues(panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta)))
     figure.savefig(path, dpi=100)
 
 

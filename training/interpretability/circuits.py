@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Complex, Float
 
-from algorithms import PAPER, DTransformerParams, Variant
+from algorithms import DTransformerParams
 from algorithms.parameters import MHAttentionParams
 
 
@@ -32,19 +32,19 @@ def ov_circuits(W: MHAttentionParams) -> Float[Array, "L H d_out d_z"]:
     return _output(W) @ _of_heads(W.heads.W_v, W)
 
 
-def copying_eigenvalues(theta: DTransformerParams, variant: Variant = PAPER) -> Complex[Array, "L H d_mid"]:
+def copying_eigenvalues(theta: DTransformerParams) -> Complex[Array, "L H d_mid"]:
     """The nonzero eigenvalues of ``W_u W_o^h W_v W_e`` of each head, from the small matrix ``W_v W_e W_u W_o^h``."""
-    W = variant.of_every_layer(theta.layers.attention)
-    between = theta.W_e @ variant.unembedding.matrix(theta)
+    W = theta.variant.of_every_layer(theta.layers.attention)
+    between = theta.W_e @ theta.variant.unembedding.matrix(theta)
     return jnp.linalg.eigvals(_of_heads(W.heads.W_v, W) @ between @ _output(W))
 
 
-def copying_scores(theta: DTransformerParams, variant: Variant = PAPER) -> Float[Array, "L H"]:
+def copying_scores(theta: DTransformerParams) -> Float[Array, "L H"]:
     """``Σλ/Σ|λ|`` of `copying_eigenvalues`: 1 if a head raises the logits of what it attends to, −1 if it lowers them.
 
     Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
     """
-    eigenvalues = copying_eigenvalues(theta, variant)
+    eigenvalues = copying_eigenvalues(theta)
     return eigenvalues.real.sum(-1) / jnp.abs(eigenvalues).sum(-1)
 
 

@@ -7,7 +7,6 @@ tokens after earlier copies of the current one.
 Source: Olsson et al. 2022, "In-context learning and induction heads".
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
-from algorithms import DTransformerParams, Variant, d_hidden_state, token_losses
+from algorithms import DTransformerParams, d_hidden_state, token_losses
 from algorithms.inside import at, intervene, record
 from training.interpretability import scores
 
@@ -40,10 +39,10 @@ class Measured(NamedTuple):
     induction: Float[Array, "L H"]  # `scores.induction_scores`
 
 
-def losses(theta: DTransformerParams, tokens: Repeating, variant: Variant) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def losses(theta: DTransformerParams, tokens: Repeating) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the mean losses of the unpredictable tokens, and of those that repeat."""
-    x, u = tokens.x, variant.unembedding
-    X = d_hidden_state(x[:, :-1], theta, variant=variant)
+    x, u = tokens.x, theta.variant.unembedding
+    X = d_hidden_state(x[:, :-1], theta)
     each = token_losses(X, u.matrix(theta), x[:, 1:], b_u=theta.b_u, cap=u.cap)
 
     def mean(of):
@@ -52,21 +51,19 @@ def losses(theta: DTransformerParams, tokens: Repeating, variant: Variant) -> tu
     return mean(~tokens.repeats), mean(tokens.repeats)
 
 
-@functools.partial(jax.jit, static_argnames="variant")
-def measured(theta: DTransformerParams, tokens: Repeating, *, variant: Variant) -> Measured:
+@jax.jit
+def measured(theta: DTransformerParams, tokens: Repeating) -> Measured:
     """Return the losses, and the scores of all heads."""
-    (first, again), seen = record(losses, "A")(theta, tokens, variant)
+    (first, again), seen = record(losses, "A")(theta, tokens)
     x = tokens.x[:, :-1]
     return Measured(first, again, scores.previous_token_scores(seen["A"]), scores.induction_scores(seen["A"], x))
 
 
-@functools.partial(jax.jit, static_argnames="variant")
-def loss_without(
-    theta: DTransformerParams, tokens: Repeating, heads: Integer[Array, "n 2"], *, variant: Variant
-) -> Float[Array, ""]:
+@jax.jit
+def loss_without(theta: DTransformerParams, tokens: Repeating, heads: Integer[Array, "n 2"]) -> Float[Array, ""]:
     """Return the loss on repeats with these heads ablated."""
     ablated: dict[str, float] = {at("Y@2", layer=layer, head=head): 0.0 for layer, head in heads}
-    return intervene(losses, ablated)(theta, tokens, variant)[1]
+    return intervene(losses, ablated)(theta, tokens)[1]
 
 
 def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> Repeating:

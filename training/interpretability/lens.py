@@ -8,18 +8,17 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
-from algorithms import PAPER, DTransformerParams, EDTransformerParams, Variant
+from algorithms import DTransformerParams, EDTransformerParams
 
 
 def logit_lens(
-    X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant = PAPER
+    X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "L N_V *columns"]:
     """The logits of each layer's residual stream, by the last lines of Algorithm 10 or 8.
 
     Args:
         X: the residual stream of all layers, ``X@8`` of Algorithm 10 or ``X@19`` of Algorithm 8.
         theta: the parameters.
-        variant: the lines.
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
@@ -27,26 +26,26 @@ def logit_lens(
         raise ValueError(
             f"theta: expected parameters of Algorithm 8 or 10, which unembed the last layer, got {type(theta).__name__}"
         )
-    return jax.lax.map(lambda X: unembedded(X, theta, variant), after_layers(X, theta, variant))
+    return jax.lax.map(lambda X: unembedded(X, theta), after_layers(X, theta))
 
 
 def after_layers(
-    X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant
+    X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "L d_e *columns"]:
     """What the next layer or the last line reads: X, normalized first in a decoder whose norms come last."""
-    if isinstance(theta, EDTransformerParams) or variant.order != "norm_last":
+    if isinstance(theta, EDTransformerParams) or theta.variant.order != "norm_last":
         return X
-    norms = jax.tree.map(lambda a: jnp.repeat(a, variant.shared_layers, axis=0), theta.layers.norm2)
-    return jax.vmap(lambda X, norm: variant.norm(X, norm, "paper"))(X, norms)
+    norms = jax.tree.map(lambda a: jnp.repeat(a, theta.variant.shared_layers, axis=0), theta.layers.norm2)
+    return jax.vmap(lambda X, norm: theta.variant.norm(X, norm, "paper"))(X, norms)
 
 
 def unembedded(
-    X: Float[Array, "d_e *columns"], theta: DTransformerParams | EDTransformerParams, variant: Variant
+    X: Float[Array, "d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "N_V *columns"]:
     """The logits of a residual stream, by the last lines."""
     norm = theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm
-    X = X if norm is None else variant.norm(X, norm, "paper")
-    return variant.unembedding.logits(X, theta)
+    X = X if norm is None else theta.variant.norm(X, norm, "paper")
+    return theta.variant.unembedding.logits(X, theta)
 
 
 class TunedLens(NamedTuple):
@@ -64,7 +63,6 @@ class TunedLens(NamedTuple):
 def tuned_lens(
     X: Float[Array, "L d_e *columns"],
     theta: DTransformerParams | EDTransformerParams,
-    variant: Variant = PAPER,
     *,
     steps: int = 300,
     eta: float = 1e-3,
@@ -74,18 +72,17 @@ def tuned_lens(
     Args:
         X: the residual stream after each layer, of the tokens to fit to.
         theta: the parameters.
-        variant: the lines.
         steps: the number of Adam's steps, each on all tokens.
         eta: learning rate.
 
     Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
     """
     L, d_e = X.shape[:2]
-    log_p = jax.nn.log_softmax(unembedded(after_layers(X, theta, variant)[-1], theta, variant), axis=0)[None]
+    log_p = jax.nn.log_softmax(unembedded(after_layers(X, theta)[-1], theta), axis=0)[None]
     optimizer = optax.adam(eta)
 
     def loss(lens):
-        log_q = jax.nn.log_softmax(logit_lens(lens(X), theta, variant), axis=1)
+        log_q = jax.nn.log_softmax(logit_lens(lens(X), theta), axis=1)
         return (jnp.exp(log_p) * (log_p - log_q)).sum(1).mean() * L  # the sum over layers, each with its own map
 
     def step(state: Any, _: None):

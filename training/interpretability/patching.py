@@ -1,7 +1,7 @@
 """Find the values that a score depends on, by putting values of one run into another, or by estimating the effect.
 
 A score is a function that calls the algorithms and returns a number, such as the difference of two logits; ``source``
-and ``target`` are its arguments in two runs with equally many tokens.
+and ``target`` are its arguments in two runs with equally many tokens. Each function is compiled once for each score.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,12 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.inside import At, at, gradients, intervene, record
+from algorithms.inside.compilation import compiled_for_each_function
 
 Score = Callable[..., Float[Array, ""]]
 
 
+@compiled_for_each_function
 def activation_patching(
     score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...], *, by: str = "token"
 ) -> Float[Array, "L n"]:
@@ -100,11 +102,13 @@ def causal_tracing(
 
     Source: Meng et al. 2022, "Locating and editing factual associations in GPT".
     """
+    return _traced(score, arguments, at("X@3", token=tokens), noise, name)
+
+
+@compiled_for_each_function
+def _traced(score: Score, arguments: tuple[Any, ...], noisy: At, noise: Array, name: str) -> tuple[Array, Array]:
     _, clean = record(score, name)(*arguments)
-
-    def corrupted(*arguments):
-        return intervene(score, {at("X@3", token=tokens): lambda X: X + noise})(*arguments)
-
+    corrupted = intervene(score, {noisy: lambda X: X + noise})
     L, l = len(clean[name]), clean[name].shape[-1]
 
     def restored(layer, token):

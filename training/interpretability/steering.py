@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from algorithms.inside import At, at
+from training.disk import local_path
 
 FORMAT = "formal-algorithms direction 1"
 
@@ -87,7 +88,7 @@ def steered_by(words: Sequence[str]) -> dict[At, Callable[[Array], Array]]:
 
 def _parsed(word: str) -> tuple[str, float]:
     path, colon, last = word.rpartition(":")
-    if not colon or Path(word).is_file():
+    if not colon or local_path(word).is_file():
         return word, 1.0
     try:
         scale = float(last)

@@ -1,13 +1,12 @@
 """The cost of a training step: its matrix products, the machine's peak rate, and the memory in use."""
 
-import resource
-import sys
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from algorithms.model.sizes import TransformerConfig
+from training.system import peak_memory
 from training.tasks import TASKS
 
 SIDE = {"cpu": 2048, "gpu": 8192, "tpu": 8192}
@@ -43,4 +42,4 @@ def memory_in_use() -> int:
     stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak_memory()

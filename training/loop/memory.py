@@ -1,13 +1,13 @@
 """Whether an update fits into memory, and how many parts a batch must be split into."""
 
 import dataclasses
-import os
 from typing import Any
 
 import jax
 
 from training.mesh.shape import MeshError, check_sizes
 from training.settings import Settings, SettingsError
+from training.system import physical_memory
 
 
 def limit(devices: int) -> int:
@@ -15,7 +15,7 @@ def limit(devices: int) -> int:
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // devices
+    return physical_memory() // devices
 
 
 def needed(compiled: Any) -> int:

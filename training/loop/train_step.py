@@ -9,7 +9,6 @@ import optax
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms import Variant
 from algorithms.ops.draws import by_own_key
 from training.settings import REMAT, Settings
 from training.tasks.low_rank import merged, scale_of
@@ -74,9 +73,7 @@ def init_state(
     return TrainState(params, optimizer.init(params), jnp.asarray(True), copy, scale)
 
 
-def batch_loss(
-    objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
-) -> Callable[..., Any]:
+def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = None) -> Callable[..., Any]:
     """Return the function (params, batch, step, key, frozen, scale) → (loss per token, gradient, tokens) of a batch.
 
     With θ `frozen`, `params` are an adapter of it, and the gradient is that of the adapter alone. Loss and gradient are
@@ -90,13 +87,13 @@ def batch_loss(
         tokens = objective.weights(batch).sum()
         weight = jnp.maximum(tokens, 1)
         keys = None
-        if variant.dropout:
+        if settings.dropout:
             key = jax.random.fold_in(key, step)
             keys = jax.vmap(by_own_key(jax.random.fold_in), in_axes=(None, 0))(key, jnp.arange(settings.batch_size))
 
         def part_loss(params, part, keys):
             theta = params if frozen is None else merged(frozen, params, scale_of(settings))
-            options = {"label_smoothing": settings.label_smoothing, "variant": variant, "N_V": N_V}
+            options = {"label_smoothing": settings.label_smoothing, "dropout": settings.dropout, "N_V": N_V}
             layers = {"remat": REMAT[settings.remat], "unroll": settings.unroll}
             loss = objective.loss(cast(theta, settings.dtype), part, keys, **options, **layers) / weight
             return loss if scale is None else loss * scale
@@ -128,14 +125,13 @@ def make_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     settings: Settings,
-    variant: Variant,
     *,
     N_V: int | None = None,
 ) -> Step:
     """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The vocabulary may be
     padded beyond N_V (see `training.mesh.padding`).
     """
-    loss_and_gradient = batch_loss(objective, settings, variant, N_V=N_V)
+    loss_and_gradient = batch_loss(objective, settings, N_V=N_V)
 
     def step(state, batch, step, key, frozen=None):
         scaling = state.loss_scale

@@ -107,7 +107,6 @@ class Trainer:
         multiple, N_V = self._settings.vocabulary_multiple, description.config.N_V
         self._N_V = N_V if multiple > 1 and not description.labels else None
         self._schedule, self._optimizer = optimizer_from(self._settings)
-        self._variant = description.config.variant
         self._objective = TASKS[self._settings.task].objective
         seed = jax.random.key(self._settings.seed)
         self._init_key, self._key = jax.random.fold_in(seed, 0), jax.random.fold_in(seed, 1)
@@ -239,8 +238,8 @@ class Trainer:
     def _compiled(self) -> tuple[Any, Any, float]:
         """Return the compiled update, the compiled sums over a held-out batch, and the devices' peak FLOP/s."""
         settings = self._settings
-        step = make_step(self._objective, self._optimizer, self._schedule, settings, self._variant, N_V=self._N_V)
-        totals = make_totals(self._objective, settings, self._variant, N_V=self._N_V)
+        step = make_step(self._objective, self._optimizer, self._schedule, settings, N_V=self._N_V)
+        totals = make_totals(self._objective, settings, N_V=self._N_V)
         peak = settings.peak or matmul_peak(self._clock, settings.dtype)
         of_step = self._state, self._batch(0), np.int32(0), self._key, self._frozen
         return (
@@ -412,7 +411,7 @@ class Trainer:
 
     def _diagnosis(self, step: int, loss: float, rate: float) -> TrainingError:
         """Recompute the gradient of a bad update, which left the state unchanged."""
-        gradient = jax.jit(batch_loss(self._objective, self._settings, self._variant, N_V=self._N_V))
+        gradient = jax.jit(batch_loss(self._objective, self._settings, N_V=self._N_V))
         with self._placement.in_use():
             of_step = self._state.params, self._batch(step - 1), np.int32(step - 1), self._key, self._frozen
             _, gradients, _ = gradient(*of_step)

@@ -1,4 +1,4 @@
-"""The mesh axes that divide each parameter, by the paper's symbols, derived from the axes in the annotations.
+"""The mesh axes that divide each parameter, by the paper's symbols, derived from the shapes of θ.
 
 A row of the table has the mesh axes of an array's last axes; leading axes, of layers, are never divided. ``model``
 divides computation: heads, hidden units, the vocabulary. ``data`` divides storage: parameters and their optimizer
@@ -6,24 +6,23 @@ state, which are gathered where they are used. A mesh axis that does not divide 
 ``replica`` and ``context``, parameters are copied.
 """
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec as P
 
 from algorithms import (
-    AttentionParams,
+    PAPER,
+    VARIANTS,
     DTransformerParams,
     EDTransformerParams,
     ETransformerParams,
-    LayerNormParams,
-    MHAttentionParams,
-    MLPParams,
     PatchParams,
 )
-from algorithms.model.shapes import annotated_axes
+from algorithms.lines import MLP
+from algorithms.model.theta import theta_shapes
 from training.tasks.classify import ClassifierParams
 
 DATA, MODEL = "data", "model"
@@ -46,29 +45,21 @@ def _row(axes: tuple[str, ...]) -> Row:
     return tuple(BOTH if len(row) == 1 and entry == MODEL else entry for entry in row)
 
 
-def _rows(params: type) -> dict[str, Row]:
-    """The rows of the arrays of a class, by its annotations."""
-    rows = {}
-    for name, annotation in params.__annotations__.items():
-        axes = annotated_axes(annotation)
-        if axes is not None:
-            front = {"*stack": ("H",), "*stack_kv": ("H_kv",)} if params is AttentionParams else {}
-            rows[name] = _row(tuple(itertools.chain(*(front.get(a, () if "*stack" in a else (a,)) for a in axes))))
-    return rows
+def _axes() -> dict[str, tuple[str, ...]]:
+    """The axes of each parameter of the published models, and what none of them has, without those of layers."""
+    classes = (PatchParams, ClassifierParams)
+    found = {
+        name: a.dim_str for params in classes for name, a in params.__annotations__.items() if hasattr(a, "dim_str")
+    }
+    for variant in (*VARIANTS.values(), PAPER.but(mlp=MLP(gated=True), pooler=True)):
+        kinds = (DTransformerParams, EDTransformerParams) * (not variant.embedding.factored)
+        for kind in (*kinds, ETransformerParams):
+            shapes = jax.tree_util.tree_leaves_with_path(theta_shapes(kind, variant))
+            found |= {path[-1].name: shape.axes for path, shape in shapes}
+    return {name: tuple(a for a in axes.split() if a not in ("L", "L_enc", "L_dec")) for name, axes in found.items()}
 
 
-CLASSES = (
-    AttentionParams,
-    MHAttentionParams,
-    LayerNormParams,
-    MLPParams,
-    DTransformerParams,
-    EDTransformerParams,
-    ETransformerParams,
-    ClassifierParams,
-    PatchParams,
-)
-TABLE: dict[str, Row] = {name: row for params in CLASSES for name, row in _rows(params).items()}
+TABLE: dict[str, Row] = {name: _row(axes) for name, axes in _axes().items()}
 
 
 def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:

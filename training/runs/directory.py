@@ -11,17 +11,18 @@
 | parameters.safetensors | the trained parameters, once the run is complete |
 | adapter.safetensors | the trained low-rank matrices, for a run that adapts another run's model |
 | results.json | the final figures on the held-out data |
+| .lock | locked by the process that trains here |
 """
 
 import contextlib
-import fcntl
+import errno
 import json
-import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +30,7 @@ import safetensors
 
 from training.data.records import fingerprint
 from training.data.tokenizers import Tokenizer, load_tokenizer
-from training.disk import parse_json, read_text, reason, require_file, write_atomically
+from training.disk import local_path, parse_json, read_text, reason, require_file, write_atomically
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
@@ -40,6 +41,8 @@ from training.tasks.low_rank import adapter_shapes, merged, scale_of
 from training.tasks.models import config_from_json, config_to_json, model_shapes
 
 FORMAT = "formal-algorithms run 4"
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems without locks, such as Lustre mounted without flock."""
 FROZEN = "model to adapt"
 """Key of the fingerprint of the parameters that a run adapts."""
 
@@ -82,7 +85,7 @@ class RunDirectory:
     """The files of a run."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = local_path(path)
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -94,6 +97,7 @@ class RunDirectory:
         self.parameters = self.path / "parameters.safetensors"
         self.adapter = self.path / "adapter.safetensors"
         self.results = self.path / "results.json"
+        self.lock = self.path / ".lock"
 
     def exists(self) -> bool:
         """Return whether a run began here, or raise RunError if something else is here."""
@@ -102,7 +106,8 @@ class RunDirectory:
             return True
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path}: expected a directory, got a file; name another one")
-        if self.path.is_dir() and any(p for p in self.path.iterdir() if not p.name.endswith(".unfinished")):
+        kept = self.path.iterdir() if self.path.is_dir() else ()
+        if any(p != self.lock and not p.name.endswith(".unfinished") for p in kept):
             if self.tokenizer.is_file():
                 return False  # a run that ended before its first step
             raise RunError(
@@ -141,26 +146,32 @@ class RunDirectory:
             raise RunError(f"{self.config} cannot be read: {error}") from None
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Create the directory and lock it against other processes; remove it if it is empty at the end. Raises
-        RunError if another process trains here, or the directory cannot be created.
+    def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
+        """Create the directory and lock it against other processes; remove it if it is empty at the end. If its file
+        system has no locks, call `warn` instead of locking. Raises RunError if another process trains here, or the
+        directory cannot be created or written to.
         """
+        lock = filelock.FileLock(self.lock, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            directory = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise RunError(f"cannot make {self.path}: {reason(error)}") from None
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(directory)
+            lock.acquire()
+        except filelock.Timeout:
             raise RunError(f"another process trains in {self.path}: wait for it, or name another directory") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise RunError(f"cannot write to {self.path}: {reason(error)}; name another directory") from None
+            warn(f"the file system of {self.path} has no locks: make sure that no other process trains there")
         try:
             yield
         finally:
+            with contextlib.suppress(OSError):  # before its release: who has opened it sees that it is gone
+                self.lock.unlink()
+            lock.release()
             with contextlib.suppress(OSError):
                 self.path.rmdir()
-            os.close(directory)
 
     def begin(self, description: Description, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json and, last, config.json, or raise RunError if they cannot be written."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from training.disk import parse_json, write_atomically
+from training.extras import install
 
 
 class Writer(Protocol):
@@ -142,7 +143,7 @@ def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
     try:
         wandb = importlib.import_module("wandb")
     except ModuleNotFoundError:
-        raise RuntimeError("wandb is not installed: pip install 'formal-algorithms[wandb]'") from None
+        raise RuntimeError(f"wandb is not installed: {install('wandb')}") from None
     kept = directory / "wandb" / "id"
     kept.parent.mkdir(exist_ok=True)
     if not kept.exists():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms import ETransformerConfig, ETransformerParams, Variant, e_encoding, init_e_transformer, unembedding
+from algorithms import ETransformerConfig, ETransformerParams, e_encoding, init_e_transformer, unembedding
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
 from training.tasks.objectives import Batch, Columns, Objective
@@ -37,11 +37,10 @@ def class_probabilities(
     x: Int[Array, "*batch l"],
     params: ClassifierParams,
     *,
-    variant: Variant,
     length: Int[Array, "*#batch"] | int | None = None,
 ) -> Float[Array, "N_C *batch"]:
     """Return the probabilities of the classes for one text that starts with bos_token, or for each of a batch."""
-    X = e_encoding(x, params.encoder, variant=variant.without_dropout(), length=length)[..., :1]
+    X = e_encoding(x, params.encoder, length=length)[..., :1]
     return unembedding(pooled(X, params.encoder)[..., 0], params.W_c, b_u=params.b_c)
 
 

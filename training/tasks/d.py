@@ -3,15 +3,15 @@
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms import DTransformerConfig, Variant, d_hidden_state, init_d_transformer
+from algorithms import DTransformerConfig, d_hidden_state, init_d_transformer
 from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
 from training.tasks.task import Task, layer_flops
 
 
-def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
+def _columns(params, batch: Batch, keys, **options) -> Columns:
     packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
-    X = d_hidden_state(batch.get("x_read", batch["x"]), params, key=keys, **packed, variant=variant, **options)
-    return Columns(X, variant.unembedding.matrix(params), params.b_u, next_tokens(batch["x"]))
+    X = d_hidden_state(batch.get("x_read", batch["x"]), params, key=keys, **packed, **options)
+    return Columns.of(X, params, next_tokens(batch["x"]))
 
 
 def _weights(batch: Batch) -> Array:

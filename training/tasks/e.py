@@ -3,14 +3,14 @@
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms import ETransformerConfig, Variant, e_hidden_state, init_e_transformer
+from algorithms import ETransformerConfig, e_hidden_state, init_e_transformer
 from training.tasks.objectives import Batch, Columns, Objective
 from training.tasks.task import Task, embedding_flops, layer_flops
 
 
-def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
-    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], variant=variant, **options)
-    return Columns(X, variant.unembedding.matrix(params), params.b_u, batch["x"])
+def _columns(params, batch: Batch, keys, **options) -> Columns:
+    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], **options)
+    return Columns.of(X, params, batch["x"])
 
 
 def _weights(batch: Batch) -> Array:

@@ -2,15 +2,15 @@
 
 from jax import Array
 
-from algorithms import EDTransformerConfig, Variant, ed_hidden_state, init_ed_transformer
+from algorithms import EDTransformerConfig, ed_hidden_state, init_ed_transformer
 from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
 from training.tasks.task import Task, attention_flops, layer_flops
 
 
-def _columns(params, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
+def _columns(params, batch: Batch, keys, **options) -> Columns:
     x = batch.get("x_read", batch["x"])
-    X = ed_hidden_state(batch["z"], x, params, key=keys, z_length=batch["z_length"], variant=variant, **options)
-    return Columns(X, variant.unembedding.matrix(params), params.b_u, next_tokens(batch["x"]))
+    X = ed_hidden_state(batch["z"], x, params, key=keys, z_length=batch["z_length"], **options)
+    return Columns.of(X, params, next_tokens(batch["x"]))
 
 
 def _weights(batch: Batch) -> Array:

@@ -25,5 +25,4 @@ def lines_from_flags(flags: Mapping[str, Any]) -> Variant:
         unembedding=Unembedding(tied=flags["tied"], bias=flags["unembedding_bias"]),
         head=flags["head"],
         pooler=flags["pooler"],
-        dropout=flags["dropout"],
     )

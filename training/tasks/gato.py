@@ -5,28 +5,26 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms import GatoConfig, GatoParams, Variant, d_layers, gato_embedding, init_gato
+from algorithms import GatoConfig, GatoParams, d_hidden_state, gato_embedding, init_gato
 from algorithms.gato import BINS
 from training.tasks.d import D
 from training.tasks.objectives import Batch, Columns, Objective, next_tokens
 from training.tasks.task import Task, layer_flops
 
 
-def hidden_state(params: GatoParams, batch: Batch, *, variant: Variant, **options: Any) -> Array:
-    """Return lines 1 to 10 for a batch of the data set `Modalities`; `options` are those of `d_layers`."""
+def hidden_state(params: GatoParams, batch: Batch, **options: Any) -> Array:
+    """Return lines 1 to 10 for a batch of the data set `Modalities`; `options` are those of `d_hidden_state`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
-    options_of_lines = {"variant": variant.without_dropout(), "positions": positions}
     x = batch.get("x_read", batch["x"])
-    X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params, **options_of_lines)
+    X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params, positions=positions)
     packed = {"positions": positions, "segments": batch["segment_ids"]}
-    return d_layers(X, params.transformer, variant=variant, **packed, **options)
+    return d_hidden_state(X, params.transformer, **packed, **options)
 
 
-def _columns(params: GatoParams, batch: Batch, keys, *, variant: Variant, **options) -> Columns:
-    X = hidden_state(params, batch, variant=variant, key=keys, **options)
-    theta = params.transformer
-    return Columns(X, variant.unembedding.matrix(theta), theta.b_u, next_tokens(batch["x"]))
+def _columns(params: GatoParams, batch: Batch, keys, **options) -> Columns:
+    X = hidden_state(params, batch, key=keys, **options)
+    return Columns.of(X, params.transformer, next_tokens(batch["x"]))
 
 
 GATO = Task(

@@ -23,7 +23,7 @@ def model_config(settings: Settings, N_V: int) -> Any:
     sizes["H_kv"] = settings.H_kv or settings.H
     if "d_in" in sizes:
         sizes["d_in"] = settings.d_in or settings.d_e
-    variant = VARIANTS[settings.variant].but(dropout=settings.dropout)
+    variant = VARIANTS[settings.variant]
     if settings.shared_layers or variant.shared_layers > 1:
         variant = variant.but(shared_layers=settings.shared_layers or settings.L)
     return config(**{**sizes, "N_V": N_V, "variant": variant})
@@ -53,6 +53,6 @@ def config_to_json(config: TransformerConfig) -> dict[str, Any]:
 
 def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
     """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError."""
-    written = state["variant"]
+    written = {name: value for name, value in state["variant"].items() if name != "dropout"}  # until 0.1 a line
     variant = Record.from_json(written) if "record" in written else lines_from_flags(written)
     return TASKS[task].config(**{**state, "variant": variant})

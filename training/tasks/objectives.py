@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms import Variant, log_loss
+from algorithms import log_loss
 from algorithms.notation import Remat
 from algorithms.ops.chunked_logits import likeliest
 from training.settings import Settings
@@ -36,6 +36,13 @@ class Columns(NamedTuple):
     W_u: Float[Array, "N d"]  # the unembedding matrix
     b_u: Float[Array, "N"] | None  # the logits' bias, or None
     targets: Int[Array, "B l"]  # IDs to predict
+    cap: float | None = None  # c, for logits ``c tanh(y/c)``, or None
+
+    @staticmethod
+    def of(X: Float[Array, "d B l"], theta: Any, targets: Int[Array, "B l"]) -> "Columns":
+        """Return hidden states and targets with the unembedding of θ."""
+        unembedding = theta.variant.unembedding
+        return Columns(X, unembedding.matrix(theta), theta.b_u, targets, unembedding.cap)
 
 
 class Totals(NamedTuple):
@@ -60,30 +67,26 @@ class Objective:
         batch: Batch,
         keys: Key[Array, "B"] | None,
         *,
-        variant: Variant,
+        dropout: float = 0.0,
         implementation: str = "auto",
         label_smoothing: float = 0.0,
         remat: Remat = False,
         unroll: bool = False,
         N_V: int | None = None,
     ) -> Float[Array, ""]:
-        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`, with dropout if there are keys, one for
-        each sequence. The vocabulary may be padded beyond N_V (see `training.mesh.padding`).
+        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`. Dropout needs keys, one for each sequence.
+        The vocabulary may be padded beyond N_V (see `training.mesh.padding`).
         """
-        variant = variant.without_dropout() if keys is None else variant
-        options = {"variant": variant, "implementation": implementation, "remat": remat, "unroll": unroll}
+        options = {"dropout": dropout, "implementation": implementation, "remat": remat, "unroll": unroll}
         c = self.columns(params, batch, keys, **options)
-        options = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": variant.unembedding.cap}
+        options = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
         return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, **options)
 
-    def totals(
-        self, params: Any, batch: Batch, *, variant: Variant, implementation: str = "auto", N_V: int | None = None
-    ) -> Totals:
+    def totals(self, params: Any, batch: Batch, *, implementation: str = "auto", N_V: int | None = None) -> Totals:
         """Return the sums over a batch, without dropout and label smoothing."""
-        variant = variant.without_dropout()
-        c = self.columns(params, batch, None, variant=variant, implementation=implementation)
+        c = self.columns(params, batch, None, implementation=implementation)
         weights = self.weights(batch)
-        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V, cap=variant.unembedding.cap)
+        nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V, cap=c.cap)
         return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest(c.X, c.W_u, c.b_u, N_V) == c.targets)))
 
 
@@ -102,12 +105,10 @@ def cast(params: Any, dtype: str) -> Any:
     return jax.tree.map(lambda array: array.astype(dtype), params)
 
 
-def make_totals(
-    objective: Objective, settings: Settings, variant: Variant, *, N_V: int | None = None
-) -> Callable[[Any, Batch], Totals]:
+def make_totals(objective: Objective, settings: Settings, *, N_V: int | None = None) -> Callable[[Any, Batch], Totals]:
     """Return the function (params, batch) → sums over the batch, to be compiled for evaluations."""
 
     def totals(params, batch):
-        return objective.totals(cast(params, settings.dtype), batch, variant=variant, N_V=N_V)
+        return objective.totals(cast(params, settings.dtype), batch, N_V=N_V)
 
     return totals

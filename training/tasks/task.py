@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import jax
 
-from algorithms.model.shapes import mlp_shapes
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -54,5 +53,7 @@ def embedding_flops(c: Any, l: int) -> int:
 
 def mlp_flops(c: Any, l: int) -> int:
     """Return the FLOPs of an MLP's matrices."""
-    matrices = [p for p in jax.tree.leaves(mlp_shapes(c.variant.mlp)) if p.given and len(p.axes) == 2]
+    matrices = [
+        shape for shape in jax.tree.leaves(c.variant.mlp and c.variant.mlp.shapes()) if len(shape.axes.split()) == 2
+    ]
     return 2 * len(matrices) * c.d_e * c.d_mlp * l

@@ -18,6 +18,7 @@ from algorithms.machinery.sharding import split_attention
 from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
+from algorithms.ops.attention.distances import gathered_by_distance
 from algorithms.ops.attention.strips import in_strips, strips_attention
 from algorithms.ops.attention.tiles import ByDistance
 from algorithms.ops.attention.vendor import (
@@ -28,6 +29,7 @@ from algorithms.ops.attention.vendor import (
     pallas_refuses,
 )
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
+from algorithms.ops.softmax import capped
 
 ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp")
 """The ``checkpoint_name`` of each array that the rules and the Pallas kernel keep for their backward passes."""
@@ -56,7 +58,7 @@ def attend(
     """Lines 4 to the end of Algorithm 4, of every head and every sequence.
 
     Args:
-        as_printed: the lines as printed, for one head of one sequence.
+        as_printed: the lines as printed, for one head of one sequence, as `alg03_attention.of_one_head` returns them.
         Q: queries, ``[*heads, d_attn, *batch, l_x]``.
         K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences. With fewer heads
             than Q, each serves several consecutive heads of queries.
@@ -73,8 +75,8 @@ def attend(
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
-    of_one = functools.partial(as_printed, cap=cap)
-    printed = functools.partial(_of_each, of_one, Q, K, V, mask, seeds, by_distance, heads=heads, dropout=dropout)
+    options = {"heads": heads, "dropout": dropout, "cap": cap}
+    printed = functools.partial(_of_each, as_printed, Q, K, V, mask, seeds, by_distance, **options)
     if implementation == "paper" or shows("printed"):
         return printed()
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
@@ -100,6 +102,21 @@ def attend(
     V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, balanced)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
+
+
+def for_every_head(
+    X: Array, Q: Array, K: Array, V: Array, mask: Mask, implementation: str, dropout: float, key: Any
+) -> Callable[[Callable[..., Any]], Array]:
+    """`attend`, written above the lines as printed for one head of one sequence, whose name is bound to the result.
+
+    Q has an axis of heads if it has one axis more than X.
+    """
+
+    def run(as_printed):
+        options = {"implementation": implementation, "dropout": dropout, "key": key}
+        return attend(as_printed, Q, K, V, mask, heads=Q.ndim > X.ndim, **options)
+
+    return run
 
 
 def automatic(
@@ -149,7 +166,7 @@ def _refuse(
         raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
 
 
-def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, dropout: float):
+def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, dropout: float, cap: float | None):
     """The lines as printed, of every head and sequence, by ``jax.vmap``."""
     if heads and len(K) < len(Q):
         K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
@@ -163,7 +180,8 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, drop
             return jnp.where(keep_mask(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
 
         Mask = mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask
-        return as_printed(Q, K, V, Mask, drop, by_distance=by_distance)
+        D = gathered_by_distance(*by_distance, l_z=l_z) if by_distance else None
+        return as_printed(Q, K, V, Mask, functools.partial(scored, D=D, cap=cap, d_attn=Q.shape[0]), drop)
 
     for_seeds, of_U_P = None if seeds is None else 0, (1, None)[: len(by_distance)]
     for _ in range(Q.ndim - 2 - heads):
@@ -172,6 +190,11 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, drop
         if heads:
             return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds, 0))(Q, K, V, mask, seeds, by_distance)
         return of_one(Q, K, V, mask, None if seeds is None else seeds[0], by_distance)
+
+
+def scored(S: Array, D: Array | None, cap: float | None, d_attn: int) -> Array:
+    """The scores KᵀQ as a variant changes them: with the scores by distance D, then capped."""
+    return capped(S if D is None else S + D, cap, d_attn)
 
 
 def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:

@@ -9,6 +9,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.arrays import accumulation_dtype
+
+
+def gathered_by_distance(U: Float[Array, "d_r l_x"], P: Float[Array, "d_r n"], l_z: int) -> Float[Array, "l_z l_x"]:
+    """The formula of `scores_by_distance` as it stands above."""
+    l_x = U.shape[1]
+    t_z, t_x = jnp.arange(l_z)[:, None], jnp.arange(l_x)[None]
+    return jnp.matmul(P.T, U, preferred_element_type=accumulation_dtype(U.dtype))[t_z - t_x + l_x - 1, t_x]
+
 
 def scores_by_distance(
     U: Float[Array, "d_r l_x"], P: Float[Array, "d_r n"], dtype: jnp.dtype

@@ -3,9 +3,16 @@
 They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Whatever a
 kernel cannot compute exactly is refused with the reason. For a token with nothing to attend to, the kernels return
 arbitrary values, which are set to 0 afterwards.
+
+Kernels have a first derivative only. Second and higher ones are those of the blockwise rule: its passes take the place
+of the kernel's as soon as they are differentiated, in forward or in reverse mode.
 """
 
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +22,9 @@ from jaxtyping import Bool, Float, Integer
 from algorithms.machinery.sharding import split_explicitly, tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
+from algorithms.ops.attention.blockwise import blockwise_attention
+
+T = TypeVar("T")
 
 PALLAS_BLOCKS = (512, 384, 256, 128)
 """The block sizes of the TPU kernel, in tokens; larger blocks are faster."""
@@ -87,11 +97,62 @@ def library_attention(
     cap: float | None = None,
 ) -> Float[Array, "H d_mid B l_x"]:
     """``V · softmax(KᵀQ/√d)`` by a library's kernel, and 0 for a token with nothing to attend to."""
-    V_tilde = kernel(Q, K, V, mask, cap)
+    V_tilde: Any = _differentiable(kernel, cap, Q, K, V, mask)
     has_context = _has_context(mask, K.shape[-1], Q.shape[-1])
     if has_context is None:
         return V_tilde
     return jnp.where(jnp.broadcast_to(has_context, V_tilde.shape[2:])[None, None], V_tilde, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _differentiable(kernel: Any, cap: float | None, Q: Array, K: Array, V: Array, mask: Mask) -> Array:
+    with _in_32_bits():
+        return kernel(Q, K, V, mask, cap)
+
+
+def _forward(kernel: Any, cap: float | None, Q: Array, K: Array, V: Array, mask: Mask) -> tuple[Array, Any]:
+    matrices = Q, K, V
+    with _in_32_bits():
+        V_tilde, pullback = jax.vjp(lambda *matrices: kernel(*matrices, mask, cap), *jax.lax.stop_gradient(matrices))
+    V_tilde = _with_derivative_of(functools.partial(_values, cap), V_tilde, (*matrices, mask))
+    return V_tilde, (*matrices, mask, pullback)
+
+
+def _backward(kernel: Any, cap: float | None, residuals: Any, E: Array) -> tuple[Any, ...]:
+    *arguments, pullback = residuals
+    with _in_32_bits():
+        gradients = pullback(jax.lax.stop_gradient(E))
+    return *_with_derivative_of(functools.partial(_gradients, cap), gradients, (*arguments, E)), None
+
+
+_differentiable.defvjp(_forward, _backward)
+
+
+def _in_32_bits() -> AbstractContextManager[Any]:
+    """A context without 64-bit types, which Mosaic, the TPU's kernel compiler, does not support."""
+    return jax.enable_x64(False) if getattr(jax.config, "jax_enable_x64", False) else contextlib.nullcontext()
+
+
+def _values(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask) -> Array:
+    return blockwise_attention.forward(Q, K, V, mask, None, 0.0, cap, ())[0]
+
+
+def _gradients(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask, E: Array) -> tuple[Array, ...]:
+    _, residuals = blockwise_attention.forward(Q, K, V, mask, None, 0.0, cap, ())
+    return blockwise_attention.backward(0.0, cap, residuals, E)[:3]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _with_derivative_of(f: Callable[..., T], value: T, arguments: tuple[Any, ...]) -> T:
+    """``value``, which is ``f(*arguments)`` computed in another way, with the derivative of f."""
+    return value
+
+
+@_with_derivative_of.defjvp
+def _(f, primals, tangents):
+    (value, arguments), (_, by_arguments) = primals, tangents
+    _, tangent = jax.jvp(f, arguments, by_arguments)
+    return value, jax.tree.map(lambda t, v: t.astype(v.dtype), tangent, value)
 
 
 def cudnn_attention(
@@ -161,12 +222,15 @@ def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[
     """Segment numbers of both sequences: tokens attend within a segment; None if the whole sequence is one segment."""
     if mask.length is None and mask.documents_z is None:
         return None
-    of_x = jnp.zeros(l_x, int) if mask.documents_x is None else mask.documents_x
-    of_z = jnp.zeros(l_z, int) if mask.documents_z is None else mask.documents_z
+    documents = mask.documents_x, mask.documents_z
+    of_x, of_z = (
+        jnp.zeros(l, jnp.int32) if numbers is None else jnp.asarray(numbers, jnp.int32)
+        for l, numbers in zip((l_x, l_z), documents, strict=True)
+    )
     if mask.length is not None:
-        length = jnp.broadcast_to(jnp.asarray(mask.length), (B,))
-        of_z = jnp.where(jnp.arange(l_z)[None] < length[:, None], of_z[None], -1)
-    return [jnp.broadcast_to(a, (B, a.shape[-1])).astype(jnp.int32) for a in (of_x, of_z)]
+        length = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
+        of_z = jnp.where(jnp.arange(l_z, dtype=jnp.int32)[None] < length[:, None], of_z[None], -1)
+    return [jnp.broadcast_to(a, (B, a.shape[-1])) for a in (of_x, of_z)]
 
 
 def _has_context(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:

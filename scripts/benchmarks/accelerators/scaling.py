@@ -138,7 +138,7 @@ def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
     of_each = jax.ShapeDtypeStruct((case.batch_size,), jnp.int32, sharding=placement.of_batch)
     batch = {"x": of_each.update(shape=(case.batch_size, settings.l_max)), "length": of_each}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    step = make_step(TASKS["d"].objective, optimizer, schedule, settings, config.variant, N_V=config.N_V)
+    step = make_step(TASKS["d"].objective, optimizer, schedule, settings, N_V=config.N_V)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     platform = "cuda" if name == "h100" else "tpu"
     options = {"out_shardings": (shardings(state), None), "donate_argnums": 0}

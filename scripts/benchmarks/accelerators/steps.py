@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, init_d_transformer
+from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, for_platform, init_d_transformer
 from scripts.benchmarks.accelerators import compilers, llama, programs, reference
 from scripts.benchmarks.timing import table
 from scripts.benchmarks.training_step import loss
@@ -86,7 +86,7 @@ def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None
     if which == "library":
         config = DTransformerConfig(**sizes, variant=model.variant)
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-        of_theta: Callable[..., Any] = functools.partial(loss, variant=model.variant, **loop)
+        of_theta: Callable[..., Any] = functools.partial(loss, **loop)
     else:
         theta = model.peer.parameters(dict(sizes))
         kernel = "cudnn" if case.is_gpu else "splash"
@@ -107,13 +107,14 @@ def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) ->
 
     def begin(key):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), init_d_transformer(key, config))
-        weights = unstacked(theta, variant=variant)
+        weights = unstacked(theta)
         return weights, empty_state(weights, B=case.B, C=C, bos=0)
 
-    weights, state = jax.eval_shape(begin, jax.random.key(0))
+    with for_platform("cuda" if case.is_gpu else "tpu"):  # a cache is laid out for its platform
+        weights, state = jax.eval_shape(begin, jax.random.key(0))
 
     def generate(weights, state):
-        P, caches = step(weights, None, state, variant=variant)
+        P, caches = step(weights, None, state)
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, P.argmax(0)[:, None], state.slot + 1, axis=1)
         return state._replace(caches=caches, tokens=tokens, slot=state.slot + 1)
 

@@ -221,11 +221,12 @@ def test_a_template_that_loops_or_reaches_out_is_refused_in_a_sentence(template,
 def test_no_template_writes_a_file(tmp_path):
     path = tmp_path / "written"
     program = f"""
-import sys; sys.path.insert(0, {str(chat._WORKER.parent)!r})
-import chat_worker; chat_worker.limit()
+from training.system import limit_process; limit_process(1 << 30)
 open({str(path)!r}, "w", buffering=1).write("x\\n")
 """
-    done = subprocess.run([chat.sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    environment = chat.os.environ | {"PYTHONPATH": chat._ROOT}
+    command = [chat.sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert "File too large" in done.stderr
     assert path.read_bytes() == b""
 

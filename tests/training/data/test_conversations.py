@@ -122,7 +122,7 @@ def test_the_loss_is_over_the_answers_alone(chats, tmp_path, template):
     objective = TASKS["d"].objective
     nats = weight = 0.0
     for batch in data.train.evaluation_batches():
-        totals = objective.totals(theta, {k: jnp.asarray(v) for k, v in batch.items()}, variant=config.variant)
+        totals = objective.totals(theta, {k: jnp.asarray(v) for k, v in batch.items()})
         nats, weight = nats + float(totals.nats), weight + float(totals.weight)
     expected, count = 0.0, 0
     ours = {json.loads(record.text)["messages"][0]["content"] for record in data.corpus.train}
@@ -131,7 +131,7 @@ def test_the_loss_is_over_the_answers_alone(chats, tmp_path, template):
             continue
         tokens, answered = Answers(tokenizer).encode(Conversation(json.dumps({"messages": messages})))
         padded = jnp.zeros(90, int).at[: len(tokens)].set(jnp.asarray(tokens))  # one program for all
-        P = np.asarray(d_transformer(padded, theta, variant=config.variant), np.float64)
+        P = np.asarray(d_transformer(padded, theta), np.float64)
         for t in range(1, len(tokens)):
             if answered[t]:
                 expected, count = expected - np.log(P[tokens[t], t - 1]), count + 1

@@ -5,6 +5,7 @@ import gzip
 import importlib
 import json
 import lzma
+import os
 import sys
 
 import pytest
@@ -18,16 +19,13 @@ LINES = [{"text": f"Document {n} has {n * n} words."} for n in range(60)]
 JSONL = "".join(json.dumps(line) + "\n" for line in LINES)
 
 
-def zstd():
-    return pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+def zstd(data):
+    module = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return pytest.importorskip(module, reason=f"{module} is not installed: pip install -e .[data]").compress(data)
 
 
-COMPRESS = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": lambda data: zstd().compress(data),
-}
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+SUFFIXES = [".gz", ".bz2", ".xz", pytest.param(".zst", marks=pytest.mark.end_to_end)]
 
 
 def parts(path, kind="text", **options):
@@ -35,7 +33,7 @@ def parts(path, kind="text", **options):
     return [record[:-1] for record in corpus.train], [record[:-1] for record in corpus.validation], corpus.fingerprint
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(("name", "text"), [("a.txt", TEXT), ("a.jsonl", JSONL)])
 def test_a_compressed_file_is_its_text(tmp_path, suffix, name, text):
     """Records, split and fingerprint: compressing the data of a run does not keep it from being resumed."""
@@ -44,7 +42,7 @@ def test_a_compressed_file_is_its_text(tmp_path, suffix, name, text):
     assert parts(tmp_path / (name + suffix)) == parts(tmp_path / name)
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_damaged_file_is_said(tmp_path, suffix):
     whole = COMPRESS[suffix](TEXT.encode())
     for n, data in enumerate(
@@ -65,21 +63,43 @@ def test_what_is_inside_follows_from_the_name(tmp_path):
     assert [inner_suffix(tmp_path / name) for name in ("a.jsonl.zst", "a.gz", "b.tar.xz")] == [".jsonl", "", ".tar"]
 
 
-def test_what_is_not_installed_is_said(tmp_path, monkeypatch):
+@pytest.fixture
+def nothing_installed(monkeypatch):
     def missing(module):
         raise ModuleNotFoundError(module)
 
+    monkeypatch.setattr(importlib, "import_module", missing)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_what_is_not_installed_is_said(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1")
-    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(DataError, match=r"needs pyarrow.parquet: pip install 'formal-algorithms\[data\]'"):
         read_corpus([path], "text")
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.zst"])
+def test_a_wrong_path_is_said_before_a_missing_library(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"device{suffix}").symlink_to("/dev/null")
+    (tmp_path / f"directory{suffix}").mkdir()
+    for name, message in {
+        "pipe": "expected a file, got a pipe",
+        "device": "expected a file, got a device",
+        "directory": "expected a directory of the library datasets",
+        "absent": "No such file or directory",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            read_corpus([tmp_path / f"{name}{suffix}"], "text")
 
 
 @pytest.fixture
 def table():
     """Write columns as a Parquet file."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e .[data]")
+    parquet = importlib.import_module("pyarrow.parquet")
 
     def write(path, columns):
         parquet.write_table(arrow.table(columns), path, row_group_size=7)
@@ -141,8 +161,9 @@ def test_a_file_that_is_gone_since_it_was_checked_is_said(tmp_path):
         list(corpus.train)
 
 
+@pytest.mark.end_to_end
 def test_a_directory_of_datasets_is_its_rows(tmp_path):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e .[data]")
     texts = [f"message {n} of {n * n}" for n in range(60)]
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])}

@@ -1,6 +1,7 @@
 """Elements of several modalities as one sequence, rows of a batch of them, and the pendulum."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -33,6 +34,12 @@ def test_an_image_and_its_name_are_patches_and_tokens_of_which_the_name_is_predi
     np.testing.assert_array_equal(columns.places, [[0, 0], [1, 0]])
     asked = VOCABULARY.sequence([Image(PIXELS)], ends=False)
     np.testing.assert_array_equal(asked.x, columns.x[:4])
+
+
+def test_digits_without_scikit_learn_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"scikit-learn's, which is not installed: pip install 'formal-algorithms\[skl"):
+        digits.load("train")
 
 
 def test_a_name_and_its_drawing_are_tokens_of_text_and_of_values():

@@ -85,13 +85,13 @@ def test_the_loss_of_a_task_reads_the_noise_and_predicts_the_text(task):
     read = np.where(batch["x"] < cases.LETTERS, (batch["x"] + 1) % cases.LETTERS, batch["x"])
     config = model_config(settings, cases.N_V)
     theta = TASKS[task].init(jax.random.key(0), config)
-    variant, mask = config.variant, np.asarray(TASKS[task].objective.weights(batch))
-    found = TASKS[task].objective.loss(theta, {**batch, "x_read": read}, None, variant=variant)
+    mask = np.asarray(TASKS[task].objective.weights(batch))
+    found = TASKS[task].objective.loss(theta, {**batch, "x_read": read}, None)
     if task == "ed":
-        P = ed_transformer(batch["z"], read, theta, variant=variant, z_length=batch["z_length"])
+        P = ed_transformer(batch["z"], read, theta, z_length=batch["z_length"])
     else:
-        X = d_hidden_state(read, theta, variant=variant, positions=batch["positions"], segments=batch["segment_ids"])
-        P = unembedding(X, variant.unembedding.matrix(theta))
+        X = d_hidden_state(read, theta, positions=batch["positions"], segments=batch["segment_ids"])
+        P = unembedding(X, theta.variant.unembedding.matrix(theta))
     B, l = batch["x"].shape
     targets = np.roll(batch["x"], -1, axis=1)
     nats = -np.log(np.asarray(P)[targets, np.arange(B)[:, None], np.arange(l)])

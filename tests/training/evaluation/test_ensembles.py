@@ -29,7 +29,7 @@ def test_the_ensemble_predicts_with_the_mean_of_the_distributions():
     members, settings = runs()
     batch = cases.data_for(settings).validation.batch(0)
     totals = jax.jit(ensemble_totals(members, settings))([run.theta for run in members], batch)
-    P = np.mean([d_transformer(batch["x"], run.theta, variant=run.config.variant) for run in members], axis=0)
+    P = np.mean([d_transformer(batch["x"], run.theta) for run in members], axis=0)
     mask = np.asarray(TASKS["d"].objective.weights(batch), bool)
     targets = np.roll(batch["x"], -1, axis=1)
     B, l = targets.shape
@@ -43,7 +43,7 @@ def test_the_ensemble_predicts_with_the_mean_of_the_distributions():
 def test_an_ensemble_of_one_model_is_the_model(task):
     (member,), settings = runs(task, n=1)
     batch = cases.data_for(settings).validation.batch(0)
-    expected = jax.jit(make_totals(TASKS[task].objective, settings, member.config.variant))(member.theta, batch)
+    expected = jax.jit(make_totals(TASKS[task].objective, settings))(member.theta, batch)
     found = jax.jit(ensemble_totals([member, member], settings))([member.theta] * 2, batch)
     for name, value in expected._asdict().items():
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5, err_msg=name)

@@ -16,7 +16,7 @@ from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
-from training.generation.sampling import SamplingArrays, draw, permitted
+from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -35,21 +35,21 @@ def run(**options):
     return np.asarray(GENERATOR.generate(prompts, **options))
 
 
-@functools.partial(jax.jit, static_argnames="variant")
-def drawn(theta, x, lengths, tau, variant):
+@jax.jit
+def drawn(theta, x, lengths, tau):
     """What Algorithm 14 draws behind each column t of each sequence r, with the key of its token t - lengths[r] + 1."""
-    P = d_transformer(x, theta, variant=variant)
+    P = d_transformer(x, theta)
     i = jnp.maximum(jnp.arange(x.shape[1])[None] - lengths[:, None] + 1, 0)
     keys = jax.vmap(lambda r, i_r: jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(KEY, r), i_r))
     return sample(jnp.log(P), tau, keys(jnp.arange(len(x)), i))
 
 
-def assert_replayed(theta, tokens, tau, variant=CONFIG.variant):
+def assert_replayed(theta, tokens, tau):
     """Algorithm 14 draws the same, each given those before it: columns do not see what stands behind."""
     x = np.zeros((3, L_MAX), np.int32)
     for r, l in enumerate(LENGTHS):
         x[r, : l + len(tokens[r]) - 1] = np.concatenate([PROMPTS[r, :l], tokens[r, :-1]])
-    expected = drawn(theta, jnp.asarray(x), jnp.asarray(LENGTHS), tau, variant)
+    expected = drawn(theta, jnp.asarray(x), jnp.asarray(LENGTHS), tau)
     for r, l in enumerate(LENGTHS):
         np.testing.assert_array_equal(tokens[r], expected[r, l - 1 : l - 1 + len(tokens[r])])
 
@@ -83,7 +83,7 @@ def test_every_variant_is_generated_with(variant):
     config = dataclasses.replace(CONFIG, variant=variant, L=1, d_e=12)  # sinusoidal positions come in pairs
     theta = random_theta(config)
     tokens = np.asarray(generate(theta, PROMPTS, lengths=LENGTHS, config=config, l_gen=10, key=KEY))
-    assert_replayed(theta, tokens, 1.0, variant)
+    assert_replayed(theta, tokens, 1.0)
 
 
 def test_padding_does_not_matter():
@@ -101,7 +101,7 @@ def test_a_request_does_not_depend_on_the_others():
 
 def test_a_step_gives_the_distribution_of_the_whole_forward_pass():
     state = GENERATOR.read(PROMPTS.astype(np.int32), LENGTHS.astype(np.int32))
-    P, _ = jax.jit(decoding.step, static_argnames="variant")(GENERATOR.weights, None, state, variant=CONFIG.variant)
+    P, _ = jax.jit(decoding.step)(GENERATOR.weights, None, state)
     expected = d_transformer(jnp.asarray(PROMPTS), THETA)
     for r in range(3):
         np.testing.assert_allclose(P[:, r], expected[:, r, LENGTHS[r] - 1], rtol=0, atol=1e-14)
@@ -113,7 +113,7 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
     prompt = np.array([[5, 1000, 17]], np.int32)
     model = Generator(theta, config)
     state = model.read(prompt, np.array([3]))
-    P, _ = jax.jit(decoding.step, static_argnames="variant")(model.weights, None, state, variant=config.variant)
+    P, _ = jax.jit(decoding.step)(model.weights, None, state)
     np.testing.assert_allclose(P[:, 0], d_transformer(jnp.asarray(prompt[0]), theta)[:, -1], rtol=0, atol=1e-14)
 
 
@@ -213,6 +213,46 @@ def test_restricted_is_the_definition(tau, top_k, top_p):
         np.testing.assert_allclose(Q[:, r], brute_force_restricted(P[:, r], tau, top_k, top_p), atol=1e-12)
 
 
+def sorted_sets(log_P, top_k, top_p):
+    """The tokens that are left in a column with τ = 1, by sorting its scores, with the ties of the last one."""
+    left = log_P >= np.sort(log_P)[::-1][(top_k or len(log_P)) - 1]
+    P = np.where(left & ~np.isneginf(log_P), np.exp2(log_P), 0)
+    descending = np.sort(P / P.sum())[::-1]
+    before = np.cumsum(descending) - descending
+    least = descending[max(1, (before < (1 if top_p is None else top_p)).sum()) - 1]
+    return left & (P / P.sum() >= least) & ~np.isneginf(log_P)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_top_k_and_top_p_leave_what_sorting_leaves(dtype):
+    generator = np.random.default_rng(7)
+    for kinds in (3, 1000):  # many ties, and few
+        B, N_V = 120, 53
+        exponents = generator.integers(-kinds, kinds, size=(N_V, B)) * 4 / kinds
+        scores = np.where(generator.random((N_V, B)) < 0.3, -np.inf, exponents)
+        scores[generator.integers(N_V, size=B), np.arange(B)] = 0.0
+        scores[generator.integers(N_V, size=B), np.arange(B)] = -0.0
+        settings = [
+            {"top_k": k, "top_p": p} for k in (None, 1, 5, 40, N_V) for p in (None, 1e-9, 0.3011, 0.7013, 0.9917)
+        ]
+        samplings = [settings[generator.integers(len(settings))] for _ in range(B)]
+        log_P = jnp.asarray(scores * np.log(2), dtype)
+        got = ~np.isneginf(permitted(log_P, SamplingArrays.of(samplings, N_V)))
+        expected = [sorted_sets(column, **sampling) for column, sampling in zip(scores.T, samplings, strict=True)]
+        np.testing.assert_array_equal(got, np.stack(expected, axis=1))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, np.float64])
+def test_the_largest_are_found_among_all_numbers(dtype):
+    values = np.array([np.inf, 3.5, 1.0, 1e-30, 0.0, -0.0, -1e-30, -2.0, -2.0, -np.inf])
+    order = np.random.default_rng(8).permutation(len(values))
+    A = jnp.asarray(values[order], dtype)[:, None]
+    for k in range(1, len(values) + 1):
+        least = values[k - 1]
+        found = largest(A, lambda above, k=k: above.sum(axis=0) < k)[:, 0]
+        np.testing.assert_array_equal(found, values[order] >= least, err_msg=f"k = {k}")
+
+
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(("top_k", "top_p"), [(4, None), (None, 0.6), (6, 0.5)])
 def test_restricted_agrees_with_transformers(top_k, top_p):
@@ -242,7 +282,7 @@ def test_settings_too_small_for_float32_take_the_likeliest_token(how):
     """Even where it is not the first one, and unlikely."""
     P = jnp.asarray(np.random.default_rng(1).dirichlet(np.full(11, 9.0), size=4).T, jnp.float32)
     sampling = SamplingArrays.of([how] * 4, 11)
-    y = draw(jnp.log(P), jax.random.split(KEY, 4), jnp.zeros(4, int), sampling)
+    y = draw(jnp.log(P), jax.random.split(KEY, 4), sampling)
     assert jnp.any(y > 0)
     np.testing.assert_array_equal(y, P.argmax(axis=0))
 
@@ -328,7 +368,7 @@ def test_the_smallest_nucleus_has_the_likeliest_token(top_p):
 def test_the_smallest_temperature_takes_the_likeliest_of_what_is_left(tau):
     log_P = jnp.log(jnp.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]]))
     sampling = SamplingArrays.of([{"tau": tau, "top_k": 2, "top_p": 0.9}] * 2, 3)
-    y = draw(log_P, jax.random.split(KEY, 2), jnp.zeros(2, int), sampling)
+    y = draw(log_P, jax.random.split(KEY, 2), sampling)
     np.testing.assert_array_equal(y, [1, 2])
 
 
@@ -350,7 +390,7 @@ def test_drawn_tokens_have_their_frequencies():
     p = np.random.default_rng(3).dirichlet(np.ones(N_V))
     P = jnp.tile(p[:, None], (1, n))
     sampling = SamplingArrays.of([{"tau": 1.3, "top_k": 9, "top_p": 0.8}] * n, N_V)
-    y = draw(jnp.log(P), jax.random.split(KEY, n), jnp.zeros(n, int), sampling)
+    y = draw(jnp.log(P), jax.random.split(KEY, n), sampling)
     q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
     counts = np.bincount(y, minlength=N_V)
     assert (counts[q == 0] == 0).all()
@@ -398,6 +438,7 @@ def test_wrong_requests_are_refused(options, error, message):
     [
         (None, CONFIG, TypeError, "theta: expected DTransformerParams, got NoneType"),
         (THETA, "GPT2", TypeError, "config: expected DTransformerConfig, got str"),
+        (THETA._replace(variant=GPT2), CONFIG, ValueError, r"config.variant: expected θ's own, .* give the config"),
         (THETA, dataclasses.replace(CONFIG, N_V=18), ValueError, "W_e: expected .* = .11, 18. from the configuration"),
         (THETA, dataclasses.replace(CONFIG, l_max=5), ValueError, "W_p: expected .* = .11, 5. from the configuration"),
         (THETA._replace(W_p=None), CONFIG, ValueError, "since Embedding has positions = 'learned'"),

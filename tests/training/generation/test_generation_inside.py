@@ -58,7 +58,7 @@ def test_reading_while_generating_is_one_pass_over_the_text(name):
     np.testing.assert_array_equal(begun.tokens, generated(Generator(theta, config)).tokens)
     assert begun.tokens.shape == (3, 6)
     for text, seen in zip(texts(begun), begun.seen(), strict=True):
-        _, expected = record(d_transformer, *names)(text, theta, variant=config.variant)
+        _, expected = record(d_transformer, *names)(text, theta)
         for where in names:
             finite = [np.maximum(of[where], -1e9) for of in (seen, expected)]
             cases.assert_close(*finite, 1e-9, name=where)
@@ -88,7 +88,7 @@ def test_steered_from_the_cache_is_steered_algorithm_14(name, changes):
         generated(Generator(theta, config, changes=CHANGES[changes])),
     )
     f = intervene(d_inference, CHANGES[changes])
-    options = {"l_gen": 6, "tau": 0.0, "key": KEY, "variant": config.variant}
+    options = {"l_gen": 6, "tau": 0.0, "key": KEY}
     for x, l, y in zip(PROMPTS, LENGTHS, found.tokens, strict=True):
         assert y.tolist() == f(jnp.asarray(x[:l]), theta, **options).tolist()
     assert (found.tokens != plain).any()
@@ -101,14 +101,14 @@ def test_what_is_recorded_is_changed_and_goes_on_in_larger_caches_and_windows():
     generator = Generator(theta, config, changes=changes, names=("X@8", "A"))
     begun = generated(generator, l_gen=75)  # 64 slots are not enough
     for text, seen in zip(texts(begun), begun.seen(), strict=True):
-        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta, variant=config.variant)
+        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta)
         cases.assert_trees_close(seen, expected, 1e-8)
     theta, config = model("LLAMA", l_max=8)
     begun = generated(Generator(theta, config, changes=changes, names=("X@8", "A")), sliding=True, l_gen=9)
     for text, seen in zip(texts(begun), begun.seen(), strict=True):
         n = seen["X@8"].shape[-1]
         assert 3 <= n <= 8
-        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text[-n:], theta, variant=config.variant)
+        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text[-n:], theta)
         cases.assert_trees_close(seen, expected, 1e-8)
 
 
@@ -128,7 +128,7 @@ def test_who_joins_is_read_and_steered_as_the_others():
     of_rows = zip(prompts, begun.tokens, begun.starts, begun.seen(), strict=True)
     for x, y, start, seen in of_rows:
         text = jnp.asarray(np.concatenate([x, y[start:]])[:-1])
-        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta, variant=config.variant)
+        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta)
         cases.assert_trees_close(seen, expected, 1e-8)
 
 
@@ -139,7 +139,7 @@ def test_a_model_of_one_layer(tau):
     begun = generated(Generator(theta, config, changes=changes, names=("A", at("X@8", layer=-1))), tau=tau)
     for text, seen in zip(texts(begun), begun.seen(), strict=True):
         names = ("A", at("X@8", layer=-1))
-        _, expected = record(intervene(d_transformer, changes), *names)(text, theta, variant=config.variant)
+        _, expected = record(intervene(d_transformer, changes), *names)(text, theta)
         cases.assert_trees_close(seen, expected, 1e-9)
 
 
@@ -151,7 +151,7 @@ def test_the_same_prompts_are_read_once():
     begun.extend(4)
     for y, seen in zip(begun.tokens, begun.seen(), strict=True):
         text = jnp.asarray(np.concatenate([PROMPTS[0], y])[:-1])
-        _, expected = record(d_transformer, "X@8")(text, theta, variant=config.variant)
+        _, expected = record(d_transformer, "X@8")(text, theta)
         cases.assert_trees_close(seen, expected, 1e-9)
 
 

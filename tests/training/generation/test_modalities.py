@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import GatoConfig, d_layers, d_transformer, gato_embedding, init_gato, unembedding
+from algorithms import GatoConfig, d_hidden_state, d_transformer, gato_embedding, init_gato, unembedding
 from training.data.modalities import pendulum
 from training.data.modalities.sequences import EXTRA_TOKENS, Control, Image
 from training.data.records import DataError
@@ -32,7 +32,7 @@ def next_column(columns, first, end):
     places = columns.places.T if len(columns.places) else np.zeros((2, 1), int)
     X = gato_embedding(jnp.asarray(columns.read), patches, jnp.asarray(columns.at), *map(jnp.asarray, places), *PARAMS)
     theta = PARAMS.transformer
-    P = unembedding(d_layers(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
+    P = unembedding(d_hidden_state(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
     return first + int(jnp.argmax(P[first:end, -1]))
 
 
@@ -113,13 +113,13 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
         "segment_ids": np.ones((2, 24), np.int32),
         "loss_mask": rng.random((2, 24)) < 0.3,
     }
-    found = TASKS["gato"].objective.loss(PARAMS, batch, None, variant=CONFIG.variant)
+    found = TASKS["gato"].objective.loss(PARAMS, batch, None)
     patches, places = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1), map(jnp.asarray, columns.places.T)
     places, expected = list(places), 0.0
     for b in range(2):
         X = gato_embedding(jnp.asarray(read[b]), patches, jnp.asarray(at[b]), *places, *PARAMS)
         theta = PARAMS.transformer
-        P = unembedding(d_layers(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
+        P = unembedding(d_hidden_state(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
         nats = -np.log(np.asarray(P, np.float64)[np.asarray(next_tokens(jnp.asarray(x)))[b], np.arange(24)])
         expected += nats[batch["loss_mask"][b]].sum()
     np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -36,7 +36,7 @@ def model(name):
 def alone(theta, config, x, *, l_gen, r):
     """Algorithm 14's tokens of request r."""
     key = jax.random.fold_in(KEY, r)
-    return d_inference(jnp.asarray(x), theta, l_gen=l_gen, tau=0.8, key=key, variant=config.variant).tolist()
+    return d_inference(jnp.asarray(x), theta, l_gen=l_gen, tau=0.8, key=key).tolist()
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_the_cache_is_no_longer_than_the_widest_window(name):
     most = states.widest_window(config.variant)
     assert most == WIDEST[name]
     shapes = jax.eval_shape(
-        lambda x, lengths: reading.prefill(theta, x, lengths, variant=config.variant, C=64, most=most),
+        lambda x, lengths: reading.prefill(theta, x, lengths, C=64, most=most),
         X[:3],
         LENGTHS.astype(np.int32),
     )
     grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
     for state, C in ((shapes, 64), (grown, 512)):
-        numbers = sum(leaf.size for cache in state.caches for leaf in cache)
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(state.caches))
         assert numbers == config.L * 3 * min(C, most or C) * config.H_kv * (config.d_attn + config.d_mid)
         assert state.tokens.shape == (3, C)
 

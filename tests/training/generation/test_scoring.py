@@ -27,10 +27,10 @@ def log_p_of(P, r):
 @pytest.mark.parametrize("tied", [True, False])
 def test_log_probabilities_of_a_decoder(tied):
     config = dataclasses.replace(D, variant=GPT2)
-    theta = THETA[D]._replace(W_u=None) if tied else THETA[D]
+    theta = THETA[D]._replace(variant=GPT2, **({"W_u": None} if tied else {}))
     padded = np.where(np.arange(11) < LENGTHS[:, None], X, -7)
     log_p = log_probabilities(theta, padded, lengths=LENGTHS, config=config)
-    P = np.asarray(d_transformer(X, theta, variant=GPT2))
+    P = np.asarray(d_transformer(X, theta))
     for r, length in enumerate(LENGTHS):
         np.testing.assert_allclose(log_p[r, : length - 1], log_p_of(P, r), rtol=1e-10)
         assert (log_p[r, length - 1 :] == 0).all()
@@ -43,7 +43,7 @@ def test_log_probabilities_of_an_encoder_decoder():
 
 
 def test_perplexity_of_a_uniform_model_is_the_size_of_its_vocabulary():
-    theta = jax.tree.map(jnp.zeros_like, THETA[D])._replace(W_e=THETA[D].W_e)
+    theta = jax.tree.map(jnp.zeros_like, THETA[D])._replace(W_e=THETA[D].W_e, variant=GPT2)
     config = dataclasses.replace(D, variant=GPT2)
     log_p = log_probabilities(theta, X, lengths=LENGTHS, config=config)
     np.testing.assert_allclose(perplexity(log_p, LENGTHS), N_V, rtol=1e-12)
@@ -89,7 +89,7 @@ def test_classes_are_those_of_each_text_alone():
     )
     P = classify(params, X, lengths=LENGTHS, config=E)
     for r in range(3):
-        p = class_probabilities(X[r], params, variant=E.variant, length=LENGTHS[r])
+        p = class_probabilities(X[r], params, length=LENGTHS[r])
         np.testing.assert_allclose(P[r], p, rtol=1e-10)
         assert P[r].sum() == pytest.approx(1)
 

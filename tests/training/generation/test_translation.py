@@ -36,9 +36,9 @@ def run(**options):
     return [np.asarray(a) for a in TRANSLATOR.translate(options.pop("z", Z), **options)]
 
 
-def predicted(theta, x, variant=CONFIG.variant):
+def predicted(theta, x):
     """The distributions ``[N_V, r, t]`` that Algorithm 8 gives to the next token of each translation."""
-    return np.asarray(ed_transformer(Z, jnp.asarray(x), theta, z_length=LENGTHS, variant=variant))
+    return np.asarray(ed_transformer(Z, jnp.asarray(x), theta, z_length=LENGTHS))
 
 
 def log_probability(P, r, x):
@@ -70,7 +70,7 @@ def test_a_variant_is_translated_with():
     config = dataclasses.replace(CONFIG, variant=VASWANI, d_e=12, L_dec=1)
     theta = random_theta(config)._replace(W_u=None, W_p=None)
     tokens, lengths, scores = translate(theta, Z, lengths=LENGTHS, config=config, l_max=12, tau=1.0, key=KEY)
-    P = predicted(theta, tokens, VASWANI)
+    P = predicted(theta, tokens)
     keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(12)))(KEYS)
     expected = jax.jit(sample)(jnp.log(jnp.asarray(P)), 1.0, keys)
     for r in range(3):
@@ -114,15 +114,14 @@ def test_the_stream_yields_the_same_tokens():
 
 def toy_search(z, beam_size, length_penalty, l_max):
     z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
-    context = reading.encode(TOY_THETA, z, lengths, variant=TOY.variant)
-    weights = layout.unstacked(TOY_THETA, variant=TOY.variant)
+    context = reading.encode(TOY_THETA, z, lengths)
+    weights = layout.unstacked(TOY_THETA)
     found = beam_search(
         weights,
         context,
         l_max=l_max,
         beam_size=beam_size,
         length_penalty=length_penalty,
-        variant=TOY.variant,
         bos=TOY.N_V - 2,
         eos=TOY.N_V - 1,
     )

@@ -67,7 +67,7 @@ def theirs(model, x, types):
 
 def ours(run, x, types):
     """The logits of a masked-token head or of a classifier, and the bare encoder's columns, tokens before rows."""
-    options = {"variant": run.config.variant, "length": jnp.asarray(LENGTHS), "types": jnp.asarray(types)}
+    options = {"length": jnp.asarray(LENGTHS), "types": jnp.asarray(types)}
 
     def outputs(theta):
         if run.task == "classify":
@@ -142,7 +142,7 @@ def test_a_classifier_has_its_labels_and_its_probabilities(tmp_path):
     run = load_model(cases.saved(model, tmp_path))
     assert (run.task, run.labels) == ("classify", ("ham", "spam", "other"))
     x, types = inputs(run.config)
-    P = class_probabilities(jnp.asarray(x), run.theta, variant=run.config.variant, length=jnp.asarray(LENGTHS))
+    P = class_probabilities(jnp.asarray(x), run.theta, length=jnp.asarray(LENGTHS))
     expected = theirs(model, x, 0 * types).softmax(-1).detach().numpy()
     cases.assert_same(P.T, expected, "float64", "probabilities")
 
@@ -153,7 +153,7 @@ def test_our_own_encoders_open_in_transformers(tmp_path):
     save_pretrained(tmp_path / "out", theta, config)
     model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
     x = np.arange(11)
-    X = e_hidden_state(jnp.asarray(x), theta, variant=BERT)
+    X = e_hidden_state(jnp.asarray(x), theta)
     expected = model(torch.tensor(x)[None]).logits[0].detach()
     cases.assert_same(cases.column_logits(X, theta), expected, "float64", "logits")
 
@@ -179,20 +179,20 @@ def test_a_pretrained_bert_of_2018_is_read(tmp_path):
     (theta, config, _), (expected, _, _) = load_pretrained(tmp_path / "old"), load_pretrained(path)
     np.testing.assert_array_equal(theta.W_pool, np.ones((15, 15)))
     x, _ = inputs(config)
-    P = [e_transformer(jnp.asarray(x), t, variant=config.variant) for t in (theta, expected)]
+    P = [e_transformer(jnp.asarray(x), t) for t in (theta, expected)]
     np.testing.assert_array_equal(*P)
 
 
 def test_what_a_bare_encoder_lacks_is_said(tmp_path):
-    theta, config, _ = load_pretrained(cases.saved(make("bare"), tmp_path))
+    theta, _, _ = load_pretrained(cases.saved(make("bare"), tmp_path))
     assert theta.W_f is None
     with pytest.raises(ValueError, match=r"theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's"):
-        e_transformer(jnp.arange(3), theta, variant=config.variant)
+        e_transformer(jnp.arange(3), theta)
     without = theta._replace(W_t=None)
     with pytest.raises(ValueError, match=r"types: expected None, since theta.W_t is None"):
-        e_encoding(jnp.arange(3), without, variant=config.variant, types=jnp.zeros(3, int))
+        e_encoding(jnp.arange(3), without, types=jnp.zeros(3, int))
     with pytest.raises(ValueError, match=r"theta.W_pool: expected None, since Variant has pooler = False"):
-        e_encoding(jnp.arange(3), theta, variant=BERT)
+        e_encoding(jnp.arange(3), theta._replace(variant=BERT))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     weights = np.arange(x.size * config.N_V).reshape(2, 19, config.N_V) % 7 - 3.0
 
     def score(theta):
-        X = d_hidden_state(jnp.asarray(x), theta, variant=config.variant)
+        X = d_hidden_state(jnp.asarray(x), theta)
         ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
         return (ours * jnp.asarray(weights, ours.dtype)).sum(), ours
 
@@ -174,7 +174,7 @@ def test_our_own_models_open_in_transformers(tmp_path, name):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(model).__name__.lower().startswith(name.lower())
     x = np.arange(17)
-    X = d_hidden_state(jnp.asarray(x), theta, variant=config.variant)
+    X = d_hidden_state(jnp.asarray(x), theta)
     ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
     cases.assert_same(ours, model(torch.tensor(x)[None]).logits[0].detach(), "rounded", "logits")
     assert load_pretrained(tmp_path / "out")[1] == config

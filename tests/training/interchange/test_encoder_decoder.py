@@ -105,9 +105,7 @@ def compare(theta, config, dtype, path, model, their_logits, inputs):
     z, x, targets, weights = inputs
 
     def loss(theta):
-        X = ed_hidden_state(
-            jnp.asarray(z), jnp.asarray(x), theta, variant=config.variant, z_length=jnp.asarray(Z_LENGTHS)
-        )
+        X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(Z_LENGTHS))
         return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
 
     (value, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(theta)
@@ -331,9 +329,9 @@ def test_an_output_bias_and_offsets_are_read_by_algorithm_8(tmp_path):
     model = make("bart")
     theta, config, _ = load_pretrained(cases.saved(model, tmp_path))
     z, x, _, _ = data(config)
-    P = ed_transformer(jnp.asarray(z), jnp.asarray(x), theta, variant=config.variant, z_length=jnp.asarray(Z_LENGTHS))
+    P = ed_transformer(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(Z_LENGTHS))
     expected = np.moveaxis(theirs(model, z, x).softmax(-1).detach().numpy(), -1, 0)
     cases.assert_same(P, expected, "float64", "P")
     assert theta.W_p.shape[1] == config.l_max + 2
     with pytest.raises(ValueError, match=r"x: expected at most l_max = 11 tokens, got 12; cut it into chunks"):
-        ed_transformer(jnp.asarray(z[0]), jnp.arange(12), theta, variant=config.variant)
+        ed_transformer(jnp.asarray(z[0]), jnp.arange(12), theta)

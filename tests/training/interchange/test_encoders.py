@@ -66,7 +66,7 @@ def theirs(model, x):
 
 
 def ours(x, theta, config):
-    options = {"variant": config.variant, "length": jnp.asarray(LENGTHS)}
+    options = {"length": jnp.asarray(LENGTHS)}
     if theta.W_f is None:
         return jnp.moveaxis(e_encoding(jnp.asarray(x), theta, **options), 0, -1)
     return cases.column_logits(e_hidden_state(jnp.asarray(x), theta, **options), theta)

@@ -284,7 +284,7 @@ def test_a_file_becomes_a_run(tied, tmp_path):
     x = np.array([1, 5, 9, 3, 36])
     expected = model(torch.tensor(x)[None]).logits[0].detach().numpy()
     for run in (load_run(tmp_path / "run"), load_model(path)):
-        ours = cases.column_logits(d_hidden_state(x, run.theta, variant=run.config.variant), run.theta)
+        ours = cases.column_logits(d_hidden_state(x, run.theta), run.theta)
         assert np.abs(np.asarray(ours) - expected).max() < 1e-4 * np.abs(expected).max()
         assert run.tokenizer.encode("cab") == [5, 3, 4]
         assert (run.tokenizer.bos_token, run.tokenizer.end_tokens) == (1, (2,))

@@ -67,7 +67,7 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     targets, weights = np.roll(x, -1, axis=1), np.arange(x.size).reshape(x.shape) % 3
 
     def loss(theta):
-        X = d_hidden_state(jnp.asarray(x), theta, variant=config.variant)
+        X = d_hidden_state(jnp.asarray(x), theta)
         return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
 
     (value, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(theta)
@@ -153,7 +153,7 @@ def test_our_own_models_open_in_transformers(tmp_path, variant, tied):
     save_pretrained(tmp_path / "out", theta, config)
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
     x = np.arange(11)
-    X = d_hidden_state(jnp.asarray(x), theta, variant=variant)
+    X = d_hidden_state(jnp.asarray(x), theta)
     theirs = model(torch.tensor(x)[None]).logits[0]
     cases.assert_same(cases.column_logits(X, theta), theirs.detach(), "float64", "logits")
     theta_again, config_again, _ = load_pretrained(tmp_path / "out")

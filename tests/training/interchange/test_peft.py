@@ -56,7 +56,7 @@ def adapted_run(path, base, **values):
 
 
 def our_logits(run):
-    hidden = d_hidden_state(jnp.asarray(X[0]), run.theta, variant=run.config.variant.without_dropout())
+    hidden = d_hidden_state(jnp.asarray(X[0]), run.theta)
     return cases.column_logits(hidden, run.theta)
 
 

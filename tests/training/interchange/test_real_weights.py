@@ -79,7 +79,7 @@ def test_minilm_is_bert_of_transformers(tmp_path, minilm, dtype):
     c = np.random.default_rng(0).standard_normal(their_X.shape) * read[..., None]
 
     def loss(theta):
-        X = e_encoding(jnp.asarray(x), theta, variant=run.config.variant, length=jnp.asarray(lengths))
+        X = e_encoding(jnp.asarray(x), theta, length=jnp.asarray(lengths))
         X = jnp.moveaxis(X, 0, -1)
         return jnp.sum(jnp.asarray(c, X.dtype) * X), X
 
@@ -119,9 +119,7 @@ def test_the_lemmatizer_is_torch_nn_transformer(tmp_path, lemmatizer, dtype):
     their_logits = model(torch.tensor(z), torch.tensor(x), lengths)
 
     def loss(theta):
-        X = ed_hidden_state(
-            jnp.asarray(z), jnp.asarray(x), theta, variant=run.config.variant, z_length=jnp.asarray(lengths)
-        )
+        X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(lengths))
         return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
 
     (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(theta)
@@ -151,9 +149,7 @@ def test_the_phonemizer_is_bart_of_transformers(tmp_path, phonemizer):
     targets, weights = np.roll(x, -1, axis=1), np.ones(x.shape)
 
     def loss(theta):
-        X = ed_hidden_state(
-            jnp.asarray(z), jnp.asarray(x), theta, variant=run.config.variant, z_length=jnp.asarray(lengths)
-        )
+        X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(lengths))
         return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
 
     (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
@@ -222,7 +218,7 @@ def test_the_small_gpt_in_float64(tmp_path, name):
     their_logits = model(torch.tensor(x[some])).logits + bias
 
     def loss(theta):
-        X = d_hidden_state(jnp.asarray(x[some]), theta, variant=run.config.variant)
+        X = d_hidden_state(jnp.asarray(x[some]), theta)
         return cases.column_loss(X, theta, targets[some], np.ones(x[some].shape)), cases.column_logits(X, theta)
 
     (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
@@ -234,7 +230,7 @@ def test_the_small_gpt_in_float64(tmp_path, name):
     cases.assert_same(gradients.b_u, bias.grad, "float64", "gradient of the bias")
     with torch.no_grad():
         theirs = cases.torch_loss(torch, model(torch.tensor(x)).logits + bias, targets, np.ones(x.shape)) / x.size
-    X = d_hidden_state(jnp.asarray(x), run.theta, variant=run.config.variant)
+    X = d_hidden_state(jnp.asarray(x), run.theta)
     nats = float(cases.column_loss(X, run.theta, targets, np.ones(x.shape))) / x.size
     cases.record(f"GPT ({name})", "nats per character", "float64", nats)
     assert abs(nats - float(theirs)) < 1e-9
@@ -302,7 +298,7 @@ def test_what_is_recorded_of_it_is_what_transformers_shows(tmp_path):
     with torch.no_grad():
         expected = theirs(torch.tensor(x), output_hidden_states=True, output_attentions=True)
     with jax.enable_x64(False):
-        recorded = record(lambda x: d_transformer(x, theta, variant=config.variant), "X@8", "A")
+        recorded = record(lambda x: d_transformer(x, theta), "X@8", "A")
         _, seen = recorded(jnp.asarray(x))
     for l in range(config.L):
         cases.assert_same(seen["A"][l].transpose(2, 0, 3, 1), expected.attentions[l], "float32", f"A of layer {l}")
@@ -324,7 +320,7 @@ def test_a_model_in_files_of_numpy_generates_as_its_own_code(tmp_path, monkeypat
         ours = generate(model.theta, np.array([prompt]), lengths=np.array([len(prompt)]), **options)[0].tolist()
         assert ours == [step.token for step in steps]
         log_P = jnp.log(jnp.asarray(np.stack([step.probs for step in steps])))
-        P = d_transformer(jnp.array([*prompt, *ours[:-1]]), model.theta, variant=model.config.variant)
+        P = d_transformer(jnp.array([*prompt, *ours[:-1]]), model.theta)
         np.testing.assert_allclose(jnp.log(P).T[len(prompt) - 1 :], log_P, rtol=0, atol=1e-9)
 
 

@@ -262,6 +262,7 @@ class Evil:
         return (print, ("code was run",))
 
 
+@pytest.mark.end_to_end
 def test_a_pickle_that_wants_code_run_is_refused(path, tmp_path, capsys):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e .[compare]")
     (path / "model.safetensors").unlink()
@@ -277,6 +278,16 @@ def test_a_pickle_that_wants_code_run_is_refused(path, tmp_path, capsys):
     torch.save([1, 2], file)
     assert "expected tensors by name, got something else" in refused(path, tmp_path)
     assert "code was run" not in capsys.readouterr().out
+
+
+def test_a_pickle_that_is_a_pipe_is_refused_before_pytorch_is_asked_for(path, tmp_path, monkeypatch):
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert refused(path, tmp_path).endswith("pytorch_model.bin: expected a file, got a pipe")
+    (path / "pytorch_model.bin").unlink()
+    (path / "pytorch_model.bin").write_bytes(b"PK")
+    assert "pytorch_model.bin is a PyTorch file, and reading it needs torch" in refused(path, tmp_path)
 
 
 def test_stored_sinusoids_must_be_those_of_the_variant(tmp_path):
@@ -317,6 +328,15 @@ def test_damaged_files_beside_a_tokenizer_are_refused(path, tmp_path):
     (path / "target_tokenizer.json").unlink()
     (path / "tokenizer_config.json").write_text('{"chat_template": [{"name": ["a"], "template": 3}]}')
     assert "chat_template: expected a string, or several with one named default, got 3" in refused(path, tmp_path)
+
+
+def test_a_configuration_with_other_lines_than_the_parameters_is_refused(tmp_path):
+    bert = ETransformerConfig(L=1, variant=BERT, **SIZES)
+    theta, encoder = (random_theta(config)._replace(variant=PAPER) for config in (CONFIG, bert))
+    for other, config in ((theta, CONFIG), (encoder, bert), (ClassifierParams(encoder, np.ones((3, 6)), None), bert)):
+        with pytest.raises(InterchangeError, match=r"config\.variant: expected θ's own, "):
+            save_pretrained(tmp_path / "out", other, config)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, implemen
     weights = np.arange(x.size * config.N_V).reshape(2, 11, config.N_V) % 7 - 3.0
 
     def score(theta):
-        options = {"variant": config.variant, "z_length": jnp.asarray(LENGTHS), "implementation": implementation}
+        options = {"z_length": jnp.asarray(LENGTHS), "implementation": implementation}
         X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, **options)
         ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
         return (ours * weights).sum(), ours
@@ -122,7 +122,7 @@ def test_our_own_models_open_in_transformers(tmp_path, gated, tied):
     save_pretrained(tmp_path / "out", theta, config)
     model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out")
     z, x = (a % 17 for a in data())
-    X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, variant=variant, z_length=jnp.asarray(LENGTHS))
+    X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(LENGTHS))
     ours = jnp.moveaxis(variant.unembedding.logits(X, theta), 0, -1)
     cases.assert_same(ours, theirs(model, z, x).detach(), "rounded", "logits")
     assert load_pretrained(tmp_path / "out")[1] == config

@@ -38,7 +38,7 @@ def test_losses_are_those_of_the_tokens():
     )
     log_p = np.arange(48) / 10 - np.log(np.exp(np.arange(48) / 10).sum())
     of_targets = -log_p[np.asarray(tokens.x[:, 1:])]
-    first, again = induction.losses(theta, tokens, VARIANT)
+    first, again = induction.losses(theta, tokens)
     repeats = np.asarray(tokens.repeats)
     np.testing.assert_allclose([first, again], [of_targets[~repeats].mean(), of_targets[repeats].mean()], rtol=1e-5)
 
@@ -48,9 +48,9 @@ def test_without_heads_is_with_their_output_weights_at_0():
     heads = jnp.array([[0, 1], [1, 3]])
     attention = THETA.layers.attention
     cut = attention._replace(W_o=attention.W_o.at[0, :, 16:32].set(0).at[1, :, 48:].set(0))
-    expected = induction.losses(THETA._replace(layers=THETA.layers._replace(attention=cut)), tokens, VARIANT)[1]
-    np.testing.assert_allclose(induction.loss_without(THETA, tokens, heads, variant=VARIANT), expected, rtol=1e-5)
-    assert abs(expected - induction.losses(THETA, tokens, VARIANT)[1]) > 1e-3
+    expected = induction.losses(THETA._replace(layers=THETA.layers._replace(attention=cut)), tokens)[1]
+    np.testing.assert_allclose(induction.loss_without(THETA, tokens, heads), expected, rtol=1e-5)
+    assert abs(expected - induction.losses(THETA, tokens)[1]) > 1e-3
 
 
 def test_heads_by_score_and_as_many_others_of_their_layers():
@@ -75,12 +75,12 @@ def test_two_layers_learn_what_one_cannot():
     for L in (1, 2):
         for _, theta in attention_only.trained(jax.random.key(0), L, 600, 200):
             last[L] = theta
-    one, two = (induction.measured(last[L], tokens, variant=VARIANT) for L in (1, 2))
+    one, two = (induction.measured(last[L], tokens) for L in (1, 2))
     assert two.again < 1 < 2 < one.again
     assert two.induction[1].max() > 0.5 > 0.2 > max(one.induction.max(), two.induction[0].max())
     assert two.previous[0].max() > 0.25 > 0.2 > one.previous.max()
     layer = jnp.array([[0, h] for h in range(4)])
-    assert induction.loss_without(last[2], tokens, layer, variant=VARIANT) > 3
+    assert induction.loss_without(last[2], tokens, layer) > 3
 
 
 @pytest.mark.thorough

@@ -37,12 +37,12 @@ def test_the_last_row_of_the_logit_lens_is_the_output():
 @pytest.mark.parametrize("shared_layers", [1, 2])
 def test_the_logit_lens_of_a_decoder_whose_norms_come_last(shared_layers):
     lines = {"order": "norm_last", "final_norm": False, "shared_layers": shared_layers}
-    variant = VARIANTS["OPT"].but(**lines).without_dropout()
+    variant = VARIANTS["OPT"].but(**lines)
     theta = cases.random_theta(DTransformerConfig(**SIZES, variant=variant))
-    P, seen = record(d_transformer, "X@8", "X_tilde@5")(BATCH, theta, variant=variant)
-    found = logit_lens(seen["X@8"], theta, variant)
+    P, seen = record(d_transformer, "X@8", "X@7")(BATCH, theta)
+    found = logit_lens(seen["X@8"], theta)
     cases.assert_close(jax.nn.softmax(found[-1], axis=0), P)
-    cases.assert_close(found[0], variant.unembedding.logits(seen["X_tilde@5"][1], theta))
+    cases.assert_close(found[0], variant.unembedding.logits(seen["X@7"][0], theta))
 
 
 def test_the_logit_lens_of_an_encoder_decoder():
@@ -70,10 +70,9 @@ def test_the_tuned_lens_is_nearer_to_the_output_than_the_logit_lens():
 def test_the_parts_add_up_to_the_logits(name):
     config = DTransformerConfig(**SIZES, variant=VARIANTS[name])
     theta = cases.random_theta(config)
-    options = {"variant": config.variant}
-    hidden, seen = record(lambda x: d_hidden_state(x, theta, **options), *parts.READS)(BATCH)
+    hidden, seen = record(lambda x: d_hidden_state(x, theta), *parts.READS)(BATCH)
     weights = cases.normal(17)
-    found = parts.attribution(seen, theta, weights, config.variant)
+    found = parts.attribution(seen, theta, weights)
     logits = config.variant.unembedding.logits(hidden, theta)
     cases.assert_close(found.total(), jnp.tensordot(weights, logits, 1))
     assert found.heads.shape == (2, 6, 2, 6)
@@ -96,16 +95,16 @@ def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(
 
 
 @pytest.mark.parametrize(
-    ("theta", "variant", "says"),
+    ("theta", "says"),
     [
-        (cases.random_theta(cases.E), PAPER, "theta: expected parameters of Algorithm 10, got ETransformerParams"),
-        (D, VARIANTS["GEMMA2"], "normalize_output: expected None"),
-        (D, PAPER.but(unembedding=PAPER.unembedding.but(cap=3.0)), "cap: expected None, got 3.0"),
+        (cases.random_theta(cases.E), "theta: expected parameters of Algorithm 10, got ETransformerParams"),
+        (D._replace(variant=VARIANTS["GEMMA2"]), "normalize_output: expected None"),
+        (D._replace(variant=PAPER.but(unembedding=PAPER.unembedding.but(cap=3.0))), "cap: expected None, got 3.0"),
     ],
 )
-def test_attribution_is_refused_where_parts_do_not_add_up(theta, variant, says):
+def test_attribution_is_refused_where_parts_do_not_add_up(theta, says):
     with pytest.raises(ValueError, match=says):
-        parts.attribution({}, theta, cases.normal(17), variant)
+        parts.attribution({}, theta, cases.normal(17))
 
 
 def test_circuits_are_what_attention_computes():

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import PAPER
 from training.commands.train import main
 from training.loop import train_step
 from training.loop.train_step import LossScale, init_state, make_step
@@ -34,7 +33,7 @@ def updates(f, n, *, dtype="float16", w=1.0):
     """The state and the metrics after each of n steps of gradient descent at rate 1."""
     optimizer = optax.sgd(1.0)
     settings = dataclasses.replace(settings_from({"steps": 10}, task="d"), dtype=dtype)
-    step = jax.jit(make_step(Scalar(f), optimizer, lambda _: 1.0, settings, PAPER))
+    step = jax.jit(make_step(Scalar(f), optimizer, lambda _: 1.0, settings))
     state = init_state({"w": jnp.asarray(w, jnp.float32)}, optimizer, dtype=dtype)
     found = []
     for _ in range(n):

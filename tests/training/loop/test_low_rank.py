@@ -68,12 +68,12 @@ def test_it_begins_with_what_the_frozen_parameters_compute():
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_gradient_is_that_of_theta_by_the_chain_rule(parts):
     """∂F/∂B = s dW Aᵀ and ∂F/∂A = s Bᵀ dW, where dW is the gradient of the whole matrix."""
-    settings, config, theta, adapter = model(accumulation_steps=parts)
+    settings, _, theta, adapter = model(accumulation_steps=parts)
     batch = data_for(settings).train.batch(0)
-    of_adapter = jax.jit(batch_loss(TASKS["d"].objective, settings, config.variant))
+    of_adapter = jax.jit(batch_loss(TASKS["d"].objective, settings))
     loss, gradient, _ = of_adapter(adapter, batch, np.int32(0), jax.random.key(0), theta)
     plain = settings_for("d", **LLAMA)
-    of_theta = jax.jit(batch_loss(TASKS["d"].objective, plain, config.variant))
+    of_theta = jax.jit(batch_loss(TASKS["d"].objective, plain))
     expected, dtheta, _ = of_theta(merged(theta, adapter, 1.5), batch, np.int32(0), jax.random.key(0))
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     found, of_matrix = low_rank_of(gradient), dict(jax.tree_util.tree_leaves_with_path(dtheta))
@@ -88,9 +88,9 @@ def test_the_gradient_is_that_of_theta_by_the_chain_rule(parts):
     "optimizer", ["adamw", "muon", *(pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "lion", "adafactor"))]
 )
 def test_an_update_changes_the_adapter_alone(optimizer):
-    settings, config, theta, adapter = model(optimizer=optimizer, learning_rate=0.01)
+    settings, _, theta, adapter = model(optimizer=optimizer, learning_rate=0.01)
     schedule, update = optimizer_from(settings)
-    step = jax.jit(make_step(TASKS["d"].objective, update, schedule, settings, config.variant))
+    step = jax.jit(make_step(TASKS["d"].objective, update, schedule, settings))
     state = init_state(adapter, update)
     batch = data_for(settings).train.batch(0)
     new, _ = step(state, batch, np.int32(3), jax.random.key(0), theta)

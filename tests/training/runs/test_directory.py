@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors
 
+from algorithms import LLAMA
 from tests import cases
 from tests.run_cases import make_run
 from tests.training_cases import N_V, TOKEN_TASKS, data_for, settings_for
@@ -39,12 +40,25 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     files.save_parameters(theta)
     run = load_run(tmp_path / "run")
     assert (run.task, run.config) == (task, description.config)
-    assert run.config.variant.dropout == 0.25
     assert run.tokenizer.encode("abc") == [0, 1, 2]
     assert jax.tree.structure(run.theta) == jax.tree.structure(theta)
     for name, array in flatten(theta).items():
         np.testing.assert_array_equal(flatten(run.theta)[name], array)
     assert files.description() == description
+    assert description.settings.dropout == 0.25
+
+
+def test_a_run_of_a_version_whose_variants_had_dropout_is_read_and_continues(tmp_path):
+    files, description, theta = begin(tmp_path / "run", variant="LLAMA", dropout=0.25)
+    files.save_parameters(theta)
+    state = json.loads(files.config.read_text())
+    assert "dropout" not in state["model"]["variant"]
+    state["model"]["variant"]["dropout"] = 0.25
+    files.config.write_text(json.dumps(state))
+    files.check_continues(description)
+    run = load_run(tmp_path / "run")
+    assert run.config == description.config
+    assert run.theta.variant == LLAMA
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -53,7 +53,7 @@ def complete(client, prompt="abc", **options):
 
 
 def distributions(model, tokens):
-    return np.asarray(d_transformer(jnp.asarray(tokens), model.theta, variant=model.config.variant.without_dropout()))
+    return np.asarray(d_transformer(jnp.asarray(tokens), model.theta))
 
 
 def test_an_answer_follows_the_template(client):
@@ -240,7 +240,7 @@ def of_encoder(encoder):
 
 def mean_encoding(encoder, text):
     tokens = encoder.tokenizer.framed(encoder.tokenizer.encode(text), ends=True)
-    X = np.asarray(e_encoding(jnp.asarray(tokens), encoder.theta, variant=encoder.config.variant.without_dropout()))
+    X = np.asarray(e_encoding(jnp.asarray(tokens), encoder.theta))
     mean = X.mean(axis=1)
     return mean / np.linalg.norm(mean)
 

@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from training.data.records import DataError
+from training.extras import install
+
 SHADES = 17
 SIDE = 8
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -23,9 +26,13 @@ class Digits(NamedTuple):
 
 
 def load(part: str) -> Digits:
-    """Return the digits for training ("train") or the held-out ones (any other part)."""
-    from sklearn.datasets import load_digits  # takes a second to import, and few runs need it
-
+    """Return the digits for training ("train") or the held-out ones (any other part). Raises DataError if scikit-learn,
+    which has them, is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise DataError(f"the digits are scikit-learn's, which is not installed: {install('sklearn')}") from None
     data: Any = load_digits()
     held_out = np.arange(len(data.target)) % HELD_OUT == 0
     chosen = ~held_out if part == "train" else held_out

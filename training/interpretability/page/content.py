@@ -1,6 +1,5 @@
 """Compute the page's content: one pass over the text, what its values show, and what the parameters show."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -140,15 +139,14 @@ def _facts(run: Run) -> list[str]:
 
 
 def _decoder(run: Run, x: np.ndarray) -> _Pass:
-    theta, variant = run.theta, run.config.variant.without_dropout()
-    f = functools.partial(d_hidden_state, variant=variant)
+    theta, f = run.theta, d_hidden_state
     _, seen = record(f, "A", *attribution.READS)(x, theta)
-    X = jnp.concatenate([seen["X@3"][None], lens.after_layers(seen["X@8"], theta, variant)])
+    X = jnp.concatenate([seen["X@3"][None], lens.after_layers(seen["X@8"], theta)])
     rows = ["embedding", *(f"layer {l}" for l in range(run.config.L))]
-    prediction = _by_layer(X, theta, variant, x, "prompt", rows)
+    prediction = _by_layer(X, theta, x, "prompt", rows)
     answers = jnp.asarray(prediction.tokens[-1, :, 0])
     try:
-        written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers, variant)
+        written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers)
     except ValueError as error:
         written = f"The parts of this model do not add up to its logits ({error})."
     return _Pass({"prompt": x}, _own_attention(seen), prediction, written)
@@ -158,11 +156,11 @@ def _own_attention(seen: Any) -> list[Attended]:
     return [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
 
 
-def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
+def _by_layer(X: Any, theta: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
     """Return the logit lens, and each row's probability of what the last row predicts."""
 
     def log_p(X, theta):
-        return jax.nn.log_softmax(lens.unembedded(X, theta, variant).T.astype(jnp.float32))
+        return jax.nn.log_softmax(lens.unembedded(X, theta).T.astype(jnp.float32))
 
     @jax.jit
     def every(X, x, theta):
@@ -181,13 +179,13 @@ def _by_layer(X: Any, theta: Any, variant: Any, x: np.ndarray, of: str, rows: li
     return Prediction(of, rows, tokens, p, final, np.append(follows, np.nan), "")
 
 
-def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array, variant: Any) -> Written:
+def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array) -> Written:
     """Return for each column the parts of its own answer's logit, relative to the mean logit."""
     N_V = theta.W_e.shape[1]
 
     def of_column(seen, answer, theta):
         weights = jnp.zeros(N_V, theta.W_e.dtype).at[answer].set(1) - 1 / N_V
-        parts = attribution.attribution(seen, theta, weights, variant)
+        parts = attribution.attribution(seen, theta, weights)
         return parts.heads, parts.mlp, parts.embedding, parts.b_o.sum() + parts.constant
 
     columns = {name: jnp.moveaxis(value, -1, 0) for name, value in seen.items()}
@@ -205,9 +203,9 @@ NORM_LAST = "Not available for this model: it normalizes after each sum, so no h
 
 
 def _encoder(run: Run, x: np.ndarray) -> _Pass:
-    theta, variant = run.theta, run.config.variant.without_dropout()
+    theta, variant = run.theta, run.theta.variant
     f = e_transformer if variant.head else e_encoding
-    P, seen = record(functools.partial(f, variant=variant), "A")(x, theta)
+    P, seen = record(f, "A")(x, theta)
     if not variant.head:
         return _Pass({"prompt": x}, _own_attention(seen), "This encoder has no head that predicts tokens.", NORM_LAST)
     note = (
@@ -226,8 +224,7 @@ def _output(P: np.ndarray, note: str) -> Prediction:
 
 def _classifier(run: Run, x: np.ndarray) -> _Pass:
     assert isinstance(run.theta, ClassifierParams)
-    variant = run.config.variant.without_dropout()
-    p, seen = record(functools.partial(class_probabilities, variant=variant), "A")(x, run.theta)
+    p, seen = record(class_probabilities, "A")(x, run.theta)
     P = np.repeat(np.asarray(p, np.float32)[:, None], len(x), axis=1)
     note = "A classifier predicts one class for the whole text, from the encoding of its first token."
     return _Pass({"prompt": x}, _own_attention(seen), _output(P, note), NORM_LAST)
@@ -235,14 +232,13 @@ def _classifier(run: Run, x: np.ndarray) -> _Pass:
 
 def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     theta, tokenizer, config = run.theta, run.tokenizer, run.config
-    variant = config.variant.without_dropout()
     translator = Translator(theta, config, bos=tokenizer.bos_token, eos=tokenizer.eos_token)
     tokens, counts, _ = translator.translate(z[None], lengths=np.array([len(z)]), l_max=config.l_max)
     x = np.asarray(tokens)[0, : max(1, int(counts[0]) - 1)]  # without eos, since nothing is predicted after it
     H, n, m = config.H, len(z), len(x)
     _check_count(config.L_enc * H * n * n + config.L_dec * H * (m * m // 2 + m * n), n)
 
-    f = functools.partial(ed_hidden_state, variant=variant)
+    f = ed_hidden_state
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
         Attended("Encoder (line 5)", "prompt", "prompt", attending(seen["A/5"])),
@@ -250,6 +246,6 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
         Attended("Decoder to encoder (line 16)", "answer", "prompt", attending(seen["A/16"])),
     ]
     rows = [f"layer {l}" for l in range(config.L_dec)]
-    prediction = _by_layer(seen["X@19"], theta, variant, x, "answer", rows)
+    prediction = _by_layer(seen["X@19"], theta, x, "answer", rows)
     note = "The answer is the model's own, decoded greedily; each of its tokens predicts the next one."
     return _Pass({"prompt": z, "answer": x}, blocks, prediction._replace(note=note), NORM_LAST)

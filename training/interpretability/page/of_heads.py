@@ -1,6 +1,5 @@
 """What heads do with any text: scores on repeated random tokens, and circuits from the parameters alone."""
 
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,8 +25,7 @@ def circuits_of(run: Run) -> Circuits | str:
         return f"Head scores need a context of at least 4 tokens; the model reads {run.config.l_max}."
     theta: Any = run.theta.encoder if run.task == "classify" else run.theta
     x = jnp.asarray(repeated_tokens(run, n))
-    variant = run.config.variant.without_dropout()
-    f = functools.partial(d_hidden_state if run.task == "d" else e_encoding, variant=variant)
+    f = d_hidden_state if run.task == "d" else e_encoding
     A = record(f, "A")(x, theta)[1]["A"]
     found = {
         "previous token": scores.previous_token_scores(A),
@@ -35,8 +33,8 @@ def circuits_of(run: Run) -> Circuits | str:
         "induction": scores.induction_scores(A, x),
     }
     if run.task == "d":
-        found["copying"] = circuits.copying_scores(theta, variant)
-    composition, note = _composition(variant.of_every_layer(theta.layers.attention))
+        found["copying"] = circuits.copying_scores(theta)
+    composition, note = _composition(theta.variant.of_every_layer(theta.layers.attention))
     return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
 
 

@@ -57,11 +57,10 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
 
 
 def _logits_at(run: Run, column: int) -> Callable[[Any, Any], jax.Array]:
-    variant = run.config.variant.without_dropout()
     f = d_hidden_state if run.task == "d" else e_hidden_state
 
     def logits(x, theta):
-        X = f(x, theta, variant=variant)[:, column : column + 1]
-        return variant.unembedding.logits(X, theta)[:, 0].astype(jnp.float32)
+        X = f(x, theta)[:, column : column + 1]
+        return theta.variant.unembedding.logits(X, theta)[:, 0].astype(jnp.float32)
 
     return logits

@@ -1,0 +1,137 @@
+"""The loss of every token, from tokens and θ of any variant: lines 4 and 5 of Algorithms 11 and 13, 8 and 9 of 12."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Integer
+
+from algorithms.alg08_ed_transformer import ed_hidden_state
+from algorithms.alg09_e_transformer import e_hidden_state
+from algorithms.alg10_d_transformer import d_hidden_state
+from algorithms.layers import positions_in
+from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.contract import compiled
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.notation import (
+    ContextLength,
+    Dropout,
+    Implementation,
+    Length,
+    OptionalKey,
+    PrimaryLength,
+    Remat,
+    Unroll,
+    mask_token,
+)
+from algorithms.ops.log_loss import token_losses
+
+
+@compiled
+def ed_token_losses(
+    z: Integer[Array, "*#batch l_z"],
+    x: Integer[Array, "*batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    z_lengths: ContextLength = None,
+    x_lengths: PrimaryLength = None,
+    implementation: Implementation = "auto",
+    dropout: Dropout = 0.0,
+    key: OptionalKey = None,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "*batch l_x"]:
+    """``−log P[x[t+1], t]`` with ``P = EDTransformer(z, x | θ)``, for every token that has a next one; 0 for others.
+
+    The probabilities of all tokens are never held at once; the result is in at least float32. Its sum is the loss of
+    Algorithm 11.
+
+    Example:
+        >>> import jax
+        >>> from algorithms import EDTransformerConfig, init_ed_transformer
+        >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
+        >>> theta = init_ed_transformer(jax.random.key(0), config)._replace(W_u=jnp.zeros((5, 6)))
+        >>> print(ed_token_losses(jnp.array([0, 1]), jnp.array([3, 1, 4]), theta))
+        [1.609438 1.609438 0.      ]
+
+    Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 11.
+    """
+    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll}
+    X = ed_hidden_state(z, x, theta, z_length=z_lengths, implementation=implementation, **options)
+    return losses_of(X, theta, jnp.roll(x, -1, axis=-1), is_before(x, x_lengths, 1), implementation)
+
+
+@compiled
+def e_token_losses(
+    x: Integer[Array, "*batch l"],
+    theta: ETransformerParams,
+    *,
+    x_tilde: Integer[Array, "*batch l"],
+    lengths: Length = None,
+    types: Integer[Array, "*#batch l"] | None = None,
+    implementation: Implementation = "auto",
+    dropout: Dropout = 0.0,
+    key: OptionalKey = None,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "*batch l"]:
+    """``−log P[x[t], t]`` with ``P = ETransformer(x̃ | θ)``, for every token that x̃ masks; 0 for others.
+
+    ``x_tilde`` is x with mask_token in place of some tokens. Otherwise like `ed_token_losses`.
+
+    Source: Phuong and Hutter 2022, lines 7 to 9 of Algorithm 12.
+    """
+    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll, "types": types}
+    X = e_hidden_state(x_tilde, theta, length=lengths, implementation=implementation, **options)
+    masked = x_tilde == mask_token(theta.W_e.shape[1])
+    return losses_of(X, theta, x, masked & is_before(x, lengths), implementation)
+
+
+@compiled
+def d_token_losses(
+    x: Integer[Array, "*batch l"],
+    theta: DTransformerParams,
+    *,
+    lengths: Length = None,
+    positions: Integer[Array, "*#batch l"] | None = None,
+    segments: Integer[Array, "*#batch l"] | None = None,
+    implementation: Implementation = "auto",
+    dropout: Dropout = 0.0,
+    key: OptionalKey = None,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "*batch l"]:
+    """``−log P[x[t+1], t]`` with ``P = DTransformer(x | θ)``, for every token that has a next one; 0 for others.
+
+    The last token of a document, if ``segments`` numbers each token's, has none. Otherwise like `ed_token_losses`.
+
+    Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 13.
+    """
+    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll}
+    options |= {"length": lengths, "positions": positions, "segments": segments}
+    X = d_hidden_state(x, theta, implementation=implementation, **options)
+    counted = is_before(x, lengths, 1)
+    if segments is not None:
+        counted = counted & (segments == jnp.roll(segments, -1, axis=-1))
+    return losses_of(X, theta, jnp.roll(x, -1, axis=-1), counted, implementation)
+
+
+def losses_of(
+    X: Float[Array, "d *batch l"],
+    theta: Any,
+    targets: Integer[Array, "*batch l"],
+    counted: Bool[Array, "*batch l"],
+    implementation: Implementation,
+) -> Float[Array, "*batch l"]:
+    """``−log P[targets[t], t]``, with P the unembedding of the hidden state X, for the counted t; 0 for others."""
+    line = theta.variant.unembedding
+    X, targets = jnp.where(counted[None], X, 0), jnp.where(counted, as_ids(targets), 0)
+    options: Any = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation}
+    return jnp.where(counted, token_losses(X, line.matrix(theta), targets, **options), 0)
+
+
+def is_before(x: Integer[Array, "*batch l"], lengths: Any, n: int = 0) -> Bool[Array, "*batch l"]:
+    """Whether the token n after each one is before the padding."""
+    lengths = as_ids(x.shape[-1] if lengths is None else lengths)
+    lengths = lengths.reshape(*lengths.shape, *(1,) * (x.ndim - lengths.ndim))
+    return jnp.broadcast_to(positions_in(x) + n < lengths, x.shape)

@@ -1,0 +1,56 @@
+"""The orders of a layer's lines in published models, in place of those that Algorithms 8, 9 and 10 print.
+
+A layer without norms is the printed one, since f.layer_norm is the identity if θ has no norm.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from algorithms.machinery.naming import numbered
+
+
+class NormFirst(NamedTuple):
+    """The parameters of an attention or MLP, and the norm that its input gets."""
+
+    norm: Any
+    W: Any
+
+
+def norms_first(W: Any) -> Any:
+    """A layer of Algorithm 8 or 9 with each norm moved from behind an attention or MLP to its input."""
+    parts = list(W._asdict())
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    moved = {name: NormFirst(getattr(W, norm), getattr(W, name)) for name, norm in pairs}
+    return W._replace(**moved, **dict.fromkeys(parts[1::2]))
+
+
+@numbered
+def _norm_last(X, W, f, mask):
+    """Lines 5 to 8 of Algorithm 10 with the norms behind the sums, as in Algorithm 9."""
+    X = X + f.mh_attention(X, X, W.attention, mask)  # line 6
+    X = f.layer_norm(X, W.norm1)  # line 5
+    X = X + f.mlp(X, W.mlp)  # line 8
+    X = f.layer_norm(X, W.norm2)  # line 7
+    return X
+
+
+@numbered
+def _side_by_side(X, W, f, mask):
+    """Lines 5 to 8 of Algorithm 10 with attention and MLP in parallel: both read the layer's input."""
+    X_tilde = f.layer_norm(X, W.norm1)  # line 5
+    Y = f.mh_attention(X_tilde, X_tilde, W.attention, mask)  # line 6, without its sum
+    X_tilde = f.layer_norm(X, W.norm2)  # line 7
+    X = X + Y + f.mlp(X_tilde, W.mlp)  # line 8
+    return X
+
+
+BODIES = {"norm_last": _norm_last, "side_by_side": _side_by_side}
+
+
+def in_order(order: str | None, layer: Callable[..., Any], reads: dict[str, Any]) -> Callable[..., Any]:
+    """A layer as printed, with its lines in another order; ``reads`` has the arrays that it reads, by name."""
+    if order is None:
+        return layer
+    if order == "norm_first":
+        return lambda X, W, f: layer(X, norms_first(W), f)
+    return lambda X, W, f: BODIES[order](X, W, f, reads["mask"])

@@ -1,0 +1,119 @@
+"""Relations between arguments: what may not go together, although each argument is right by itself.
+
+A relation is checked in every public function that has arguments of its names, or in those that it names.
+"""
+
+from typing import Any
+
+from algorithms.machinery.contract import relation
+from algorithms.model.distances import ByDistance
+
+
+@relation()
+def dropout_needs_a_key(dropout: float, key: Any) -> None:
+    """Dropout draws, and every draw is from a key."""
+    if dropout and key is None:
+        raise ValueError(f"key: dropout = {dropout} needs one; give key=jax.random.key(seed), or dropout=0.0")
+
+
+@relation()
+def dropout_draws_for_each_sequence(z: Any, x: Any, dropout: float) -> None:
+    """A context for all sequences would need a draw for each of them."""
+    if dropout and z.ndim != x.ndim:
+        raise ValueError(
+            "z: expected one context per sequence of x, since dropout draws separately for each, got one for all"
+        )
+
+
+@relation()
+def a_tied_unembedding_reads_rows_of_embeddings(theta: Any) -> None:
+    """W_u = W_eᵀ multiplies the d_f rows of Algorithm 9."""
+    if theta.W_u is None and getattr(theta, "W_f", None) is not None and theta.W_f.shape[0] != theta.W_e.shape[0]:
+        (d_in, _), d_f = theta.W_e.shape, theta.W_f.shape[0]
+        rows = "d_e" if theta.W_in is None else "d_in"
+        raise ValueError(f"theta.W_u: a tied unembedding needs d_f = {rows} = {d_in}, got d_f = {d_f}; give W_u")
+
+
+@relation(
+    "ed_transformer", "ed_hidden_state", "ed_encoding", "ed_decoding", "ed_token_losses", "ed_training", "ed_inference"
+)
+def line_16_of_algorithm_8_attends_to_another_sequence(theta: Any) -> None:
+    """Positions that queries and keys share make no sense there."""
+    if theta.variant.embedding.positions == "in_attention":
+        raise ValueError(
+            "variant.embedding.positions: expected a value other than 'in_attention' in Algorithm 8, since the queries "
+            "and keys of its line 16 belong to different sequences"
+        )
+    if not all(line.positions is None or line.positions.in_context for line in theta.variant.attentions):
+        raise ValueError(
+            "variant.attention: expected positions of None, Distances or ALiBi in Algorithm 8, since the queries and "
+            "keys of its line 16 belong to different sequences"
+        )
+
+
+@relation("e_transformer", "e_hidden_state", "e_token_losses", "e_training")
+def lines_10_and_11_of_algorithm_9_have_parameters(theta: Any) -> None:
+    """A bare encoder ends with line 9."""
+    if theta.W_f is None:
+        raise ValueError("theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's; call e_encoding")
+
+
+@relation()
+def types_are_embedded(types: Any, theta: Any) -> None:
+    """Token types need W_t."""
+    if types is not None and theta.W_t is None:
+        raise ValueError("types: expected None, since theta.W_t is None: these parameters have no token types")
+
+
+@relation()
+def distances_are_within_documents(positions: Any, segments: Any, theta: Any) -> None:
+    """Scores by distance count columns: with positions of documents, tokens must not see other documents."""
+    by_distance = any(isinstance(line.positions, ByDistance) for line in theta.variant.attentions)
+    if by_distance and positions is not None and segments is None:
+        raise ValueError(
+            "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
+            "got an array; give segments, too"
+        )
+
+
+def _fits_positions(name: str, tokens: Any, theta: Any) -> None:
+    """The first columns of W_p may be unused."""
+    longest, l = theta.variant.embedding.limit(theta), tokens.shape[-1]
+    if longest is not None and isinstance(l, int) and l > longest:
+        raise ValueError(
+            f"{name}: expected at most l_max = {longest} tokens, got {l}; cut it into chunks, or make the parameters "
+            "with a larger l_max"
+        )
+
+
+relation()(lambda x, theta: _fits_positions("x", x, theta))
+relation()(lambda z, theta: _fits_positions("z", z, theta))
+
+
+@relation()
+def positions_are_left_for_what_is_generated(x: Any, l_gen: int, theta: Any) -> None:
+    """Algorithm 14 reads the prompt and all generated tokens but the last."""
+    l, l_max = x.shape[-1], theta.variant.embedding.limit(theta)
+    if l_max is not None and l + l_gen - 1 > l_max:
+        raise ValueError(
+            f"l_gen: a prompt of {l} tokens and {l_gen} more need l_max >= {l + l_gen - 1}, got l_max = {l_max}; "
+            f"shorten the prompt, or generate at most {l_max - l + 1} tokens"
+        )
+
+
+@relation()
+def something_limits_the_output(l_max: int | None, theta: Any) -> None:
+    """Algorithm 15 stops at l_max tokens."""
+    limit = theta.variant.embedding.limit(theta)
+    if l_max is None and limit is None:
+        raise ValueError("l_max: expected the longest output in tokens, since these parameters set no limit, got None")
+    if l_max is not None and limit is not None and l_max > limit:
+        raise ValueError(f"l_max: expected at most {limit}, the l_max of the parameters, got {l_max}")
+
+
+@relation()
+def tokens_have_rows(N_V: int | None, W_u: Any) -> None:
+    """The last rows of W_u may be padding."""
+    if N_V is not None and W_u.shape[0] < N_V:
+        rows = W_u.shape[0]
+        raise ValueError(f"N_V: expected at most {rows} tokens, the rows of W_u, got {N_V}; give N_V=None for all rows")

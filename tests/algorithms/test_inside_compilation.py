@@ -1,0 +1,139 @@
+"""`record` and the like compile once for each function and names, as ``jax.jit(f)`` does, and keep none alive."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_transformer
+from algorithms.inside import at, gradients, intervene, record
+from tests.algorithms.test_inside import BATCH, D, X
+from tests.cases import assert_close
+from training.interpretability import patching
+
+
+class Counted:
+    """A function that counts how often it is traced; what is compiled needs no trace."""
+
+    def __init__(self):
+        self.traces = 0
+
+    def __call__(self, x, theta, *, tau=1.0):
+        self.traces += 1
+        return tau * jnp.log(d_transformer(x, theta)[2, ..., -1]).sum()
+
+
+def doubled(value):
+    return 2 * value
+
+
+X_OTHER, OTHER = (X + 1) % 14, jax.tree.map(lambda a: a + 0.01, D)
+CALLS = {
+    "record": lambda f, i: record(f, "A", at("X@8", layer=1)),
+    "intervene by numbers": lambda f, i: intervene(f, {at("Y@2", layer=1, head=0): 0.5 * i}),
+    "intervene by arrays": lambda f, i: intervene(f, {at("X@8", layer=1, token=0): np.full(11, i + 0.5)}),
+    "intervene by a function": lambda f, i: intervene(f, {"X@6": doubled}),
+    "gradients": lambda f, i: gradients(f, "A", "X@6"),
+    "record of intervene": lambda f, i: record(intervene(f, {at("Y@2", layer=0, head=1): 1.0 + i}), "X@6"),
+    "gradients of intervene of intervene": lambda f, i: gradients(
+        intervene(intervene(f, {at("Y@2", layer=0, head=1): 1.0 + i}), {"X@6": doubled}), "X_tilde@7"
+    ),
+}
+PATCHING = {
+    "activation patching": lambda f, i: patching.activation_patching(f, "X@8", *runs(i)),
+    "attribution patching": lambda f, i: patching.attribution_patching(f, "X@8", *runs(i)),
+    "path patching": lambda f, i: patching.path_patching(
+        f, at("Y@2", layer=0, head=1), at("Q", layer=1, head=0), *runs(i)
+    ),
+    "causal tracing": lambda f, i: patching.causal_tracing(f, runs(i)[0], slice(0, 2), np.full((11, 2), 1.0 + i)),
+}
+
+
+def runs(i):
+    return ((X, D), (X_OTHER, D)) if i else ((X_OTHER, OTHER), (X, OTHER))
+
+
+def compilations(function):
+    """The number of programs that XLA compiles while the function runs."""
+    seen = []
+
+    def note(event, seconds, **_):
+        seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        jax.block_until_ready(function())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return seen.count("/jax/core/compile/backend_compile_duration")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_made_and_called_again_nothing_is_traced_or_compiled(name):
+    f, made = Counted(), CALLS[name]
+    expected = [made(lambda *args, f=f: f(*args), i)(X, D) for i in (0, 1)]  # each a function of its own
+    got = [made(f, 0)(X, D)]
+    traces = f.traces
+    assert compilations(lambda: got.append(made(f, 1)(X, D))) == 0
+    assert f.traces == traces
+    for one, other in zip(got, expected, strict=True):
+        jax.tree.map(assert_close, one, other)
+
+
+@pytest.mark.parametrize("name", PATCHING)
+def test_patching_again_compiles_nothing(name):
+    f, patched = Counted(), PATCHING[name]
+    first = patched(f, 0)
+    traces = f.traces
+    results = []
+    assert compilations(lambda: results.append(patched(f, 1))) == 0
+    assert f.traces == traces
+    jax.tree.map(assert_close, results[0], patched(Counted(), 1))
+    assert any(jnp.abs(a - b).max() > 1e-6 for a, b in zip(*map(jax.tree.leaves, (first, results[0])), strict=True))
+
+
+def test_other_names_shapes_settings_and_observers_have_programs_of_their_own():
+    f = Counted()
+    values, _ = record(f, "A")(X, D)
+    assert_close(record(f, "A")(X, D, tau=2.0)[0], 2 * values)
+    assert_close(record(f, "A")(X, D, tau=2)[0], 2 * values)
+    assert record(f, "X@8")(X, D)[1]["X@8"].shape == (2, 11, len(X))
+    assert record(f, "A")(BATCH, D)[1]["A"].ndim == 5
+    assert_close(record(f, "A")(X, D)[0], values)
+    changed = intervene(f, {"X@8": doubled})
+    _, seen = record(changed, "X@8")(X, D)
+    _, plain = record(f, at("X@8", layer=0))(X, D)
+    assert_close(seen["X@8"][0], 2 * plain[at("X@8", layer=0)])
+
+
+def test_traced_indices_share_a_program_and_keep_their_names():
+    f = Counted()
+
+    @jax.jit
+    def two(a, b):
+        places = at("X@8", layer=a), at("X@8", layer=b)
+        _, seen = record(f, *places)(X, D)
+        _, _, gradient = gradients(f, *places)(X, D)
+        return [seen[where] for where in places], [gradient[where] for where in places]
+
+    (_, whole), (_, _, slopes) = record(f, "X@8")(X, D), gradients(f, "X@8")(X, D)
+    seen, gradient = two(1, 0)
+    assert_close(jnp.stack(seen), whole["X@8"][::-1])
+    assert_close(jnp.stack(gradient), slopes["X@8"][::-1])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_was_compiled_ends_with_the_function(name):
+    theta = jnp.arange(3.0)
+
+    def f(x, theta, held=theta):
+        return jnp.log(d_transformer(x, theta)[2, ..., -1]).sum() + held.sum()
+
+    CALLS[name](f, 0)(X, D)
+    ended = weakref.ref(f)
+    del f
+    gc.collect()
+    assert ended() is None

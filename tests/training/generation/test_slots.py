@@ -1,0 +1,164 @@
+"""A cache in parts: what a step reads of it, and generation over many parts."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import GOPHER, LLAMA, T5, DTransformerConfig, d_transformer
+from algorithms.lines import ALiBi, Attention, Embedding, Rotary
+from tests.cases import random_theta
+from training.generation import Generator, cache, decoding, reading, states
+from training.generation.prefixes import Prefixes
+from training.generation.slots import Slots, sizes_of_parts
+
+H, H_kv, B, R, d_attn, d_mid = 6, 2, 3, 32, 5, 7
+SIZES = (4, 4, 4, 4, 8, 8)
+
+
+def random_cache():
+    rng = np.random.default_rng(0)
+    return cache.KeyValues(*(jnp.asarray(rng.normal(size=(H_kv * B, R, d))) for d in (d_attn, d_mid)))
+
+
+def queries():
+    return jnp.asarray(np.random.default_rng(1).normal(size=(H, d_attn, B)))
+
+
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("slot", [0, 3, 4, 15, 16, 29, 31])
+def test_parts_give_what_all_rows_give(slot, window):
+    """Sequences that begin at different slots, one of which may attend to nothing; unread rows are NaN."""
+    rows, s = random_cache(), np.arange(R)
+    permitted = (s <= slot) & (s >= np.array([[0], [slot // 2], [R]])) & (window is None or slot - s < window)
+    of_distances = jnp.asarray(np.random.default_rng(2).normal(size=(H, B, R)))
+
+    def added(start=0, n=None):
+        return of_distances[..., start:][..., :n]
+
+    attend = functools.partial(cache.attend_cached, permitted=jnp.asarray(permitted), cap=3.0, of_distances=added)
+    expected = attend(queries(), rows)
+    assert float(jnp.abs(expected.reshape(H, d_mid, B)[..., 2]).max()) == 0
+    starts = np.cumsum([0, *SIZES])
+    read = [start <= slot and (window is None or slot - window < end) for start, end in itertools.pairwise(starts)]
+    unread = ~np.repeat(read, SIZES)[None, :, None]
+    parts = Slots.of(*(jnp.where(unread, jnp.nan, a) for a in rows), 4)
+    assert tuple(part.shape[1] for part in parts.V) == SIZES
+    found = attend(queries(), parts, slot=jnp.asarray(slot), window=window)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("slot", [0, 3, 4, 20, 31])
+def test_a_token_is_stored_in_its_part(slot):
+    rng, rows = np.random.default_rng(3), random_cache()
+    K, V = (jnp.asarray(rng.normal(size=(H_kv, d, B))) for d in (d_attn, d_mid))
+    stored = jax.jit(Slots.stored)(Slots.of(*rows, 4), K, V, jnp.asarray(slot))
+    for found, expected in zip(stored.rows(), rows.stored(K, V, jnp.asarray(slot)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_step_of_a_loop_copies_no_part():
+    """XLA writes a row in place: the compiled loop allocates less than one part besides its arguments."""
+    parts = Slots.of(*(jnp.zeros((8, 1024, 32)) for _ in "KV"), 256)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def loop(parts):
+        ones = jnp.ones((8, 32, 1))
+        return jax.lax.fori_loop(0, 1000, lambda slot, parts: parts.stored(ones, ones, slot), parts)
+
+    memory = loop.lower(parts).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < parts.V[0].nbytes / 4
+
+
+@pytest.mark.parametrize("n", [64, 128, 4096])
+def test_parts_grow_without_moving(n):
+    for R in (64, 128, 256, 1024):
+        assert sum(sizes_of_parts(R, n)) == R
+        assert n > R or sizes_of_parts(2 * R, n)[: len(sizes_of_parts(R, n))] == sizes_of_parts(R, n)
+    rng = np.random.default_rng(4)
+    K, V = (jnp.asarray(rng.normal(size=(6, 64, d))) for d in (d_attn, d_mid))
+    grown = Slots.of(K, V, n).grown(512)
+    assert tuple(part.shape[1] for part in grown.V) == sizes_of_parts(512, n)
+    for found, expected in zip(grown.rows(), (K, V), strict=True):
+        np.testing.assert_array_equal(found, np.pad(expected, ((0, 0), (0, 448), (0, 0))))
+
+
+WINDOW = Attention(positions=Rotary(base=20.0), biases=False, window=70)
+VARIANTS = {
+    "LLAMA": LLAMA,
+    "GOPHER": GOPHER,
+    "windows in turn": LLAMA.but(attention=(WINDOW, WINDOW.but(window=None))),
+    "distances": LLAMA.but(attention=Attention(positions=ALiBi(), biases=False)),
+    "T5's distances": LLAMA.but(attention=T5.attentions[0], embedding=Embedding(positions=None)),
+}
+
+
+def model(name):
+    sizes = {"N_V": 17, "l_max": 400, "L": 2, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 6, "d_mid": 5}
+    config = DTransformerConfig(**sizes, variant=VARIANTS[name])
+    return config, random_theta(config)
+
+
+def assert_predicted(config, theta, x, y, log_p):
+    """The log-probabilities of y after x are those of one forward pass."""
+    text = jnp.asarray(np.concatenate([x, y]))
+    P = np.asarray(d_transformer(text[:-1], theta))
+    np.testing.assert_allclose(np.exp(log_p), P[y, np.arange(len(x) - 1, len(text) - 1)], rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
+    """Prompts of three lengths, one that joins in another part, and the cache grows from 256 to 512 slots."""
+    config, theta = model(name)
+    x = np.random.default_rng(5).integers(17, size=(4, 90)).astype(np.int32)
+    lengths, key = np.array([90, 3, 65]), jax.random.key(6)
+    begun = Generator(theta, config).begin(x[:3], lengths=lengths, l_gen=100, key=key, tau=1.0)
+    assert isinstance(begun._state.caches[0], Slots)
+    assert len(begun._state.caches[0].V) == 4
+    begun.extend(100)
+    sampling = Generator(theta, config).sampling_arrays([{"tau": 1.0}])
+    options = {"keys": jax.random.split(key, 1), "rows": [2, 3, 0], "l_gen": 180, "sampling": sampling}
+    begun.join(x[3:, :40], lengths=np.array([40]), **options)
+    begun.extend(240)
+    assert len(begun._state.caches[0].V) == 6
+    for r, prompt in enumerate((x[2, :65], x[3, :40], x[0])):
+        start = begun.starts[r]
+        assert_predicted(config, theta, prompt, begun.tokens[r, start:], begun.log_p[r, start:])
+
+
+def test_a_kept_prefix_is_read_in_parts():
+    config, theta = model("LLAMA")
+    x = np.random.default_rng(7).integers(17, size=(1, 200)).astype(np.int32)
+    generator = Generator(theta, config, prefixes=Prefixes.for_texts(3, theta, config))
+    for length in (150, 200):
+        begun = generator.begin(x[:, :length], lengths=np.array([length]), l_gen=80, key=jax.random.key(8), tau=1.0)
+        begun.extend(80)
+        assert len(begun._state.caches[0].V) > 1
+        assert_predicted(config, theta, x[0, :length], begun.tokens[0], begun.log_p[0])
+    assert generator.prefixes.found == 149
+
+
+def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
+    config, theta = model("LLAMA")
+    weights = Generator(theta, config).weights
+    x, lengths = np.zeros((2, 24), np.int32), np.array([24, 3])
+
+    def caches(**options):
+        read = functools.partial(reading.prefill, theta, C=256, **options)
+        return [
+            jax.eval_shape(read, x, lengths),
+            jax.eval_shape(functools.partial(states.empty_state, B=2, C=256, bos=1), weights),
+        ]
+
+    assert all(isinstance(state.caches[0], Slots) for state in caches())
+    assert isinstance(caches(most=40)[0].caches[0], cache.KeyValues)
+    jax.clear_caches()
+    monkeypatch.setattr(cache, "platform_of", lambda _: "tpu")
+    for state in caches():
+        assert state.caches[0].K.shape == (4, 256, 6)
+        step = functools.partial(decoding.step, context=None)
+        assert "cond[" not in str(jax.make_jaxpr(step)(weights, state=state))
+    jax.clear_caches()

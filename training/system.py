@@ -1,0 +1,81 @@
+"""What operating systems differ in: POSIX's way where it exists, and otherwise the nearest to it.
+
+Everything in `training` that only some systems have is here, so that the rest imports and works on all of them.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None
+
+BROKEN_PIPE = 128 + 13
+"""Exit status of a command whose reader has closed the pipe: 128 + SIGPIPE."""
+OUT_OF_TIME = -signal.SIGPROF if hasattr(signal, "setitimer") else 124
+"""Exit status, as `subprocess` gives it, of a process that `time_limit` ended."""
+OPEN_ONLY_FILES = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags to open a file for reading that follow no link and do not wait for a pipe."""
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has used; 0 if the system does not say."""
+    if resource is None:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def physical_memory() -> int:
+    """Return the bytes of memory of this machine; the largest integer if the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return sys.maxsize
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return whether a file is this user's, and nobody else may write it; on Windows, its folder sees to that."""
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & others)
+
+
+def edit_lines() -> None:
+    """Let `input` edit lines and remember them; Windows's terminals do without."""
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("readline")
+
+
+def limit_process(memory: int) -> None:
+    """Forbid this process to write files and to use more bytes of memory, as far as the system can."""
+    if resource is None:
+        return
+    for what, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory)):
+        with contextlib.suppress(ValueError, OSError):  # a system without this limit
+            resource.setrlimit(what, (most, most))
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """End this process, with the status `OUT_OF_TIME`, if the block takes longer: by the kernel, in processor time, or
+    else by a thread, by the clock, which only ends what runs in Python.
+    """
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return
+    timer = threading.Timer(seconds, os._exit, (OUT_OF_TIME,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
