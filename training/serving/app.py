@@ -109,7 +109,13 @@ class _Server:
         self._pending = [pending for pending in self._pending if not pending.done()]
         if len(self._pending) >= self._served.limits.choices:
             raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
-        self._pending.append(self._aside.submit(work))
+        turns = self._engine.turns if self._engine is not None else None
+
+        def in_turn() -> T:
+            with turns or contextlib.nullcontext():
+                return work()
+
+        self._pending.append(self._aside.submit(in_turn))
         return await asyncio.wrap_future(self._pending[-1])
 
     async def _body(self, request: Request) -> Any:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms.machinery.sharding import devices_sharing
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
 from training.generation.inputs import to_power_of_two
@@ -86,11 +87,33 @@ class _Running:
         return Step(new, token, log_p, likeliest, None)
 
 
+class Turns:
+    """A lock that threads get in turn, also if one of them takes it again as soon as it has released it.
+
+    Programs that several devices share must be started one after the other: if two threads start two of them, one device
+    may begin with the first and another with the second, and they wait for each other forever.
+    """
+
+    def __init__(self) -> None:
+        """Make a lock that nobody holds."""
+        self._next, self._held = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        """Wait for the lock."""
+        with self._next:
+            self._held.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock."""
+        self._held.release()
+
+
 class Engine:
     """Generates jobs side by side, in the order of arrival.
 
     Attributes:
         running: how many continuations are in progress.
+        turns: what a thread holds while it computes with a model that several devices share; None on a single device.
     """
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
@@ -99,6 +122,7 @@ class Engine:
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closing, self.running = False, 0
+        self.turns = Turns() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
         self._rehearsed: set[tuple[Any, ...]] = set()
         self._aside: tuple[threading.Thread, list[Job]] | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -169,7 +193,9 @@ class Engine:
                     return jobs
 
     def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
-        """Return waiting jobs that fit, once the programs that they need to join are compiled."""
+        """Return waiting jobs that fit, once the programs that they need to join are compiled (at once if several devices
+        share the model, since its programs must not run beside each other).
+        """
         if self._aside is not None:
             thread, jobs = self._aside
             if thread.is_alive():
@@ -182,7 +208,7 @@ class Engine:
             return []
         x, options = self._to_join(continuation, running, jobs)
         shapes = continuation.shapes_to_join(x, **options)
-        if self._is_known(shapes):
+        if self._is_known(shapes) or self.turns is not None:
             return jobs
         self._aside = (threading.Thread(target=_rehearse, args=(continuation.copy(), x, options), daemon=True), jobs)
         self._aside[0].start()
@@ -204,19 +230,25 @@ class Engine:
         """Generate until all rows have ended, or the engine closes; remove jobs that end, and add those that join."""
         x, options = self._of_prompts([one.job for one in running.values()])
         key, likeliest = options.pop("keys"), min(LIKELIEST, self._generator.config.N_V)
-        continuation = self._generator.begin(x, key=key, sliding=True, likeliest=likeliest, **options)
+        with self.turns or contextlib.nullcontext():
+            continuation = self._generator.begin(x, key=key, sliding=True, likeliest=likeliest, **options)
         while running and not self._closing:
             self.running = len(running)
-            continuation.extend(continuation.tokens.shape[1] + 1)
-            for r, one in list(running.items()):
-                step = one.step(continuation, r)
-                if step.finish or one.job.abandoned.is_set():
-                    continuation.keep(r)
-                    del running[r]
-                one.job.emit(step)
-            joining = self._joining(continuation, running) if running else []
-            if joining:
-                self._join(continuation, running, joining)
+            with self.turns or contextlib.nullcontext():
+                self._advance(continuation, running)
+
+    def _advance(self, continuation: Continuation, running: dict[int, _Running]) -> None:
+        """Generate one more token of each row, remove jobs that end, and add those that join."""
+        continuation.extend(continuation.tokens.shape[1] + 1)
+        for r, one in list(running.items()):
+            step = one.step(continuation, r)
+            if step.finish or one.job.abandoned.is_set():
+                continuation.keep(r)
+                del running[r]
+            one.job.emit(step)
+        joining = self._joining(continuation, running) if running else []
+        if joining:
+            self._join(continuation, running, joining)
 
     def _join(self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
         """Let jobs join the running ones, which get new rows."""

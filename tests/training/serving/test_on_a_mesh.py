@@ -1,5 +1,8 @@
 """A model that several devices share is served as that of one device."""
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -46,6 +49,24 @@ def test_a_divided_decoder_answers_the_same(tmp_path):
         found, theirs = answers(run, placement)
         assert found == texts
         np.testing.assert_allclose(theirs, numbers, atol=1e-5)
+
+
+def test_a_divided_decoder_generates_and_scores_for_many_clients_at_once(tmp_path):
+    run = make_run(tmp_path / "run", "d", conversing(), **SIZES)
+    prompts = [MESSAGES[0]["content"][:n] for n in (1, 2, 3, 5, 6, 7)]
+    found = []
+    for placement in (None, Placement("data=2,model=4")):
+        of_run = serving_cases.of_run(load_run(run, placement=placement))
+        with serving_cases.serving(of_run) as port, serving_cases.client_of(port) as client:
+            ask = functools.partial(client.completions.create, model="small", temperature=0, logprobs=1)
+            with ThreadPoolExecutor(16) as pool:
+                generated = [pool.submit(ask, prompt=prompt, max_tokens=24) for prompt in prompts]
+                scored = [pool.submit(ask, prompt=prompt, max_tokens=0, echo=True) for prompt in prompts]
+            answers = [answer.result().choices[0] for answer in generated + scored]
+            found.append([(answer.text, np.array(answer.logprobs.token_logprobs, float)) for answer in answers])
+    for (alone, log_p), (divided, theirs) in zip(*found, strict=True):
+        assert divided == alone
+        np.testing.assert_allclose(theirs, log_p, atol=1e-5)
 
 
 def test_a_divided_encoder_embeds_the_same(tmp_path):
