@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms import DTransformerParams, EDTransformerParams, Variant
+from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.ops.int8 import Int8Matrix
-from training.generation.cache import Projections
+from training.generation.cache import Projections, sizes_of_heads
 
 Weights = DTransformerParams | EDTransformerParams
 """Parameters as `unstacked` lays them out."""
@@ -46,9 +46,15 @@ def _is_here(a: Any) -> bool:
 
 
 def _layer(params: Any) -> Any:
-    """Return a layer with `Projections` in place of its attentions' parameters."""
-    names = [name for name in params._fields if "attention" in name]
-    return params._replace(**{n: Projections.of(getattr(params, n), context=n == "cross_attention") for n in names})
+    """Return a layer with `Projections` in place of its attentions' parameters, also of those within others."""
+
+    def laid_out(name):
+        def of(W):
+            return Projections.of(W, context=name == "cross_attention") if isinstance(W, MHAttentionParams) else W
+
+        return jax.tree.map(of, getattr(params, name), is_leaf=lambda W: isinstance(W, MHAttentionParams))
+
+    return params._replace(**{name: laid_out(name) for name in params._fields if "attention" in name})
 
 
 _rounded = jax.jit(Int8Matrix.of)
@@ -56,17 +62,32 @@ _rounded = jax.jit(Int8Matrix.of)
 
 
 def _in_int8(layer: Any) -> Any:
-    """Return a layer with rounded matrices."""
-    changed = {name: getattr(layer, name).with_matrices(_rounded) for name in layer._fields if "attention" in name}
-    if layer.mlp is not None:
-        matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
-        changed["mlp"] = layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()})
-    return layer._replace(**changed)
+    """Return a layer with rounded matrices: those of `Projections`, also within others, and of the paper's MLP."""
+
+    def rounded(part):
+        return part.with_matrices(_rounded) if isinstance(part, Projections) else part
+
+    layer = jax.tree.map(rounded, layer, is_leaf=lambda part: isinstance(part, Projections))
+    if not isinstance(layer.mlp, MLPParams):
+        return layer
+    matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
+    return layer._replace(mlp=layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()}))
 
 
 def are_apart(layers: Any) -> bool:
     """Whether layers are a tuple, as `apart` returns them."""
     return isinstance(layers, tuple) and not hasattr(layers, "_fields")
+
+
+def sizes_of_layers(theta: DTransformerParams) -> tuple[int, int, int, int]:
+    """Return what `sizes_of_heads` does, of a θ whose layers are stacked or a tuple: all layers have the same sizes."""
+    layers: Any = theta.layers
+    W = layers[0].attention if are_apart(layers) else jax.tree.map(_of_one_layer, layers.attention)
+    return sizes_of_heads(theta.variant.attentions[0], W, len(theta.W_e), theta.W_e.dtype)
+
+
+def _of_one_layer(a: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
 
 
 def apart(theta: DTransformerParams) -> DTransformerParams:

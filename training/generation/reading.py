@@ -14,7 +14,7 @@ from algorithms.layers import How, lines_of, zero_padding
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation.cache import KeyValues, Prompt
-from training.generation.layout import are_apart
+from training.generation.layout import are_apart, sizes_of_layers
 from training.generation.slots import smallest_part
 from training.generation.states import Context, State, begun, prompt_tokens
 
@@ -47,9 +47,8 @@ def prefill(
 
 
 def _smallest_part(theta: DTransformerParams, B: int) -> int:
-    layers: Any = theta.layers
-    heads = (layers[0] if are_apart(layers) else layers).attention.heads
-    return smallest_part(B, heads.W_q.shape[-1], heads.W_q.shape[-3], heads.W_k.shape[-3])
+    H, H_kv, _, _ = sizes_of_layers(theta)
+    return smallest_part(B, len(theta.W_e), H, H_kv)
 
 
 @functools.partial(jax.jit, static_argnames=("R",))

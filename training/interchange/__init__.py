@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
-from algorithms.model.variants import name_of
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import local_path, reason, require_file
 from training.interchange import consistency, containers, gguf_tokenizer, mapping, peft, positions, tokenizer_files
@@ -50,6 +49,7 @@ from training.tasks import TASKS, settings_from
 from training.tasks.classify import ClassifierParams
 from training.tasks.low_rank import adapter_shapes, scale_of
 from training.tasks.models import model_shapes
+from training.tasks.own_lines import setting_of
 
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
 
@@ -262,7 +262,7 @@ def _no_eos(fields: Fields, model: Model) -> str:
 def settings_of(task: str, config: Any) -> dict[str, Any]:
     """Return the settings of a task that a configuration determines: its sizes, and the name of its variant."""
     sizes = {name: getattr(config, name) for name in TASKS[task].all_settings() if hasattr(config, name)}
-    return {**sizes, "variant": name_of(config.variant) or "PAPER"}
+    return {**sizes, "variant": setting_of(config.variant)}
 
 
 def is_ours(path: Path) -> bool:

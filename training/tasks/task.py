@@ -1,11 +1,13 @@
 """The record of a task; training code reads it, and never branches on the task's name."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 
+from algorithms import MHAttentionParams
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -38,6 +40,9 @@ class Task:
 def attention_flops(c: Any, l_x: int, l_z: int) -> int:
     """Return the FLOPs of Algorithm 5, for l_x tokens that attend to l_z."""
     projections = 2 * c.d_e * (c.d_attn + c.d_mid) * (c.H * l_x + c.H_kv * l_z)
+    shapes = c.variant.attentions[0].shapes()
+    if not isinstance(shapes, MHAttentionParams):  # of one's own
+        projections = _matrices_flops(c, shapes) * l_x
     return projections + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
@@ -53,7 +58,10 @@ def embedding_flops(c: Any, l: int) -> int:
 
 def mlp_flops(c: Any, l: int) -> int:
     """Return the FLOPs of an MLP's matrices."""
-    matrices = [
-        shape for shape in jax.tree.leaves(c.variant.mlp and c.variant.mlp.shapes()) if len(shape.axes.split()) == 2
-    ]
-    return 2 * len(matrices) * c.d_e * c.d_mlp * l
+    return _matrices_flops(c, c.variant.mlp and c.variant.mlp.shapes()) * l
+
+
+def _matrices_flops(c: Any, shapes: Any) -> int:
+    """Return the FLOPs of the matrices of a line for a token."""
+    matrices = [shape.of(c.sizes()) for shape in jax.tree.leaves(shapes) if len(shape.axes.split()) > 1]
+    return 2 * sum(map(math.prod, matrices))
