@@ -25,6 +25,7 @@ class Experts(MLP):
     n: int
     k: int = 2
     divided: ClassVar = ("N_experts",)
+    loops: ClassVar = "tests.own_lines.loops:experts"
 
     def shapes(self):
         experts = jax.tree.map(lambda s: dataclasses.replace(s, axes=f"N_experts {s.axes}"), super().shapes())

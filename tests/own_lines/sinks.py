@@ -1,7 +1,7 @@
 """Sinks beside the softmax: a learned score of each head that takes weight and has no value (Agarwal et al. 2025)."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,6 +20,8 @@ class SinkParams(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sinks(Attention):
     """``A[t_z, t_x] = exp S[t_z, t_x] / (exp s_h + Σ_u exp S[u, t_x])``."""
+
+    loops: ClassVar = "tests.own_lines.loops:sinks"
 
     def shapes(self):
         return SinkParams(super().shapes(), s=array("H", deviation=1.0))

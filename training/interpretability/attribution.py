@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms import DTransformerParams
-from algorithms.model.norm import RMSNorm
+from algorithms.lines import Attention, RMSNorm
 
 READS = ("X@3", "Y@2", "X@8")
 """The values of Algorithm 10 that `attribution` reads."""
