@@ -9,6 +9,7 @@ from jax import Array
 from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
+from algorithms.lines import Attention
 from algorithms.ops.int8 import Int8Matrix
 from training.generation.cache import Projections, sizes_of_heads
 
@@ -27,7 +28,11 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
     stacked = getattr(theta, name)
     if int8:
         theta = theta._replace(W_u=_rounded(theta.variant.unembedding.matrix(theta)))
-    laid_out = (lambda layer: _in_int8(_layer(layer))) if int8 else _layer
+
+    def laid_out(layer):
+        layer = _layer(layer, theta.variant)
+        return _in_int8(layer) if int8 else layer
+
     return theta._replace(**{name: _one_by_one(stacked, theta.variant, laid_out)})
 
 
@@ -45,12 +50,18 @@ def _is_here(a: Any) -> bool:
     return is_array and [device.platform for device in a.devices()] == ["cpu"]
 
 
-def _layer(params: Any) -> Any:
-    """Return a layer with `Projections` in place of its attentions' parameters, also of those within others."""
+def _layer(params: Any, variant: Variant) -> Any:
+    """Return a layer with `Projections` in place of its attentions' parameters, also of those within others, except
+    where a line of one's own reads a context.
+    """
+    reads = any(type(line).read is not Attention.read for line in variant.attentions)
 
     def laid_out(name):
+        context = name == "cross_attention"
+
         def of(W):
-            return Projections.of(W, context=name == "cross_attention") if isinstance(W, MHAttentionParams) else W
+            is_ours = isinstance(W, MHAttentionParams) and not (context and reads)
+            return Projections.of(W, context=context) if is_ours else W
 
         return jax.tree.map(of, getattr(params, name), is_leaf=lambda W: isinstance(W, MHAttentionParams))
 
