@@ -21,7 +21,11 @@ def variant_named(text: str) -> Variant:
     if text in VARIANTS:
         return VARIANTS[text]
     if text.startswith("{"):
-        found, where = variant_from_json(json.loads(text)), "this JSON"
+        try:
+            written = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"--variant: expected the JSON of a record, got {text[:80]!r}: {error}") from None
+        found, where = variant_from_json(written), "this JSON"
     else:
         module, _, name = text.partition(":")
         found, where = getattr(_imported(module), name, None), f"{module}:{name}"
