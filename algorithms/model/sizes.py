@@ -68,7 +68,9 @@ class TransformerConfig:
         clashes = own_sizes(self.variant).keys() & {field.name for field in dataclasses.fields(self)}
         if clashes:
             name = min(clashes)
-            self._refuse("", f"{name} is a size of the configuration, and one of the variant's lines has it, too; rename it")
+            self._refuse(
+                "", f"{name} is a size of the configuration, and of one of the variant's lines, too; rename it"
+            )
 
     def sizes(self) -> dict[str, int]:
         """The size of each axis of θ, by name; layers that share parameters count once."""

@@ -151,9 +151,10 @@ def test_a_token_with_nothing_to_attend_to_takes_the_sink():
 
 def test_names_are_those_of_the_tags():
     x = jnp.array([3, 1, 4, 1, 5])
-    _, seen = record(d_transformer, "sink", "A")(x, theta_of("SINKS"))
-    assert seen["sink"].shape == (2, 6, 1, 5)
-    np.testing.assert_allclose(seen["sink"][:, :, 0] + seen["A"].sum(2), 1)
+    _, seen = record(d_transformer, "A_sink", "A")(x, theta_of("SINKS"))
+    assert seen["A_sink"].shape == (2, 6, 6, 5)
+    np.testing.assert_array_equal(seen["A_sink"][:, :, :-1], seen["A"])
+    np.testing.assert_allclose(seen["A_sink"].sum(2), 1)
     _, seen = record(d_transformer, "router", "G")(x, theta_of("EXPERTS"))
     assert seen["router"].shape == seen["G"].shape == (2, 4, 5)
     assert jnp.all((seen["G"] > 0).sum(1) == 2)
@@ -257,7 +258,7 @@ def test_a_size_that_a_configuration_has_is_refused():
         def sizes(self):
             return {**super().sizes(), "d_mlp": 7}
 
-    with pytest.raises(ValueError, match="d_mlp is a size of the configuration, and one of the variant's lines has it"):
+    with pytest.raises(ValueError, match="d_mlp is a size of the configuration, and of one of the variant's lines"):
         config_of(LLAMA.but(mlp=Wide(n=4)))
 
 

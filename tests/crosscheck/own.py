@@ -31,7 +31,7 @@ from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines
 from .comparison import OracleCache, Results
 from .scenarios import Run
-from .variants import CALLED, VariantScenarios, compare_variant, with_numbers_that_matter
+from .variants import CALLED, VariantScenarios, compare_variant
 
 __all__ = ["OwnScenarios", "compare_own"]
 

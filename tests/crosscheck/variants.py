@@ -134,7 +134,9 @@ def compare_variant(
     n = scenarios.algorithm
     changed = scenarios.changed()
     callers = CALLERS.get(n, ())
-    lines = {(m, line.number): LineResult(m, line) for m in (n, *scenarios.called, *callers) for line in PSEUDOCODE[m].lines}
+    lines = {
+        (m, line.number): LineResult(m, line) for m in (n, *scenarios.called, *callers) for line in PSEUDOCODE[m].lines
+    }
     for key, change in ((key, change) for key, change in changed.items() if key in lines):
         lines[key] = LineResult(key[0], change.line, change=change)
     settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}

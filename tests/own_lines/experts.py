@@ -20,7 +20,7 @@ class ExpertsParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts(MLP):
-    """``Σ_i G[i, t] MLP(X[:, t] | 𝓦_i)``, where G is the softmax of the k largest rows of ``W_r X``, and 0 elsewhere."""
+    """``Σ_i G[i, t] MLP(X[:, t] | 𝓦_i)``: G is the softmax of the k largest rows of ``W_r X``, and 0 elsewhere."""
 
     n: int
     k: int = 2

@@ -1,7 +1,6 @@
 """Reading whole prompts and contexts into caches of keys and values."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp

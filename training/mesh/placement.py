@@ -62,7 +62,6 @@ class Placement:
 
     def placed(self, tree: Any) -> Any:
         """Return the shapes of parameters or optimizer state with their shardings, by the last name on each path."""
-
         table = table_of(tree)
 
         def of_leaf(path, leaf):

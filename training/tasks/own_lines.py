@@ -2,9 +2,9 @@
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from algorithms import VARIANTS, Variant
@@ -73,8 +73,8 @@ def _modules_in(written: Any) -> Iterator[str]:
 
 def _imported(module: str) -> Any:
     """A module, also of the working directory, which is searched last."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
