@@ -32,6 +32,7 @@ from training.generation.cache import (
     held,
     like,
     rows_of,
+    rows_of_parts,
     sequences_beside,
     whole,
     with_more_room,
@@ -39,7 +40,6 @@ from training.generation.cache import (
 )
 from training.generation.layout import Weights
 from training.generation.repetition import History
-from training.generation.slots import smallest_part
 
 
 class Context(NamedTuple):
@@ -87,13 +87,13 @@ def begun(
     *,
     C: int,
     most: int | None = None,
-    n: int,
+    n: int | None,
 ) -> State:
     """Return the state of prompts with these keys and values of the slots before P, or of the last `most` of them, with
-    room for C slots. ``n``: see `slots.smallest_part`.
+    room for C slots. ``n``: see `cache.rows_of_parts`.
     """
     P = x.shape[1]
-    rooms = tuple(with_room(cache, C, most, n, cache.K) for cache in caches)
+    rooms = tuple(with_room(cache, C, most, n) for cache in caches)
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return _at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
@@ -128,9 +128,9 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     def empty(layer):
         W: Projections = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
         (H, _), (H_kv, d_attn), (_, d_mid) = W.heads
-        n = smallest_part(B, len(weights.W_e), H, H_kv)
+        n = rows_of_parts(weights.W_e, B, d_e=len(weights.W_e), H=H, H_kv=H_kv)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
-        return with_room(rows, C, None, n, weights.W_e)
+        return with_room(rows, C, None, n)
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     return _at_slot(0, tuple(empty(layer) for layer in layers), tokens, jnp.ones(B, jnp.int32))
