@@ -45,7 +45,6 @@ gamma, beta         γ and β of a norm
 b_u                 an output bias, added to the logits; None: no bias
 cap                 c: logits y become c tanh(y/c); None: no cap
 theta               θ, all parameters of a transformer, as ``init_…`` makes them
-how                 what internal callers ask for besides; nothing by default
 mask                True where token t_x may attend to context token t_z: a structural mask such as
                     ``UNIDIRECTIONAL``, or booleans
 z_mask              the mask of the context's attention to itself

@@ -16,8 +16,9 @@ an annotation                           means
 no array anywhere                       a static argument
 ======================================  ======================================================================
 
-A class may define ``__expected__``, its description in messages. Everything except the values of arrays is checked when
-a function is traced, so compiled calls pay nothing for it. Relations between arguments are in `algorithms.relations`.
+A class may define ``__expected__``, its description in messages, and ``__internal__``, so that `help` leaves out
+arguments of this class. Everything except the values of arrays is checked when a function is traced, so compiled calls
+pay nothing for it. Relations between arguments are in `algorithms.relations`.
 """
 
 import contextvars
@@ -422,7 +423,7 @@ class _Shown(str):
 
 
 def _readable(signature: inspect.Signature) -> inspect.Signature:
-    """A signature whose annotations are the types alone, without modules and notes."""
+    """A signature whose annotations are the types alone, without modules and notes, and without internal arguments."""
 
     def of_type(kind):
         if is_array(kind):
@@ -436,7 +437,11 @@ def _readable(signature: inspect.Signature) -> inspect.Signature:
     def shown(annotation):
         return _Shown(" | ".join(of_type(kind.type) for kind in alternatives(annotation)))
 
-    parameters = [p.replace(annotation=shown(p.annotation)) for p in signature.parameters.values()]
+    parameters = [
+        p.replace(annotation=shown(p.annotation))
+        for p in signature.parameters.values()
+        if not hasattr(p.annotation, "__internal__")
+    ]
     return signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation))
 
 
