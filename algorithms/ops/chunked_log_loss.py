@@ -16,8 +16,8 @@ from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares, devices_sharing
 from algorithms.ops.chunked_logits import chunk_count, chunk_size, is_token, logits_at_once, logits_of_rows
-from algorithms.ops.linear import product_over
 from algorithms.ops.lookup import one_or_nan
+from algorithms.ops.products import product_over
 
 
 class _Residuals(NamedTuple):

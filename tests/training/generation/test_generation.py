@@ -11,11 +11,11 @@ import pytest
 from algorithms import GPT2, LLAMA, PAPER, VASWANI, DTransformerConfig, d_inference, d_transformer
 from algorithms.alg14_inference import sample, tempered
 from algorithms.lines import MLP, RMSNorm
-from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
+from training.generation.int8 import Int8Matrix
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
 pytestmark = pytest.mark.sampled(2)
