@@ -177,18 +177,15 @@ REFUSED = [
     ),
     (
         lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("transformer_xl"))),
-        (
-            "theta.layers.attention.W_r: expected an array [L, H, d_attn, d_e], since TransformerXL has base = 20.0, "
-            "got None; use the variant"
-        ),
+        ("theta.layers.attention.W_r: expected an array [L, H, d_attn, d_e] in PAPER.but(embedding=Embedding("),
     ),
     (
         lambda: d_transformer(X, theta_of("transformer_xl")._replace(variant=variant_of("alibi"))),
-        "theta.layers.attention.W_r: expected None, since Attention has no W_r, got parameters; use the variant",
+        "theta.layers.attention.W_r: expected None in PAPER.but(embedding=",
     ),
     (
         lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("distances"))),
-        "theta.distances: expected an array [H, N_buckets], since Distances has buckets = 6, got None; use",
+        "theta.distances: expected an array [H, N_buckets] in PAPER.but(embedding=",
     ),
     (
         lambda: d_transformer(

@@ -441,7 +441,7 @@ def test_wrong_requests_are_refused(options, error, message):
         (THETA._replace(variant=GPT2), CONFIG, ValueError, r"config.variant: expected θ's own, .* give the config"),
         (THETA, dataclasses.replace(CONFIG, N_V=18), ValueError, "W_e: expected .* = .11, 18. from the configuration"),
         (THETA, dataclasses.replace(CONFIG, l_max=5), ValueError, "W_p: expected .* = .11, 5. from the configuration"),
-        (THETA._replace(W_p=None), CONFIG, ValueError, "since Embedding has positions = 'learned'"),
+        (THETA._replace(W_p=None), CONFIG, ValueError, "W_p: expected an array .* in PAPER, got None"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(theta, config, error, message):
