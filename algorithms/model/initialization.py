@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from algorithms.machinery.contract import Shape, check_key
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, theta_shapes
-from algorithms.ops.draws import by_own_key
+from algorithms.ops.dropout import by_own_key
 
 Scheme = Literal["glorot", "gpt2"]
 

@@ -31,10 +31,10 @@ from algorithms.machinery.sharding import (
     split_attention,
 )
 from algorithms.masks import documents
-from algorithms.ops.chunked_logits import likeliest
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 from training.mesh.table import spec_of
+from training.tasks.objectives import likeliest
 
 pytestmark = pytest.mark.sampled(2)
 
