@@ -28,7 +28,7 @@ from algorithms.machinery.sharding import devices_sharing
 from algorithms.model.attention import Read, of_sequences
 from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.attention.dispatch import scored
-from algorithms.ops.linear import product
+from algorithms.ops.products import product
 from algorithms.ops.softmax import capped, softmax
 from training.generation.slots import Slots, smallest_part
 

@@ -9,8 +9,8 @@ from jax import Array
 from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, Variant
-from algorithms.ops.int8 import Int8Matrix
 from training.generation.cache import Projections
+from training.generation.int8 import Int8Matrix
 
 Weights = DTransformerParams | EDTransformerParams
 """Parameters as `unstacked` lays them out."""
