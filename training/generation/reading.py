@@ -1,7 +1,6 @@
 """Reading whole prompts and contexts into caches of keys and values."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from algorithms.layers import How, lines_of, zero_padding
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation.cache import KeyValues, Prompt, rows_of_parts
-from training.generation.layout import are_apart
+from training.generation.layout import are_apart, sizes_of_layers
 from training.generation.states import Context, State, begun, prompt_tokens
 
 
@@ -46,10 +45,8 @@ def prefill(
 
 
 def _rows_of_parts(theta: DTransformerParams, B: int) -> int | None:
-    layers: Any = theta.layers
-    heads = (layers[0] if are_apart(layers) else layers).attention.heads
-    H, _, d_e = heads.W_q.shape[-3:]
-    return rows_of_parts(theta.W_e, B, d_e=d_e, H=H, H_kv=heads.W_k.shape[-3])
+    H, H_kv, _, _ = sizes_of_layers(theta)
+    return rows_of_parts(theta.W_e, B, d_e=len(theta.W_e), H=H, H_kv=H_kv)
 
 
 @functools.partial(jax.jit, static_argnames=("R",))

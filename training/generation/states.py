@@ -27,13 +27,13 @@ from algorithms.machinery.arrays import accumulation_dtype
 from training.generation.cache import (
     Cache,
     KeyValues,
-    Projections,
     chosen_sequences,
     held,
     like,
     rows_of,
     rows_of_parts,
     sequences_beside,
+    sizes_of_heads,
     whole,
     with_more_room,
     with_room,
@@ -126,8 +126,8 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
 
     def empty(layer):
-        W: Projections = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
-        (H, _), (H_kv, d_attn), (_, d_mid) = W.heads
+        W = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
+        H, H_kv, d_attn, d_mid = sizes_of_heads(weights.variant.attentions[0], W, len(weights.W_e), dtype)
         n = rows_of_parts(weights.W_e, B, d_e=len(weights.W_e), H=H, H_kv=H_kv)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
         return with_room(rows, C, None, n)
