@@ -118,13 +118,15 @@ Cache = KeyValues | Slots
 """What a step reads and writes of one attention."""
 
 
-def with_room(cache: KeyValues, C: int, most: int | None, n: int) -> Cache:
-    """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all). On a CPU one
-    that has room for all slots is in parts, the smallest with n rows, unless several devices share it.
+def with_room(cache: KeyValues, C: int, most: int | None, n: int, model: Array) -> Cache:
+    """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all).
+
+    On a CPU one that has room for all slots is in parts, the smallest with n rows, unless several devices share the
+    array `model`, for example W_e.
     """
     R = min(C, most or C)
     cache = cache.grown(R)
-    alone = platform_of(cache.K) == "cpu" and devices_sharing(cache.K) == 1
+    alone = platform_of(model) == "cpu" and devices_sharing(model) == 1
     return Slots.of(*cache, n) if C == R and alone else cache
 
 

@@ -93,7 +93,7 @@ def begun(
     room for C slots. ``n``: see `slots.smallest_part`.
     """
     P = x.shape[1]
-    rooms = tuple(with_room(cache, C, most, n) for cache in caches)
+    rooms = tuple(with_room(cache, C, most, n, cache.K) for cache in caches)
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return _at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
@@ -130,7 +130,7 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
         (H, _), (H_kv, d_attn), (_, d_mid) = W.heads
         n = smallest_part(B, len(weights.W_e), H, H_kv)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
-        return with_room(rows, C, None, n)
+        return with_room(rows, C, None, n, weights.W_e)
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     return _at_slot(0, tuple(empty(layer) for layer in layers), tokens, jnp.ones(B, jnp.int32))
