@@ -376,18 +376,12 @@ def compiled(function: F) -> F:
         contract.check_values(*args, **kwargs)
         try:
             return jitted(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
             # inside jax.jit all values are tracers: check again, so that the message shows the caller's values
             try:
                 contract.check(*args, **kwargs)
             except (TypeError, ValueError) as problem:
                 raise problem from None
-            if "forward-mode" in str(error) and "custom_vjp" in str(error):
-                raise TypeError(
-                    f"{function.__name__}: forward-mode differentiation (jax.jvp, jax.jacfwd, jax.linearize) of a "
-                    'backward pass derived by hand, which has reverse mode only; give implementation="paper", which '
-                    "JAX differentiates itself, to any order"
-                ) from None
             raise
 
     for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
