@@ -17,7 +17,7 @@ from training.tasks import TASKS, settings_from
 from training.tasks.models import check_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
 PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
 MODULES = {
@@ -33,7 +33,8 @@ RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 def commands():
     """Yield (command, arguments) of every command line that has no placeholders."""
     for page in PAGES:
-        for name, rest in COMMAND.findall(page.read_text("utf-8")):
+        text = re.sub(r"\\\n *", "", page.read_text("utf-8"))  # a line that ends in a backslash goes on
+        for name, rest in COMMAND.findall(text):
             words = rest.split("   ")[0].strip()
             if (not re.search(r"[{…\[]", words) or "[MASK]" in words) and "--help" not in words:
                 yield name, words
