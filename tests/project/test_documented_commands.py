@@ -107,4 +107,4 @@ def test_a_preset_is_accepted(name, tmp_path):
 
 
 def test_the_table_of_settings_is_that_of_the_code():
-    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == settings_table.table()
+    assert (ROOT / "docs" / "notes" / "settings.md").read_text("utf-8") == settings_table.table()
