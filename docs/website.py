@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.files import File, Files
 
 from docs.book.listing import page_of
 
@@ -49,7 +49,7 @@ def _add_tour(files: Files, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Lead links to the repository's files to pages of the site: documents, or the book's listings; others become text."""
+    """Lead links to files of the repository to documents or to the book's listings; others become text."""
     own = page.file.src_uri
     before = "" if own in PAGES.values() else posixpath.join("docs", posixpath.dirname(own))
 

@@ -37,7 +37,7 @@ def test_examples_in_docstrings(path, capsys):
     assert runner.failures == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["inside.md", "notes/circuits.md", "research.md"])
+@pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md"])
 def test_examples_in_documents(name, capsys):
     text = (ROOT / "docs" / name).read_text("utf-8").replace("```", "")
     compared = all(map(importlib.util.find_spec, ("equinox", "flax")))
