@@ -14,7 +14,7 @@ from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
 from algorithms.masks import Mask, banded
-from algorithms.model.distances import NO_TABLE, ALiBi, ByDistance, Distances, Table, TransformerXL
+from algorithms.model.distances import ALiBi, ByDistance, Distances, Table, TransformerXL
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
@@ -190,7 +190,7 @@ class Attention(Line):
     def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
         """The keys and values of a context, as its queries' attention reads them."""
         t = indices(Z.shape[-1])
-        read = self.read(Z, Z, W, t_x=t, t_z=None, table=NO_TABLE, implementation=implementation)
+        read = self.read(Z, Z, W, t_x=t, t_z=None, table=Table(), implementation=implementation)
         return read.K, read.V
 
     def windowed(self, mask: Mask) -> Mask:

@@ -23,7 +23,7 @@ import numpy as np
 
 from algorithms.lines import MLP, Attention
 from algorithms.model.attention import Memory
-from algorithms.model.distances import NO_TABLE
+from algorithms.model.distances import Table
 from tests.family_cases import family_parameters, options_of
 from training.tasks.own_lines import variant_named
 
@@ -153,7 +153,7 @@ def _attention(line: Any, X: Any, Z: Any, W: Any, mask: Any) -> np.ndarray:
         return _loops(line)(X, Z, W, mask)
     t = np.arange(X.shape[1])
     arrays = jnp.asarray(X), jnp.asarray(Z), jax.tree.map(jnp.asarray, W), jnp.asarray(mask)
-    Y, _ = line(*arrays, Memory(), t_x=t, t_z=t, table=NO_TABLE, implementation="paper")
+    Y, _ = line(*arrays, Memory(), t_x=t, t_z=t, table=Table(), implementation="paper")
     return np.asarray(Y)
 
 

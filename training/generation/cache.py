@@ -28,9 +28,9 @@ from algorithms.machinery.sharding import devices_sharing
 from algorithms.model.attention import Read, of_sequences, weights_of
 from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.attention.dispatch import scored, softmax_of
-from algorithms.ops.linear import product
+from algorithms.ops.products import product
 from algorithms.ops.softmax import capped, softmax
-from training.generation.slots import Slots
+from training.generation.slots import Slots, smallest_part
 
 EQUAL_ROWS = 8
 """How often a query is repeated on a TPU, where a product with eight rows is much faster than with one."""
@@ -118,14 +118,23 @@ Cache = KeyValues | Slots
 """What a step reads and writes of one attention."""
 
 
-def with_room(cache: KeyValues, C: int, most: int | None, n: int) -> Cache:
-    """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all). On a CPU one
-    that has room for all slots is in parts, the smallest with n rows, unless several devices share it.
+def rows_of_parts(W_e: Any, B: int, *, d_e: int, H: int, H_kv: int) -> int | None:
+    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part.
+
+    A cache is in parts on a CPU whose model, to which W_e belongs, is on one device.
+    """
+    leaf = jax.tree.leaves(W_e)[0]
+    return smallest_part(B, d_e, H, H_kv) if platform_of(leaf) == "cpu" and devices_sharing(leaf) == 1 else None
+
+
+def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cache:
+    """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all).
+
+    If it has room for all slots it is in parts, the smallest with n rows (None: in one part).
     """
     R = min(C, most or C)
     cache = cache.grown(R)
-    alone = platform_of(cache.K) == "cpu" and devices_sharing(cache.K) == 1
-    return Slots.of(*cache, n) if C == R and alone else cache
+    return Slots.of(*cache, n) if C == R and n is not None else cache
 
 
 def with_more_room(cache: Cache, C: int, most: int | None) -> Cache:

@@ -10,8 +10,8 @@ from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
-from algorithms.ops.int8 import Int8Matrix
 from training.generation.cache import Projections, sizes_of_heads
+from training.generation.int8 import Int8Matrix
 
 Weights = DTransformerParams | EDTransformerParams
 """Parameters as `unstacked` lays them out."""

@@ -20,10 +20,9 @@ from algorithms.layers import How
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
+from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, rows_of_parts, whole
 from training.generation.inputs import to_power_of_two
 from training.generation.layout import sizes_of_layers
-from training.generation.slots import smallest_part
 from training.generation.states import State
 
 LEAST = 16
@@ -107,7 +106,7 @@ class Prefixes:
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
         H, H_kv, _, _ = sizes_of_layers(theta)
-        n = smallest_part(len(x), config.d_e, H, H_kv)
+        n = rows_of_parts(theta.W_e, len(x), d_e=config.d_e, H=H, H_kv=H_kv)
         return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=n)
 
     def keep(self, state: State, r: int) -> None:
@@ -212,7 +211,7 @@ def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
 
 
 @functools.partial(jax.jit, static_argnames=("n",))
-def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int) -> State:
+def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None) -> State:
     """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
     (L, _, C, _), P = rows[0].K.shape, x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)

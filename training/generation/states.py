@@ -31,6 +31,7 @@ from training.generation.cache import (
     held,
     like,
     rows_of,
+    rows_of_parts,
     sequences_beside,
     sizes_of_heads,
     whole,
@@ -39,7 +40,6 @@ from training.generation.cache import (
 )
 from training.generation.layout import Weights
 from training.generation.repetition import History
-from training.generation.slots import smallest_part
 
 
 class Context(NamedTuple):
@@ -87,10 +87,10 @@ def begun(
     *,
     C: int,
     most: int | None = None,
-    n: int,
+    n: int | None,
 ) -> State:
     """Return the state of prompts with these keys and values of the slots before P, or of the last `most` of them, with
-    room for C slots. ``n``: see `slots.smallest_part`.
+    room for C slots. ``n``: see `cache.rows_of_parts`.
     """
     P = x.shape[1]
     rooms = tuple(with_room(cache, C, most, n) for cache in caches)
@@ -128,7 +128,7 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     def empty(layer):
         W = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
         H, H_kv, d_attn, d_mid = sizes_of_heads(weights.variant.attentions[0], W, len(weights.W_e), dtype)
-        n = smallest_part(B, len(weights.W_e), H, H_kv)
+        n = rows_of_parts(weights.W_e, B, d_e=len(weights.W_e), H=H, H_kv=H_kv)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
         return with_room(rows, C, None, n)
 

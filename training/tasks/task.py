@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import jax
 
-from algorithms import MHAttentionParams
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -39,16 +38,13 @@ class Task:
 
 def attention_flops(c: Any, l_x: int, l_z: int) -> int:
     """Return the FLOPs of Algorithm 5, for l_x tokens that attend to l_z."""
-    projections = 2 * c.d_e * (c.d_attn + c.d_mid) * (c.H * l_x + c.H_kv * l_z)
-    shapes = c.variant.attentions[0].shapes()
-    if not isinstance(shapes, MHAttentionParams):  # of one's own
-        projections = _matrices_flops(c, shapes) * l_x
-    return projections + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+    products = _product_flops(c, c.variant.attentions[0].shapes(), l_x, W_k=l_z, W_v=l_z, W_r=0)
+    return products + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def layer_flops(c: Any, l: int) -> int:
     """Return the FLOPs of a layer: self-attention and the MLP."""
-    return attention_flops(c, l, l) + mlp_flops(c, l)
+    return attention_flops(c, l, l) + _product_flops(c, c.variant.mlp and c.variant.mlp.shapes(), l)
 
 
 def embedding_flops(c: Any, l: int) -> int:
@@ -56,12 +52,10 @@ def embedding_flops(c: Any, l: int) -> int:
     return 2 * c.d_in * c.d_e * l if c.variant.embedding.factored else 0
 
 
-def mlp_flops(c: Any, l: int) -> int:
-    """Return the FLOPs of an MLP's matrices."""
-    return _matrices_flops(c, c.variant.mlp and c.variant.mlp.shapes()) * l
-
-
-def _matrices_flops(c: Any, shapes: Any) -> int:
-    """Return the FLOPs of the matrices of a line for a token."""
-    matrices = [shape.of(c.sizes()) for shape in jax.tree.leaves(shapes) if len(shape.axes.split()) > 1]
-    return 2 * sum(map(math.prod, matrices))
+def _product_flops(c: Any, shapes: Any, l: int, **columns: int) -> int:
+    """Return the FLOPs of the products of a line's matrices with l columns, or as many as `columns` says."""
+    return sum(
+        2 * math.prod(shape.of(c.sizes())) * columns.get(path[-1].name, l)
+        for path, shape in jax.tree.leaves_with_path(shapes)
+        if path[-1].name.startswith("W_")
+    )
