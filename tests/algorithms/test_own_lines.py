@@ -26,7 +26,7 @@ from algorithms.inside import at, gradients, intervene, record
 from algorithms.lines import MLP, Attention, LayerNorm, Rotary, array
 from algorithms.machinery.record import Record
 from algorithms.model.attention import Memory
-from algorithms.model.distances import NO_TABLE
+from algorithms.model.distances import Table
 from tests.cases import random_theta
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS, Experts
@@ -63,7 +63,7 @@ def as_numpy(tree):
 
 def attention_of(line, X, W, mask, implementation):
     t = np.arange(X.shape[-1])
-    options = {"t_x": t, "t_z": t, "table": NO_TABLE, "implementation": implementation}
+    options = {"t_x": t, "t_z": t, "table": Table(), "implementation": implementation}
     return line(X, X, W, mask, Memory(), **options)[0]
 
 

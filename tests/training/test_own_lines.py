@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -246,3 +247,14 @@ def test_flops_count_the_matrices_of_a_line(thetas):
     more = 3 * 2 * (3 * of_mlp + router)  # forward and backward, two layers
     assert step_flops("d", config, batch_size=1, l=8) == step_flops("d", dense, batch_size=1, l=8) + more
     assert step_flops("d", thetas["SINKS"][0], batch_size=1, l=8) == step_flops("d", dense, batch_size=1, l=8)
+
+
+def test_the_document_shows_the_examples():
+    """docs/research.md has two of them whole, and each is as short as it says."""
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "research.md").read_text("utf-8")
+    for name, module in OWN.items():
+        text = (root / "tests" / "own_lines" / f"{module}.py").read_text("utf-8")
+        assert sum(bool(line.strip()) for line in text.splitlines()) <= 40, name
+        assert (f"```python\n{text}```" in page) == (name in ("SINKS", "EXPERTS"))
+        assert f"tests/own_lines/{module}.py" in page
