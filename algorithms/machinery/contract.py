@@ -56,15 +56,27 @@ class Shape:
 
     axes: str
     start: float = 0.0  # initial value of a vector's entries
+    deviation: float | None = None  # initial entries are normal, with this standard deviation around ``start``
+    may_lack: bool = False  # whether parameters may have None instead
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
         return tuple(math.prod(sizes[factor] for factor in axis.split("*")) for axis in self.axes.split())
 
 
-def array(axes: str, given: Any = True, *, start: float = 0.0) -> Any:
-    """The `Shape` of a parameter, or None if it is not given."""
-    return Shape(axes, start) if given else None
+def array(
+    axes: str, given: Any = True, *, start: float = 0.0, deviation: float | None = None, may_lack: bool = False
+) -> Any:
+    """The `Shape` of a parameter, or None if it is not given.
+
+    Args:
+        axes: the names of its axes, of which a configuration or `Line.sizes` has the sizes.
+        given: whether there is the parameter.
+        start: the initial value of its entries, unless its name begins with ``W_``: matrices are drawn.
+        deviation: the standard deviation of its initial entries, which are then normal around ``start``.
+        may_lack: whether parameters may have None instead, which initializers do not make.
+    """
+    return Shape(axes, start, deviation, may_lack) if given else None
 
 
 def is_array(kind: Any) -> bool:
@@ -176,6 +188,8 @@ class Axes:
     def _check_parameters(self, name: str, value: Any, shapes: Any) -> None:
         """Check arrays against their `Shape`; biases may be None."""
         if shapes is None or (value is None and name.rpartition(".")[2].startswith("b_")):
+            return
+        if value is None and getattr(shapes, "may_lack", False):
             return
         if isinstance(shapes, Shape):
             self._check_array(name, value, "Float", shapes.axes, "")
@@ -351,18 +365,12 @@ def compiled(function: F) -> F:
         contract.check_values(*args, **kwargs)
         try:
             return jitted(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
             # inside jax.jit all values are tracers: check again, so that the message shows the caller's values
             try:
                 contract.check(*args, **kwargs)
             except (TypeError, ValueError) as problem:
                 raise problem from None
-            if "forward-mode" in str(error) and "custom_vjp" in str(error):
-                raise TypeError(
-                    f"{function.__name__}: forward-mode differentiation (jax.jvp, jax.jacfwd, jax.linearize) of a "
-                    'backward pass derived by hand, which has reverse mode only; give implementation="paper", which '
-                    "JAX differentiates itself, to any order"
-                ) from None
             raise
 
     for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):

@@ -95,9 +95,10 @@ def _initial(init: Callable, key: Any, config: Any, scheme: str, dtype: Any) -> 
 
     def array(path, of: Shape):
         name, shape = path[-1].name, of.of(sizes)
-        if not name.startswith("W_"):
+        if of.deviation is None and not name.startswith("W_"):
             return jnp.full(shape, of.start, dtype)
         draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
+        draw = draw if of.deviation is None else functools.partial(_normal, of=of)
         return by_own_key(lambda key: draw(key, shape, dtype))(jax.random.fold_in(key, next(drawn)))
 
     return jax.tree.map_with_path(array, shapes)
@@ -106,6 +107,10 @@ def _initial(init: Callable, key: Any, config: Any, scheme: str, dtype: Any) -> 
 def _glorot(key, shape, dtype):
     bound = (6 / (shape[-2] + shape[-1])) ** 0.5  # for each matrix of a stack
     return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _normal(key, shape, dtype, *, of: Shape):
+    return of.start + (of.deviation or 0) * jax.random.normal(key, shape, dtype)
 
 
 def _gpt2(key, shape, dtype, *, name: str, writes: int):

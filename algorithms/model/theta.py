@@ -182,7 +182,28 @@ def shapes_of(theta: Any) -> Any:
     if getattr(shapes, "context", None) is not None:
         shapes = shapes._replace(context=_without(EmbeddingParams._fields, shapes.context, theta.context))
     _check_present("theta", theta, shapes, theta.variant)
+    _check_own_sizes(theta, shapes)
     return shapes
+
+
+def own_sizes(variant: Variant) -> dict[str, int]:
+    """The sizes of the axes that the variant's lines have and configurations do not, by name."""
+    return {name: size for line in (variant.attentions[0], variant.mlp) if line for name, size in line.sizes().items()}
+
+
+def _check_own_sizes(theta: Any, shapes: Any) -> None:
+    """Check the sizes that the variant's lines give to axes of their own."""
+    sizes = own_sizes(theta.variant)
+    arrays = dict(jax.tree_util.tree_leaves_with_path(theta)) if sizes else {}
+    for path, shape in jax.tree_util.tree_leaves_with_path(shapes) if sizes else ():
+        found = getattr(arrays.get(path), "shape", ())
+        for axis, size in zip(shape.axes.split(), found, strict=False):
+            if sizes.get(axis, size) != size:
+                raise ValueError(
+                    f"theta{jax.tree_util.keystr(path)}: expected {axis} = {sizes[axis]}, as the variant's line has "
+                    f"it, in [{', '.join(shape.axes.split())}], got {list(found)}; use the variant that these "
+                    "parameters were made for"
+                )
 
 
 def _without(names: tuple[str, ...], shapes: Any, theta: Any) -> Any:
@@ -190,6 +211,8 @@ def _without(names: tuple[str, ...], shapes: Any, theta: Any) -> Any:
 
 
 def _check_present(path: str, value: Any, shapes: Any, variant: Variant) -> None:
+    if value is None and getattr(shapes, "may_lack", False):
+        return
     if (value is None) != (shapes is None):
         array = f"an array [{', '.join(shapes.axes.split())}]" if isinstance(shapes, Shape) else type(shapes).__name__
         expected, found = (array, "None") if value is None else ("None", "parameters")

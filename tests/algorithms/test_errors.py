@@ -179,7 +179,7 @@ TABLE = [
     (
         lambda: jax.jvp(lambda X: attention(X, X, W_qkv, MASK, implementation="dense"), (X,), (X,)),
         TypeError,
-        'attention: forward-mode differentiation…reverse mode only; give implementation="paper"',
+        'forward-mode differentiation…reverse mode only; give implementation="paper"',
     ),
     # masks
     (lambda: banded(0), ValueError, "banded: expected a width of at least 1 token, got 0"),
