@@ -30,6 +30,7 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, flag, local, spelled
+from training.commands.dry_run import described
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
@@ -42,6 +43,7 @@ from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
 from training.loop.trainer import Trainer
 from training.mesh.cpu import as_devices, keep_memory
+from training.mesh.idle import accelerators, over_all
 from training.mesh.padding import padded_size
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
@@ -78,6 +80,8 @@ def parser() -> Parser:
                 "--preset", choices=presets, help="settings of a known model; flags and --config take precedence"
             )
         add_cache(sub.add_argument)
+        cost = "print all settings and what an update would cost, and train nothing"
+        sub.add_argument("--dry-run", action="store_true", help=cost)
         sub.add_argument("--quiet", action="store_true", help="print no progress and no samples during training")
         _add_processes(sub)
         compilation_cache.add_flags(sub)
@@ -200,6 +204,12 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     if not settings.start_from:  # whose sizes are not read yet
         check_mesh(settings)
     files = RunDirectory(arguments.run)
+    settings, note = over_all(settings, accelerators(), chosen="mesh" in _asked(arguments) or files.exists())
+    if note and processes.is_main:
+        say(f"note: {note}")
+    if arguments.dry_run:
+        _preview(arguments, settings, interrupts, processes)
+        return
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
@@ -226,6 +236,17 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _preview(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts, processes: Processes) -> None:
+    """Print the settings and the cost of an update; the run's directory is not touched."""
+    files = RunDirectory(arguments.run)
+    description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
+    options = {"interrupts": interrupts, "observer": Silence(settings), "clock": time.perf_counter, "initial": initial}
+    preview = Trainer(description, data, files, processes=processes, **options).preview()
+    processes.leave()
+    if processes.is_main:
+        print(described(description.settings, preview, data.n_tokens))
 
 
 def _prepared(
