@@ -20,8 +20,7 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.layers import How, lines_of
 from algorithms.machinery.contract import check_key, compiled
-from algorithms.machinery.record import Range
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import Range, serializable
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams

@@ -10,7 +10,7 @@ import jax
 from jax import Array
 
 from algorithms.machinery.contract import Shape, array
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import serializable
 from algorithms.model.distances import Distances
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
