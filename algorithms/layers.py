@@ -58,7 +58,8 @@ PLAIN = How()
 class Lines(NamedTuple):
     """The lines of θ's variant as functions of arrays, named as in the paper.
 
-    The fields hold everything else that the lines need; `How` and the legend describe most of them.
+    The fields hold everything else that the lines need; `How` and the legend describe most of them. None changes: what
+    an attention keeps is set on the `Memory` of its layer, which `each_layer` makes, and on that which the caller gave.
     """
 
     variant: Variant  # the record of the lines

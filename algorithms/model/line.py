@@ -26,7 +26,8 @@ class Line(Record):
 
     loops: ClassVar[str] = ""
     """``PACKAGE.MODULE:NAME`` of its formula as NumPy loops for the cross-check: a function of the line, X, Z, W and
-    the mask of one sequence for an attention, of the line, X and W for an MLP. W has the line's parameters of one layer.
+    the mask of one sequence for an attention, of the line, X and W for an MLP. W has the line's parameters of one
+    layer.
     """
 
     final: ClassVar[tuple[str, ...]] = ()
