@@ -278,8 +278,7 @@ class _Program:
     def part(self, where: At, *, to_replace: bool = False) -> Part:
         """The part of a value that a name means, to be recorded or replaced.
 
-        Raises:
-            ValueError: if there is none, or it cannot be reached.
+        Raises ValueError if there is none, or it cannot be reached.
         """
         part = Part(where, find(where, self.sites, self._name))
         found = self.found[part.site]

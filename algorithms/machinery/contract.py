@@ -118,11 +118,7 @@ def has_dtype(value: Any, dtype: Any) -> bool:
 
 
 def check_key(name: str, key: Any) -> None:
-    """Check that an argument is a typed key or an array of them.
-
-    Raises:
-        TypeError: if it is not.
-    """
+    """Check that an argument is a typed key or an array of them. Raises TypeError if it is not."""
     if not (isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"{name}: expected a typed key, jax.random.key(seed), got {described(key)}")
 
@@ -131,11 +127,8 @@ def check_value(name: str, value: Any, allowed: Range) -> None:
     """Check the values of an argument, if they are at hand.
 
     Those of numbers, of NumPy arrays, and of JAX arrays that a CPU has computed are. Nothing waits for a computation,
-    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``.
-
-    Raises:
-        TypeError: if the value is not a number.
-        ValueError: if it is out of range.
+    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``. Raises
+    TypeError if the value is not a number, ValueError if it is out of range.
     """
     if isinstance(value, Array) and not _at_hand(value):
         return
@@ -176,9 +169,7 @@ class Axes:
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one, that may hold arrays.
 
-        Raises:
-            TypeError: if the value is of another kind.
-            ValueError: if its shape or its value is not allowed.
+        Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
         kinds = alternatives(annotation)
         trees = [kind for kind in kinds if _is_tree(kind.type)]
@@ -342,9 +333,7 @@ class Contract:
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Check the arguments, except the values of arrays.
 
-        Raises:
-            TypeError: if an argument is of another kind.
-            ValueError: if a shape or a value is not allowed.
+        Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
         refuse_explicit_axes(arguments)
