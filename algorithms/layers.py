@@ -33,7 +33,9 @@ Columns = Float[Array, "d_e *batch l"]
 
 
 class How(NamedTuple):
-    """What a caller of Algorithms 8 to 10 asks for besides the paper's lines; by default, nothing."""
+    """What an internal caller of Algorithms 8 to 10 asks for besides the paper's lines; by default, nothing."""
+
+    __internal__ = True  # so that `help` does not show it
 
     positions: Any = None  # of the columns; None: 0 … l − 1
     remat: Remat = False  # in the legend, like `unroll`

@@ -181,7 +181,7 @@ def family_parameters(theta: Any) -> Any:
 
 def _of_heads(attention: Any) -> None:
     """Give each head its own relative positions, which the parameters have for all heads together."""
-    for h, head in enumerate(attention.heads):
+    for h, head in enumerate(getattr(attention, "heads", ())):
         for name in ("W_r", "u", "v"):
             values = getattr(attention, name, None)
             setattr(head, name, None if values is None else values[h])

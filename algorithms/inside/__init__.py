@@ -17,7 +17,14 @@ Layers count from 0.
 """
 
 from algorithms.inside.names import At, at
-from algorithms.inside.recorded import Intermediate, Intermediates, Recorded
-from algorithms.inside.transformations import gradients, intermediates, intervene, record
+from algorithms.inside.transformations import (
+    Intermediate,
+    Intermediates,
+    Recorded,
+    gradients,
+    intermediates,
+    intervene,
+    record,
+)
 
 __all__ = ["At", "Intermediate", "Intermediates", "Recorded", "at", "gradients", "intermediates", "intervene", "record"]

@@ -16,8 +16,9 @@ an annotation                           means
 no array anywhere                       a static argument
 ======================================  ======================================================================
 
-A class may define ``__expected__``, its description in messages. Everything except the values of arrays is checked when
-a function is traced, so compiled calls pay nothing for it. Relations between arguments are in `algorithms.relations`.
+A class may define ``__expected__``, its description in messages, and ``__internal__``, so that `help` leaves out
+arguments of this class. Everything except the values of arrays is checked when a function is traced, so compiled calls
+pay nothing for it. Relations between arguments are in `algorithms.relations`.
 """
 
 import contextvars
@@ -36,9 +37,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms.machinery.explicit import with_automatic_axes
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, alternatives, fits, refusal, words_for
+from algorithms.machinery.sharding import refuse_explicit_axes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,15 +56,27 @@ class Shape:
 
     axes: str
     start: float = 0.0  # initial value of a vector's entries
+    deviation: float | None = None  # initial entries are normal, with this standard deviation around ``start``
+    may_lack: bool = False  # whether parameters may have None instead
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
         return tuple(math.prod(sizes[factor] for factor in axis.split("*")) for axis in self.axes.split())
 
 
-def array(axes: str, given: Any = True, *, start: float = 0.0) -> Any:
-    """The `Shape` of a parameter, or None if it is not given."""
-    return Shape(axes, start) if given else None
+def array(
+    axes: str, given: Any = True, *, start: float = 0.0, deviation: float | None = None, may_lack: bool = False
+) -> Any:
+    """The `Shape` of a parameter, or None if it is not given.
+
+    Args:
+        axes: the names of its axes, of which a configuration or `Line.sizes` has the sizes.
+        given: whether there is the parameter.
+        start: the initial value of its entries, unless its name begins with ``W_``: matrices are drawn.
+        deviation: the standard deviation of its initial entries, which are then normal around ``start``.
+        may_lack: whether parameters may have None instead, which initializers do not make.
+    """
+    return Shape(axes, start, deviation, may_lack) if given else None
 
 
 def is_array(kind: Any) -> bool:
@@ -150,7 +163,6 @@ class Axes:
     def __init__(self) -> None:
         self.size: dict[str, Any] = {}
         self.origin: dict[str, str] = {}
-        self.dims: dict[str, str] = {}  # the axes of each argument that is an array
 
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one, that may hold arrays.
@@ -180,12 +192,13 @@ class Axes:
             others = "".join(
                 f" or {_words_for_array(kind.dtype.__name__, kind.dim_str)}" for kind in arrays if kind is not of
             )
-            self.dims[name] = of.dim_str
             self._check_array(name, value, of.dtype.__name__, of.dim_str, instead, others)
 
     def _check_parameters(self, name: str, value: Any, shapes: Any) -> None:
         """Check arrays against their `Shape`; biases may be None."""
         if shapes is None or (value is None and name.rpartition(".")[2].startswith("b_")):
+            return
+        if value is None and getattr(shapes, "may_lack", False):
             return
         if isinstance(shapes, Shape):
             self._check_array(name, value, "Float", shapes.axes, "")
@@ -304,20 +317,20 @@ class Contract:
         found.apply_defaults()
         return found.arguments
 
-    def check(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        """Check the arguments, except the values of arrays, and return the axes of each array.
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Check the arguments, except the values of arrays.
 
         Raises:
             TypeError: if an argument is of another kind.
             ValueError: if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
+        refuse_explicit_axes(arguments)
         for name in sorted(arguments, key=lambda name: name not in self.static):
             axes.check(name, arguments[name], self.annotations[name])
         for functions, names, relate in RELATIONS:
             if names <= arguments.keys() and self.name in (functions or (self.name,)):
                 relate(**{name: arguments[name] for name in names})
-        return axes.dims
 
     def check_values(self, *args: Any, **kwargs: Any) -> None:
         """Check the values of arrays that are at hand; the errors are those of `check`."""
@@ -347,10 +360,10 @@ def compiled(function: F) -> F:
 
     @functools.wraps(named)
     def checked(*args, **kwargs):
-        axes = contract.check(*args, **kwargs)
+        contract.check(*args, **kwargs)
         token = _IN_A_BODY.set(True)
         try:
-            return with_automatic_axes(named, contract.signature, axes, args, kwargs)
+            return named(*args, **kwargs)
         finally:
             _IN_A_BODY.reset(token)
 
@@ -363,18 +376,12 @@ def compiled(function: F) -> F:
         contract.check_values(*args, **kwargs)
         try:
             return jitted(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
             # inside jax.jit all values are tracers: check again, so that the message shows the caller's values
             try:
                 contract.check(*args, **kwargs)
             except (TypeError, ValueError) as problem:
                 raise problem from None
-            if "forward-mode" in str(error) and "custom_vjp" in str(error):
-                raise TypeError(
-                    f"{function.__name__}: forward-mode differentiation (jax.jvp, jax.jacfwd, jax.linearize) of a "
-                    'backward pass derived by hand, which has reverse mode only; give implementation="paper", which '
-                    "JAX differentiates itself, to any order"
-                ) from None
             raise
 
     for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
@@ -424,7 +431,7 @@ class _Shown(str):
 
 
 def _readable(signature: inspect.Signature) -> inspect.Signature:
-    """A signature whose annotations are the types alone, without modules and notes."""
+    """A signature whose annotations are the types alone, without modules and notes, and without internal arguments."""
 
     def of_type(kind):
         if is_array(kind):
@@ -438,7 +445,11 @@ def _readable(signature: inspect.Signature) -> inspect.Signature:
     def shown(annotation):
         return _Shown(" | ".join(of_type(kind.type) for kind in alternatives(annotation)))
 
-    parameters = [p.replace(annotation=shown(p.annotation)) for p in signature.parameters.values()]
+    parameters = [
+        p.replace(annotation=shown(p.annotation))
+        for p in signature.parameters.values()
+        if not hasattr(p.annotation, "__internal__")
+    ]
     return signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation))
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from algorithms.machinery.varying import match_varying_axes
 
 
 @dataclasses.dataclass(frozen=True)
 class HandDerived:
-    """The function that ``forward`` computes, with a reverse-mode rule; in forward mode JAX raises TypeError."""
+    """The function that ``forward`` computes, with a reverse-mode rule; forward mode raises TypeError."""
 
     forward: Callable[..., tuple[Any, Any]]  # returns the value and the residuals
     backward: Callable[..., tuple[Any, ...]]  # static arguments, residuals, cotangent → gradients of all others
@@ -19,7 +20,7 @@ class HandDerived:
 
     def __call__(self, *arguments: Any) -> Any:
         """The value."""
-        return self.rule(*match_varying_axes(arguments))
+        return self.rule(*_in_reverse_mode(match_varying_axes(arguments)))
 
 
 def hand_derived(
@@ -36,3 +37,14 @@ def hand_derived(
     rule = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
     rule.defvjp(forward, backward)
     return HandDerived(forward, backward, rule)
+
+
+def _in_reverse_mode(arguments: Any) -> Any:
+    """The arguments, which forward mode may not differentiate."""
+    from algorithms.machinery.reverse_mode import reverse_mode_p
+
+    leaves, tree = jax.tree.flatten(arguments)
+    at = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    for i, passed in zip(at, reverse_mode_p.bind(*(leaves[i] for i in at)), strict=True):
+        leaves[i] = passed
+    return tree.unflatten(leaves)

@@ -179,7 +179,7 @@ TABLE = [
     (
         lambda: jax.jvp(lambda X: attention(X, X, W_qkv, MASK, implementation="dense"), (X,), (X,)),
         TypeError,
-        'attention: forward-mode differentiation…reverse mode only; give implementation="paper"',
+        'forward-mode differentiation…reverse mode only; give implementation="paper"',
     ),
     # masks
     (lambda: banded(0), ValueError, "banded: expected a width of at least 1 token, got 0"),
@@ -259,7 +259,7 @@ TABLE = [
     (
         lambda: d_transformer(x, d._replace(W_p=None)),
         ValueError,
-        "theta.W_p: expected an array…since Embedding has positions = 'learned', got None; use the variant that these",
+        "theta.W_p: expected an array [d_e, l_max] in PAPER, got None; use the variant that these",
     ),
     (
         lambda: d_transformer(x, d._replace(variant="GPT2")),

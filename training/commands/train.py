@@ -113,6 +113,8 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
         options["action"] = argparse.BooleanOptionalAction
     elif kind == tuple[str, ...]:
         options |= {"nargs": "+", "metavar": {"data": "NAME|FILE", "validation_data": "FILE"}.get(name, "NAME")}
+    elif setting.choices and setting.names_others:
+        options |= {"metavar": "NAME", "help": f"{setting.help}: {', '.join(setting.choices)} (default: {shown})"}
     elif setting.choices:
         options["choices"] = setting.choices
     else:

@@ -90,8 +90,8 @@ class _Running:
 class Turns:
     """A lock that threads get in turn, also if one of them takes it again as soon as it has released it.
 
-    Programs that several devices share must be started one after the other: if two threads start two of them, one device
-    may begin with the first and another with the second, and they wait for each other forever.
+    Programs that several devices share must be started one after the other: if two threads start two of them, one
+    device may begin with the first and another with the second, and they wait for each other forever.
     """
 
     def __init__(self) -> None:
@@ -193,8 +193,9 @@ class Engine:
                     return jobs
 
     def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
-        """Return waiting jobs that fit, once the programs that they need to join are compiled (at once if several devices
-        share the model, since its programs must not run beside each other).
+        """Return waiting jobs that fit, once the programs that they need to join are compiled.
+
+        If several devices share the model, its programs must not run beside each other, and jobs join at once.
         """
         if self._aside is not None:
             thread, jobs = self._aside

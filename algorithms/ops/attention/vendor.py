@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
-from algorithms.machinery.sharding import split_explicitly, tokens_are_split
+from algorithms.machinery.sharding import tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
@@ -81,8 +81,6 @@ def _refused_on_devices(Q: Array, K: Array, V: Array, mask: Mask) -> str | None:
     """Why a library's kernel cannot serve tiles that several devices hold, or None if it can."""
     if varies_over((Q, K, V, mask)):
         return "inside jax.shard_map it needs check_vma=False"
-    if split_explicitly(Q):
-        return "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
     if tokens_are_split(Q) and depends_on_position(mask):
         return "its mask counts from the first token, and the mesh axis context divides the tokens"
     return None

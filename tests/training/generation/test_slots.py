@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import GOPHER, LLAMA, T5, DTransformerConfig, d_transformer
+from algorithms import GOPHER, LLAMA, T5, DTransformerConfig, EDTransformerConfig, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
 from tests.cases import random_theta
-from training.generation import Generator, cache, decoding, reading, states
+from training.generation import Generator, Translator, cache, decoding, reading, states
 from training.generation.prefixes import Prefixes
 from training.generation.slots import Slots, sizes_of_parts
+from training.mesh.placement import Placement, shardings
 
 H, H_kv, B, R, d_attn, d_mid = 6, 2, 3, 32, 5, 7
 SIZES = (4, 4, 4, 4, 8, 8)
@@ -162,3 +163,33 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
         step = functools.partial(decoding.step, context=None)
         assert "cond[" not in str(jax.make_jaxpr(step)(weights, state=state))
     jax.clear_caches()
+
+
+def test_several_devices_share_a_cache_in_one_part():
+    """With a condition in each part they would wait for each other; they generate what one device generates."""
+    config = EDTransformerConfig(N_V=16, l_max=40, L_enc=1, L_dec=2, H=4, d_e=8, d_mlp=8)
+    theta, z = random_theta(config), np.array([[1, 5, 3], [2, 2, 9]])
+    divided = jax.device_put(theta, shardings(Placement("data=2,model=4").placed(theta)))
+    found = []
+    for one, kind in ((theta, Slots), (divided, cache.KeyValues)):
+        translator = Translator(one, config)
+        state = jax.eval_shape(functools.partial(states.empty_state, B=2, C=64, bos=1), translator.weights)
+        assert isinstance(state.caches[0], kind)
+        found.append(translator.translate(z, lengths=np.array([3, 2]), l_max=40))
+    for alone, shared in zip(*found, strict=True):
+        np.testing.assert_allclose(shared, alone, atol=1e-9)
+
+
+@pytest.mark.parametrize("prefixes", [None, 2**20])
+def test_several_devices_share_the_cache_of_a_prompt_in_one_part(prefixes):
+    """Read at once, joined by others, and with a prefix kept from an earlier text."""
+    config, theta = model("LLAMA")
+    divided = jax.device_put(theta, shardings(Placement("data=2,model=4").placed(theta)))
+    x, lengths = np.arange(24)[None] % config.N_V, np.array([24])
+    for one, kind in ((theta, Slots), (divided, cache.KeyValues)):
+        generator = Generator(one, config, prefixes=prefixes and Prefixes(prefixes))
+        for _ in range(2):
+            begun = generator.begin(x, key=jax.random.key(0), lengths=lengths, l_gen=9)
+            sampling, keys = generator.sampling_arrays([{"tau": 0.0}]), jax.random.split(jax.random.key(1), 1)
+            begun.join(x, keys=keys, lengths=lengths, rows=range(2), l_gen=9, sampling=sampling)
+            assert isinstance(begun._state.caches[0], kind)
