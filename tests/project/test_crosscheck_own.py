@@ -55,7 +55,7 @@ def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
 
 
 def test_wrong_usage():
-    with pytest.raises(UsageError, match="--variant: expected one of .*, or PACKAGE.MODULE:NAME, got 'LAMA'"):
+    with pytest.raises(UsageError, match=r"--variant: expected one of .*, or PACKAGE.MODULE:NAME, got 'LAMA'"):
         command.main(["--variant", "LAMA"])
     with pytest.raises(UsageError, match="no_such_lines: expected a module with the lines of this model"):
         command.main(["--variant", "no_such_lines:MINE"])
