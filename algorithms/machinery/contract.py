@@ -56,9 +56,9 @@ class Shape:
     """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product."""
 
     axes: str
-    start: float = 0.0  # initial value of a vector's entries
-    deviation: float | None = None  # initial entries are normal, with this standard deviation around ``start``
-    may_lack: bool = False  # whether parameters may have None instead
+    start: float = 0.0  # initial value of its entries, unless its name begins with W_: matrices are drawn
+    deviation: float | None = None  # the standard deviation of initial entries that are normal around ``start``
+    may_lack: bool = False  # whether parameters may have None instead, which initializers do not make
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
@@ -68,15 +68,7 @@ class Shape:
 def array(
     axes: str, given: Any = True, *, start: float = 0.0, deviation: float | None = None, may_lack: bool = False
 ) -> Any:
-    """The `Shape` of a parameter, or None if it is not given.
-
-    Args:
-        axes: the names of its axes, of which a configuration or `Line.sizes` has the sizes.
-        given: whether there is the parameter.
-        start: the initial value of its entries, unless its name begins with ``W_``: matrices are drawn.
-        deviation: the standard deviation of its initial entries, which are then normal around ``start``.
-        may_lack: whether parameters may have None instead, which initializers do not make.
-    """
+    """The `Shape` of a parameter, or None if it is not given."""
     return Shape(axes, start, deviation, may_lack) if given else None
 
 

@@ -35,6 +35,9 @@ from training.generation.slots import Slots, smallest_part
 EQUAL_ROWS = 8
 """How often a query is repeated on a TPU, where a product with eight rows is much faster than with one."""
 
+ROUNDING = 0.05
+"""The largest share of a column's largest entry that is taken for rounding, also in bfloat16."""
+
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
 
@@ -288,6 +291,26 @@ def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any =
     """Return what an attention reads of a column of zeros, of which only shapes, and the keys of distances, matter."""
     X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
     return line.read(X, X, W, t_x=t, t_z=t, table=Table(table), implementation="paper")
+
+
+def check_reads_columns(line: Attention, W: Any, d_e: int, dtype: Any) -> None:
+    """Check that a line of one's own reads of a column nothing but that column, which is all that a step has. Raises
+    ValueError if the queries, keys or values of a column change with those before it.
+    """
+
+    @jax.jit
+    def of_last(W, X, t):
+        read = line.read(X, X, W, t_x=t, t_z=t, table=Table(), implementation="paper")
+        return [a[..., -1].astype(accumulation_dtype(dtype)) for a in read[:3]]
+
+    X, t = jnp.asarray(np.random.default_rng(0).standard_normal((d_e, 3)), dtype), jnp.arange(3)
+    for name, alone, among in zip("QKV", of_last(W, X[:, -1:], t[-1:]), of_last(W, X, t), strict=True):
+        if jnp.abs(alone - among).max() > ROUNDING * jnp.abs(alone).max():
+            raise ValueError(
+                f"{type(line).__name__}.read: expected a column of {name} that depends on that column of X or Z alone, "
+                "got one that changes with the columns before it, which a step of generation does not read; use "
+                "algorithms.d_inference, which reads all tokens for each new one"
+            )
 
 
 def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
-from training.generation.cache import Projections, sizes_of_heads
+from training.generation.cache import Projections, check_reads_columns, sizes_of_heads
 from training.generation.int8 import Int8Matrix
 
 Weights = DTransformerParams | EDTransformerParams
@@ -33,7 +33,18 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
         layer = _layer(layer, theta.variant)
         return _in_int8(layer) if int8 else layer
 
-    return theta._replace(**{name: _one_by_one(stacked, theta.variant, laid_out)})
+    layers = _one_by_one(stacked, theta.variant, laid_out)
+    _check_lines(layers[0][0], theta)
+    return theta._replace(**{name: layers})
+
+
+def _check_lines(W: Any, theta: Any) -> None:
+    """Check the lines of one's own with the parameters of a layer's self-attention, unless these are traced."""
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves(W)):
+        return
+    for line in dict.fromkeys(theta.variant.attentions):
+        if type(line).read is not Attention.read:
+            check_reads_columns(line, W, len(theta.W_e), theta.W_e.dtype)
 
 
 def _parts(stacked: Array) -> list[Array]:

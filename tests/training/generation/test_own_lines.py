@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import PAPER, EDTransformerConfig, ed_inference
+from algorithms import PAPER, EDTransformerConfig, d_inference, ed_inference
 from algorithms.lines import Attention, Read
 from tests import family_cases as cases
 from tests.cases import random_theta
@@ -79,9 +79,9 @@ def test_what_int8_rounds():
     np.testing.assert_array_equal(rounded.attention.s, exact.attention.s)
     experts = first_layer(cases.theta_of(cases.config_of("EXPERTS")))
     assert {leaf.dtype for leaf in jax.tree.leaves(experts.mlp)} == {jnp.dtype("float64")}
-    own = first_layer(theta._replace(variant=PAPER.but(attention=Direct()))).attention.attention
+    config = cases.config_of("SINKS", variant=PAPER.but(attention=Direct()))
     with pytest.raises(ValueError, match=r"int8: expected an attention that projects by Attention\.read, got one that"):
-        _ = own.heads
+        first_layer(cases.theta_of(config))
 
 
 def test_what_a_token_takes_in_a_cache():
@@ -90,3 +90,22 @@ def test_what_a_token_takes_in_a_cache():
     config = cases.config_of("LATENT")
     prefixes = Prefixes.for_texts(1, cases.theta_of(config), config)
     assert prefixes.most == 24 * config.L * (12 + 8) * 8  # 17 tokens in a bucket of 24, float64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shifted(Attention):
+    """Keys that are the means of two neighbors', which no step of generation could compute."""
+
+    def read(self, X, Z, W, **options):
+        read = super().read(X, Z, W, **options)
+        before = jnp.concatenate([read.K[..., :1], read.K[..., :-1]], axis=-1)
+        return read._replace(K=(read.K + before) / 2)
+
+
+def test_a_line_that_reads_neighbors_is_refused():
+    config = cases.config_of("SINKS", variant=PAPER.but(attention=Shifted()))
+    theta = cases.theta_of(config)
+    d_inference(jnp.asarray(Z[0]), theta, l_gen=1, tau=0.0, key=jax.random.key(0))  # Algorithm 14 reads all tokens
+    message = r"Shifted\.read: expected a column of K that depends on that column .*; use algorithms\.d_inference"
+    with pytest.raises(ValueError, match=message):
+        generate(theta, Z, lengths=LENGTHS, config=config, l_gen=1, key=jax.random.key(0))
