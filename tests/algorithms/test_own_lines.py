@@ -240,7 +240,7 @@ def test_a_line_without_shapes_is_refused():
         ),
         (
             "LATENT",
-            lambda W: W._replace(gamma_c=W.gamma_c[:, :5], W_c=W.W_c[:, :5]),
+            lambda W: W._replace(W_k=W.W_k[..., :5], W_c=W.W_c[:, :5]),
             r"theta\.layers\.attention\.W_c: expected d_c = 8, as the variant's line has it, in \[L, d_c, d_e\], got",
         ),
     ],
