@@ -266,9 +266,8 @@ class Settings:
             value = getattr(self, name)
             if setting.choices and value not in setting.choices and not (setting.names_others and ":" in value):
                 others = ", or PACKAGE.MODULE:NAME" if setting.names_others else ""
-                raise SettingsError(
-                    f"{flag(name)}: expected one of {', '.join(setting.choices)}{others}, got {value!r}"
-                )
+                known = ", ".join(setting.choices)
+                raise SettingsError(f"{flag(name)}: expected one of {known}{others}, got {value!r}")
             if setting.within and not setting.within[0] <= value < setting.within[1]:
                 low, high = setting.within
                 raise SettingsError(f"{flag(name)}: expected at least {low} and less than {high}, got {value}")

@@ -224,7 +224,7 @@ REFUSED = [
             cases.theta_of(cases.config_of("GEMMA2")),
             implementation="cudnn",
         ),
-        'implementation="cudnn" cannot serve',
+        'implementation="cudnn" is not available',
     ),
 ]
 

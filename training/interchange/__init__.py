@@ -118,7 +118,7 @@ def save_pretrained(
         config: sizes and variant.
         tokenizer: written beside the parameters.
         to: the kind of model, such as "gpt2"; None: the first kind that can express this model. "run" writes our own
-            files, which hold every model, also one with lines of one's own: `load_pretrained` and the scripts read them.
+            files, which hold every model, with lines of one's own, too; `load_pretrained` and the scripts read them.
         labels: a classifier's class names, in order.
 
     Raises:
@@ -189,7 +189,8 @@ def convert(
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
-        return f"Converted {source} to {target}, which {'the scripts accept as a run' if to == RUN else 'transformers opens'}."
+        opens = "the scripts accept as a run" if to == RUN else "transformers opens"
+        return f"Converted {source} to {target}, which {opens}."
     found = _read(source, dtype, progress)
     model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
     about = f"\n{_size(leaves)}; {found.license}"

@@ -38,7 +38,7 @@ RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": s
 """Name of a hand-derived rule → the rule."""
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
-"""Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
+"""Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""
 
 
 class Weights(NamedTuple):
@@ -92,7 +92,7 @@ def attend(
     if weights is not None and implementation == "auto":
         return printed()
     if weights is not None:
-        raise ValueError(f'implementation="{implementation}" cannot serve: {weights.says}; give "auto" or "paper"')
+        raise ValueError(f'implementation="{implementation}" is not available: {weights.says}; give "auto" or "paper"')
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
@@ -169,15 +169,15 @@ def automatic(
 def _refuse(
     name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None, by_distance: ByDistance
 ) -> None:
-    """Raise ValueError if an implementation requested by name cannot serve."""
+    """Raise ValueError if an implementation requested by name is not available for these arguments."""
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
-        reason = "it has no scores by distance" if by_distance else reason
+        reason = "the kernel does not support ALiBi, T5 or Transformer-XL scores" if by_distance else reason
     elif name in ("blockwise", "strips") and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs known sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
-        raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
+        raise ValueError(f'implementation="{name}" is not available: {reason}; give implementation="auto"')
 
 
 def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: bool, dropout: float, cap: float | None):
@@ -209,8 +209,10 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: b
 
 
 def softmax_of(weights: Weights | None, own: Any) -> Callable[[Array], Array]:
-    """The softmax of a head, or what replaces it, with the head's arrays ``own``."""
-    return softmax if weights is None else functools.partial(weights.of_head, own=own)
+    """The softmax of a head, or what replaces it, with the head's arrays ``own``; also of a single column of scores."""
+    if weights is None:
+        return softmax
+    return lambda S: weights.of_head(S.reshape(len(S), -1), own).reshape(S.shape)
 
 
 def scored(S: Array, D: Array | None, cap: float | None, d_attn: int) -> Array:
