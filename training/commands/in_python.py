@@ -1,4 +1,4 @@
-"""`training.train`: what train.py does, called from Python, as in a notebook."""
+"""`training.train`: what the command line does, from Python, as in a notebook."""
 
 import argparse
 import contextlib
@@ -26,6 +26,7 @@ def train(
     task: str,
     run: str | Path,
     *,
+    epochs: float | None = None,
     preset: str | None = None,
     cache: Path | None = None,
     quiet: bool = False,
@@ -39,6 +40,7 @@ def train(
     Args:
         task: "d", "e", "ed", "classify" or "gato".
         run: the directory of the run.
+        epochs: passes over the training data, in place of ``steps``.
         preset: the name of settings of a known model.
         cache: the directory of tokenized and downloaded data; None: the default one.
         quiet: print no progress and no samples during training.
@@ -55,7 +57,15 @@ def train(
         known = ", ".join(name for name, (of, _) in PRESETS.items() if of == task) or "none"
         raise SettingsError(f"preset: expected one of {task} ({known}), got {preset!r}")
     given = {name: _plain(name, value) for name, value in settings.items()}
-    own = {"task": task, "run": str(run), "config": None, "preset": preset, "cache": cache, "quiet": quiet}
+    own = {
+        "task": task,
+        "run": str(run),
+        "config": None,
+        "preset": preset,
+        "epochs": epochs,
+        "cache": cache,
+        "quiet": quiet,
+    }
     arguments = argparse.Namespace(**own, **given)
     interrupts = _Interrupts()
     in_main_thread = threading.current_thread() is threading.main_thread()  # which alone gets signals
