@@ -6,6 +6,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer
 
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm
 from algorithms.notation import Implementation
 from algorithms.ops.lookup import columns
@@ -13,7 +14,7 @@ from algorithms.ops.lookup import columns
 
 @algorithm(1, "Token embedding")
 def token_embedding(
-    v: Integer[Array, "*batch"] | int, W_e: Float[Array, "d_e N_V"], *, implementation: Implementation = "paper"
+    v: Integer[AnyArray, "*batch"] | int, W_e: Float[AnyArray, "d_e N_V"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
     """Algorithm 1: e ← W_e[:, v]. The vector representation of a token; of several tokens, the columns of a matrix.
 
@@ -30,7 +31,7 @@ def token_embedding(
 
 @algorithm(2, "Positional embedding")
 def positional_embedding(
-    l: Integer[Array, "*batch"] | int, W_p: Float[Array, "d_e l_max"], *, implementation: Implementation = "paper"
+    l: Integer[AnyArray, "*batch"] | int, W_p: Float[AnyArray, "d_e l_max"], *, implementation: Implementation = "paper"
 ) -> Float[Array, "d_e *batch"]:
     """Algorithm 2: e_p ← W_p[:, ℓ]. The vector representation of a position; of several, the columns of a matrix.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import REGISTRY, algorithm, compiled
 from algorithms.machinery.naming import inner
 from algorithms.masks import Mask
@@ -20,8 +20,8 @@ from algorithms.parameters import AttentionParams, MHAttentionParams, head_shape
 
 @algorithm(3, "Basic single-query attention")
 def single_query_attention(
-    e: Float[Array, "d_in *batch"],
-    E: Float[Array, "d_in *batch T"],
+    e: Float[AnyArray, "d_in *batch"],
+    E: Float[AnyArray, "d_in *batch T"],
     W_qkv: Annotated[AttentionParams, head_shapes("", d_x="d_in", d_z="d_in")],
 ) -> Float[Array, "d_out *batch"]:
     """Algorithm 3: ṽ ← the context tokens' values, weighted by how well their keys match the query.
@@ -48,8 +48,8 @@ def single_query_attention(
 
 @algorithm(4, "Attention")
 def attention(
-    X: Float[Array, "d_x *batch l_x"],
-    Z: Float[Array, "d_z *#batch l_z"],
+    X: Float[AnyArray, "d_x *batch l_x"],
+    Z: Float[AnyArray, "d_z *#batch l_z"],
     W_qkv: AttentionParams,
     mask: Mask,
     *,
@@ -88,8 +88,8 @@ def attention(
 
 @algorithm(5, "MHAttention")
 def mh_attention(
-    X: Float[Array, "d_x *batch l_x"],
-    Z: Float[Array, "d_z *#batch l_z"],
+    X: Float[AnyArray, "d_x *batch l_x"],
+    Z: Float[AnyArray, "d_z *#batch l_z"],
     W: MHAttentionParams,
     mask: Mask,
     *,
@@ -118,9 +118,9 @@ def mh_attention(
 
 @compiled
 def scaled_dot_product_attention(
-    Q: Float[Array, "d_attn *batch l_x"],
-    K: Float[Array, "d_attn *#batch l_z"],
-    V: Float[Array, "d_mid *#batch l_z"],
+    Q: Float[AnyArray, "d_attn *batch l_x"],
+    K: Float[AnyArray, "d_attn *#batch l_z"],
+    V: Float[AnyArray, "d_mid *#batch l_z"],
     mask: Mask,
     *,
     implementation: Implementation = "auto",

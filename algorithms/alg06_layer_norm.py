@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.arrays import AnyArray, accumulation_dtype, as_columns
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.notation import Epsilon, Implementation
 from algorithms.ops import normalization
@@ -12,9 +12,9 @@ from algorithms.ops import normalization
 
 @algorithm(6, "layer_norm")
 def layer_norm(
-    e: Float[Array, "d_e *batch"],
-    gamma: Float[Array, "d_e"],
-    beta: Float[Array, "d_e"],
+    e: Float[AnyArray, "d_e *batch"],
+    gamma: Float[AnyArray, "d_e"],
+    beta: Float[AnyArray, "d_e"],
     *,
     epsilon: Epsilon = 0.0,
     implementation: Implementation = "paper",
@@ -40,8 +40,8 @@ def layer_norm(
 
 @compiled
 def rms_norm(
-    e: Float[Array, "d_e *batch"],
-    gamma: Float[Array, "d_e"],
+    e: Float[AnyArray, "d_e *batch"],
+    gamma: Float[AnyArray, "d_e"],
     *,
     epsilon: Epsilon = 0.0,
     implementation: Implementation = "paper",

@@ -3,6 +3,7 @@
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm
 from algorithms.notation import Cap
 from algorithms.ops.linear import logits
@@ -11,10 +12,10 @@ from algorithms.ops.softmax import capped, softmax
 
 @algorithm(7, "Unembedding")
 def unembedding(
-    e: Float[Array, "d_e *batch"],
-    W_u: Float[Array, "N_V d_e"],
+    e: Float[AnyArray, "d_e *batch"],
+    W_u: Float[AnyArray, "N_V d_e"],
     *,
-    b_u: Float[Array, "N_V"] | None = None,
+    b_u: Float[AnyArray, "N_V"] | None = None,
     cap: Cap = None,
 ) -> Float[Array, "N_V *batch"]:
     """Algorithm 7: p ← softmax(W_u e). Turns a token's representation into a distribution over the vocabulary.

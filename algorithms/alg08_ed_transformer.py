@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import PLAIN, How, lines_of
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
 from algorithms.model.theta import EDTransformerParams
@@ -18,8 +19,8 @@ from algorithms.ops.dropout import fold_in
 
 @algorithm(8, "EDTransformer")
 def ed_transformer(
-    z: Integer[Array, "*#batch l_z"],
-    x: Integer[Array, "*batch l_x"] | Float[Array, "d_e *batch l_x"],
+    z: Integer[AnyArray, "*#batch l_z"],
+    x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -57,7 +58,7 @@ def ed_transformer(
 
 @compiled
 def ed_encoding(
-    z: Integer[Array, "*batch l_z"] | Float[Array, "d_e *batch l_z"],
+    z: Integer[AnyArray, "*batch l_z"] | Float[AnyArray, "d_e *batch l_z"],
     theta: EDTransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -87,8 +88,8 @@ def ed_encoding(
 
 @compiled
 def ed_decoding(
-    Z: Float[Array, "d_e *#batch l_z"],
-    x: Integer[Array, "*batch l_x"] | Float[Array, "d_e *batch l_x"],
+    Z: Float[AnyArray, "d_e *#batch l_z"],
+    x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -122,8 +123,8 @@ def ed_decoding(
 
 @compiled
 def ed_hidden_state(
-    z: Integer[Array, "*#batch l_z"],
-    x: Integer[Array, "*batch l_x"] | Float[Array, "d_e *batch l_x"],
+    z: Integer[AnyArray, "*#batch l_z"],
+    x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
     implementation: Implementation = "auto",

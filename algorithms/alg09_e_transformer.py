@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import PLAIN, How, lines_of
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.machinery.naming import up_to
 from algorithms.masks import BIDIRECTIONAL, SelfMask
@@ -16,14 +17,14 @@ from algorithms.notation import Dropout, Implementation, Length, OptionalKey, Re
 
 @algorithm(9, "ETransformer")
 def e_transformer(
-    x: Integer[Array, "*batch l"] | Float[Array, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: ETransformerParams,
     *,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,
     length: Length = None,
-    types: Integer[Array, "*#batch l"] | None = None,
+    types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
     how: How = PLAIN,
 ) -> Float[Array, "N_V *batch l"]:
@@ -61,14 +62,14 @@ def e_transformer(
 
 @compiled
 def e_hidden_state(
-    x: Integer[Array, "*batch l"] | Float[Array, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: ETransformerParams,
     *,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,
     length: Length = None,
-    types: Integer[Array, "*#batch l"] | None = None,
+    types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
     unroll: Unroll = False,
@@ -82,14 +83,14 @@ def e_hidden_state(
 
 @compiled
 def e_encoding(
-    x: Integer[Array, "*batch l"] | Float[Array, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: ETransformerParams,
     *,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,
     length: Length = None,
-    types: Integer[Array, "*#batch l"] | None = None,
+    types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
     remat: Remat = False,
     unroll: Unroll = False,

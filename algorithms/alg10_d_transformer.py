@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import PLAIN, How, lines_of
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.machinery.naming import up_to
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
@@ -16,7 +17,7 @@ from algorithms.notation import Dropout, FirstLayer, Implementation, Length, Opt
 
 @algorithm(10, "DTransformer")
 def d_transformer(
-    x: Integer[Array, "*batch l"] | Float[Array, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: DTransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -58,7 +59,7 @@ def d_transformer(
 
 @compiled
 def d_hidden_state(
-    x: Integer[Array, "*batch l"] | Float[Array, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: DTransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -66,8 +67,8 @@ def d_hidden_state(
     key: OptionalKey = None,
     length: Length = None,
     mask: SelfMask = UNIDIRECTIONAL,
-    positions: Integer[Array, "*#batch l"] | None = None,
-    segments: Integer[Array, "*#batch l"] | None = None,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
+    segments: Integer[AnyArray, "*#batch l"] | None = None,
     remat: Remat = False,
     unroll: Unroll = False,
     first_layer: FirstLayer = 0,

@@ -17,7 +17,7 @@ from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.loops import for_each
 from algorithms.losses import losses_of
-from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 @algorithm(11, "EDTraining")
 def ed_training(
-    z: Integer[Array, "N_data l_z"],
-    x: Integer[Array, "N_data l_x"],
+    z: Integer[AnyArray, "N_data l_z"],
+    x: Integer[AnyArray, "N_data l_x"],
     theta: EDTransformerParams,
     *,
     N_epochs: Epochs,
@@ -87,7 +87,7 @@ def ed_training(
 
 @algorithm(12, "ETraining")
 def e_training(
-    x: Integer[Array, "N_data l"],
+    x: Integer[AnyArray, "N_data l"],
     theta: ETransformerParams,
     *,
     N_epochs: Epochs,
@@ -141,7 +141,7 @@ def e_training(
 
 @algorithm(13, "DTraining")
 def d_training(
-    x: Integer[Array, "N_data l"],
+    x: Integer[AnyArray, "N_data l"],
     theta: DTransformerParams,
     *,
     N_epochs: Epochs,

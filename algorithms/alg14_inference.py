@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Integer, Key
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.loops import for_each, repeat_while
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams
 from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
@@ -26,7 +26,7 @@ from algorithms.ops.softmax import log_softmax, shifted
 
 @algorithm(14, "DInference")
 def d_inference(
-    x: Integer[Array, "*batch l"],
+    x: Integer[AnyArray, "*batch l"],
     theta: DTransformerParams,
     *,
     l_gen: Count,
@@ -66,7 +66,7 @@ def d_inference(
 
 @algorithm(15, "EDInference")
 def ed_inference(
-    z: Integer[Array, "*batch l_z"],
+    z: Integer[AnyArray, "*batch l_z"],
     theta: EDTransformerParams,
     *,
     tau: Temperature,

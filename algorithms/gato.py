@@ -19,9 +19,9 @@ from jaxtyping import Float, Integer, Key
 
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.layers import How, lines_of
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import check_key, compiled
-from algorithms.machinery.record import Range
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import Range, serializable
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams
@@ -165,9 +165,9 @@ def raster_places(
 
 @compiled
 def patch_embedding(
-    patches: Float[Array, "side side channels *batch n"],
-    row: Integer[Array, "*#batch n"],
-    column: Integer[Array, "*#batch n"],
+    patches: Float[AnyArray, "side side channels *batch n"],
+    row: Integer[AnyArray, "*#batch n"],
+    column: Integer[AnyArray, "*#batch n"],
     image: PatchParams,
     *,
     implementation: Implementation = "auto",
@@ -218,16 +218,16 @@ def _group_norm(U: Float[Array, "n side side d"], gamma: Array, beta: Array) -> 
 
 @compiled
 def gato_embedding(
-    x: Integer[Array, "*batch l"],
-    patches: Float[Array, "side side channels *batch n"],
-    at: Integer[Array, "*batch l"],
-    row: Integer[Array, "*#batch n"],
-    column: Integer[Array, "*#batch n"],
+    x: Integer[AnyArray, "*batch l"],
+    patches: Float[AnyArray, "side side channels *batch n"],
+    at: Integer[AnyArray, "*batch l"],
+    row: Integer[AnyArray, "*#batch n"],
+    column: Integer[AnyArray, "*#batch n"],
     theta: DTransformerParams,
     image: PatchParams,
     *,
     implementation: Implementation = "auto",
-    positions: Integer[Array, "*#batch l"] | None = None,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
 ) -> Float[Array, "d_e *batch l"]:
     """Gato's lines 1-3 of Algorithm 10: embeddings of text, values and patches in one sequence.
 

@@ -10,7 +10,7 @@ from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.layers import positions_in
-from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import compiled
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
@@ -29,8 +29,8 @@ from algorithms.ops.log_loss import token_losses
 
 @compiled
 def ed_token_losses(
-    z: Integer[Array, "*#batch l_z"],
-    x: Integer[Array, "*batch l_x"],
+    z: Integer[AnyArray, "*#batch l_z"],
+    x: Integer[AnyArray, "*batch l_x"],
     theta: EDTransformerParams,
     *,
     z_lengths: ContextLength = None,
@@ -63,12 +63,12 @@ def ed_token_losses(
 
 @compiled
 def e_token_losses(
-    x: Integer[Array, "*batch l"],
+    x: Integer[AnyArray, "*batch l"],
     theta: ETransformerParams,
     *,
-    x_tilde: Integer[Array, "*batch l"],
+    x_tilde: Integer[AnyArray, "*batch l"],
     lengths: Length = None,
-    types: Integer[Array, "*#batch l"] | None = None,
+    types: Integer[AnyArray, "*#batch l"] | None = None,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,
@@ -89,12 +89,12 @@ def e_token_losses(
 
 @compiled
 def d_token_losses(
-    x: Integer[Array, "*batch l"],
+    x: Integer[AnyArray, "*batch l"],
     theta: DTransformerParams,
     *,
     lengths: Length = None,
-    positions: Integer[Array, "*#batch l"] | None = None,
-    segments: Integer[Array, "*#batch l"] | None = None,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
+    segments: Integer[AnyArray, "*#batch l"] | None = None,
     implementation: Implementation = "auto",
     dropout: Dropout = 0.0,
     key: OptionalKey = None,

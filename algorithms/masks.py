@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Integer
 
-from algorithms.machinery.contract import check_value
-from algorithms.machinery.record import Range, as_arguments
+from algorithms.machinery.arrays import AnyArray
+from algorithms.machinery.contract import check_value, has_dtype
+from algorithms.machinery.record import Range, as_arguments, as_number
 
 
 @functools.partial(
@@ -95,10 +96,10 @@ class StructuralMask:
     __expected__ = "a structural mask such as UNIDIRECTIONAL"
 
 
-Mask = StructuralMask | Bool[Array, "*#batch l_z l_x"]
-SelfMask = StructuralMask | Bool[Array, "*#batch l l"]
-ContextMask = StructuralMask | Bool[Array, "*#batch l_z l_z"]
-PrimaryMask = StructuralMask | Bool[Array, "*#batch l_x l_x"]
+Mask = StructuralMask | Bool[AnyArray, "*#batch l_z l_x"]
+SelfMask = StructuralMask | Bool[AnyArray, "*#batch l l"]
+ContextMask = StructuralMask | Bool[AnyArray, "*#batch l_z l_z"]
+PrimaryMask = StructuralMask | Bool[AnyArray, "*#batch l_x l_x"]
 
 
 _NOT_NEGATIVE = Range("a length >= 0", lambda length: length >= 0)
@@ -172,12 +173,13 @@ def banded(width: int) -> StructuralMask:
         >>> banded(2).dense(3, 3).astype(int).tolist()
         [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
     """
+    width = as_number(width)
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ValueError(f"banded: expected a width of at least 1 token, got {width!r}")
     return StructuralMask(unidirectional=True, width=width if width < _LONGEST else None)
 
 
-def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
+def padding(length: Integer[AnyArray, "*batch"] | int) -> StructuralMask:
     """Only the first ``length`` context tokens may be attended to, t_z < length; one length, or one per sequence.
 
     Raises:
@@ -188,13 +190,15 @@ def padding(length: Integer[Array, "*batch"] | int) -> StructuralMask:
         >>> (UNIDIRECTIONAL & padding(1)).dense(2, 2).astype(int).tolist()
         [[1, 1], [0, 0]]
     """
-    if isinstance(length, bool) or not jnp.issubdtype(jnp.result_type(length), jnp.integer):
+    is_array = hasattr(length, "dtype")
+    is_integer = has_dtype(length, jnp.integer) if is_array else jnp.issubdtype(jnp.result_type(length), jnp.integer)
+    if isinstance(length, bool) or not is_integer:
         raise TypeError(f"padding: expected an integer length, or one for each sequence, got {length!r}")
     check_value("padding", length, _NOT_NEGATIVE)
     return StructuralMask(length=length)
 
 
-def documents(numbers: Integer[Array, "*batch l"]) -> StructuralMask:
+def documents(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
     """Packed documents: a token may attend only to tokens of its own document; ``numbers`` has each token's.
 
     Example:

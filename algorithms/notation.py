@@ -98,6 +98,7 @@ from typing import Annotated, Literal
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
+from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import LEGEND, UpTo
 from algorithms.machinery.record import Range
 
@@ -107,21 +108,21 @@ for names, meaning in re.findall(
     LEGEND.update(dict.fromkeys(names.split(", "), " ".join(meaning.split())))
 
 # fmt: off
-Length         = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l")]
-ContextLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_z")]
-PrimaryLength  = Annotated[Integer[Array, "*#batch"] | int | None, UpTo("l_x")]
-Lengths        = Annotated[Integer[Array, "N_data"] | None, UpTo("l")]    # one per sequence of a data set
-ContextLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_z")]
-PrimaryLengths = Annotated[Integer[Array, "N_data"] | None, UpTo("l_x")]
+Length         = Annotated[Integer[AnyArray, "*#batch"] | int | None, UpTo("l")]
+ContextLength  = Annotated[Integer[AnyArray, "*#batch"] | int | None, UpTo("l_z")]
+PrimaryLength  = Annotated[Integer[AnyArray, "*#batch"] | int | None, UpTo("l_x")]
+Lengths        = Annotated[Integer[AnyArray, "N_data"] | None, UpTo("l")]    # one per sequence of a data set
+ContextLengths = Annotated[Integer[AnyArray, "N_data"] | None, UpTo("l_z")]
+PrimaryLengths = Annotated[Integer[AnyArray, "N_data"] | None, UpTo("l_x")]
 OptionalKey    = Key[Array, "*batch"] | None
 Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <= p < 1)]
 Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
-Temperature    = Annotated[float | Float[Array, "*#batch"],  # one for all sequences, or one each
+Temperature    = Annotated[float | Float[AnyArray, "*#batch"],  # one for all sequences, or one each
                            Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
 Cap            = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
 Base           = Annotated[float, Range("a number > 1", lambda base: base > 1)]  # of a sinusoid's wavelengths
-Rate           = Annotated[float | Float[Array, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
-Probability    = Annotated[float | Float[Array, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
+Rate           = Annotated[float | Float[AnyArray, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
+Probability    = Annotated[float | Float[AnyArray, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
 Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 Epochs         = Annotated[int, Range("at least 0", lambda n: n >= 0)]
 FirstLayer     = Annotated[int, Range("at least 0", lambda l: l >= 0)]

@@ -163,7 +163,8 @@ class Settings:
     tied: bool = _setting(True, "whether the unembedding is the transposed embedding")
     init: str = _setting("gpt2", "initialization of the parameters", choices=("glorot", "gpt2"))
     start_from: str = _setting(
-        "", "directory of a run or a checkpoint to start from, with its sizes, parameters and tokenizer"
+        "",
+        "model to start from, with its sizes and tokenizer: a run, a checkpoint, a GGUF file or hf:OWNER/NAME",
     )
     lora_rank: int = _setting(
         0, "train only adapters B A of this rank, for the model of --from; 0: train all", common=False, within=_COUNT
@@ -266,9 +267,8 @@ class Settings:
             value = getattr(self, name)
             if setting.choices and value not in setting.choices and not (setting.names_others and ":" in value):
                 others = ", or PACKAGE.MODULE:NAME" if setting.names_others else ""
-                raise SettingsError(
-                    f"{flag(name)}: expected one of {', '.join(setting.choices)}{others}, got {value!r}"
-                )
+                known = ", ".join(setting.choices)
+                raise SettingsError(f"{flag(name)}: expected one of {known}{others}, got {value!r}")
             if setting.within and not setting.within[0] <= value < setting.within[1]:
                 low, high = setting.within
                 raise SettingsError(f"{flag(name)}: expected at least {low} and less than {high}, got {value}")

@@ -7,7 +7,7 @@ results as tables.
 import functools
 import html
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -88,11 +88,14 @@ def _row(tag: str, texts: Iterable[str]) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _SHOWING_SCORES = ("kernel", "beside", "printed")
 """The ways in which attention shows S and A, see `Look`: each shows everything that the ones before it show."""
 
 
-def record(f: Callable[..., Any], *names: str) -> Callable[..., tuple[Any, Recorded]]:
+def record(f: Callable[P, R], *names: str) -> Callable[P, tuple[R, Recorded]]:
     """``f``, which also returns the intermediates of these names: ``out, seen = record(f, "A", "X@6")(x, theta)``.
 
     Only requested values are kept, and only the requested part of each. If the attention kernel does not form S and A,
@@ -124,7 +127,7 @@ def _recorded(f: Callable[..., Any], places: list[At], args: Any, kwargs: Any) -
     return program.run([program.part(where) for where in places], [])
 
 
-def intervene(f: Callable[..., Any], changes: Mapping[str, Any] | Mapping[At, Any]) -> Callable[..., Any]:
+def intervene(f: Callable[P, R], changes: Mapping[str, Any] | Mapping[At, Any]) -> Callable[P, R]:
     """``f`` with values replaced as it runs: ``intervene(f, {at("Y@2", layer=3, head=5): 0.0, "X@8": function})``.
 
     If S or A is replaced, attention runs by the lines as printed. The returned function is compiled, once for each
@@ -160,7 +163,7 @@ def _as_arrays(new: Any) -> Any:
     return np.asarray(new) if np.isscalar(new) else jnp.asarray(new)
 
 
-def gradients(f: Callable[..., Array], *names: str) -> Callable[..., tuple[Array, Recorded, Recorded]]:
+def gradients(f: Callable[P, R], *names: str) -> Callable[P, tuple[R, Recorded, Recorded]]:
     """The value of a scalar function, the intermediates of these names, and the gradient with respect to each of them.
 
     ``value, seen, gradient = gradients(loss, "A", "X@6")(*args)``.
@@ -275,8 +278,7 @@ class _Program:
     def part(self, where: At, *, to_replace: bool = False) -> Part:
         """The part of a value that a name means, to be recorded or replaced.
 
-        Raises:
-            ValueError: if there is none, or it cannot be reached.
+        Raises ValueError if there is none, or it cannot be reached.
         """
         part = Part(where, find(where, self.sites, self._name))
         found = self.found[part.site]

@@ -1,6 +1,6 @@
 """Small helpers for arrays: token IDs, columns, memory layout, and the dtype of sums."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +8,11 @@ from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import ArrayLike
 from jaxtyping import Integer, Shaped
+
+if TYPE_CHECKING:
+    AnyArray = Array | Any  # NumPy's, too; without Any, type checkers would want bodies to serve both kinds
+else:
+    AnyArray = Array  # what the body of a compiled function gets
 
 
 def as_ids(x: ArrayLike) -> Integer[Array, "..."]:

@@ -29,7 +29,7 @@ import math
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +38,11 @@ from jax import Array
 from jax.core import Tracer
 
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.record import Range, alternatives, fits, refusal, words_for
+from algorithms.machinery.record import Range, alternatives, as_number, fits, refusal, words_for
 from algorithms.machinery.sharding import refuse_explicit_axes
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class UpTo(NamedTuple):
@@ -108,12 +109,16 @@ def described(value: Any) -> str:
     return type(value).__name__ if holds_arrays else f"{type(value).__name__} {value!r}"[:80]
 
 
-def check_key(name: str, key: Any) -> None:
-    """Check that an argument is a typed key or an array of them.
+def has_dtype(value: Any, dtype: Any) -> bool:
+    """Whether a value is an array of JAX or NumPy, of this dtype."""
+    try:
+        return hasattr(value, "shape") and hasattr(value, "dtype") and bool(jnp.issubdtype(value.dtype, dtype))
+    except TypeError:  # a dtype of another library
+        return False
 
-    Raises:
-        TypeError: if it is not.
-    """
+
+def check_key(name: str, key: Any) -> None:
+    """Check that an argument is a typed key or an array of them. Raises TypeError if it is not."""
     if not (isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"{name}: expected a typed key, jax.random.key(seed), got {described(key)}")
 
@@ -122,11 +127,8 @@ def check_value(name: str, value: Any, allowed: Range) -> None:
     """Check the values of an argument, if they are at hand.
 
     Those of numbers, of NumPy arrays, and of JAX arrays that a CPU has computed are. Nothing waits for a computation,
-    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``.
-
-    Raises:
-        TypeError: if the value is not a number.
-        ValueError: if it is out of range.
+    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``. Raises
+    TypeError if the value is not a number, ValueError if it is out of range.
     """
     if isinstance(value, Array) and not _at_hand(value):
         return
@@ -167,9 +169,7 @@ class Axes:
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one, that may hold arrays.
 
-        Raises:
-            TypeError: if the value is of another kind.
-            ValueError: if its shape or its value is not allowed.
+        Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
         kinds = alternatives(annotation)
         trees = [kind for kind in kinds if _is_tree(kind.type)]
@@ -182,7 +182,7 @@ class Axes:
             for field, of_field in _fields_of(tree.type).items():
                 self.check(f"{name}.{field}", getattr(value, field), of_field)
         elif not arrays:
-            refused = refusal(value.item() if isinstance(value, np.generic) else value, annotation)
+            refused = refusal(as_number(value), annotation)
             if refused is not None:
                 got = described(value) if refused[0] is TypeError else repr(value)
                 raise refused[0](f"{name}: expected {refused[1]}, got {got}")
@@ -212,11 +212,12 @@ class Axes:
         """Check an array; ``instead`` and ``others`` describe the other types that the annotation allows."""
         (_, dtype, hint), axes = KINDS[of], dims.split()
         expected = _words_for_array(of, dims)
-        has_shape = hasattr(value, "shape") and hasattr(value, "dtype")
         if of == "Key":
             check_key(name, value)
-        elif not has_shape or not jnp.issubdtype(value.dtype, dtype):
-            hint = "; make it an array with jnp.asarray" if isinstance(value, (list, tuple)) and not instead else ""
+        elif not has_dtype(value, dtype):
+            is_other = hasattr(value, "dtype") and not has_dtype(value, np.generic)
+            is_list = isinstance(value, (list, tuple)) and not instead
+            hint = "; make it an array with jnp.asarray" if is_other or is_list else ""
             raise TypeError(f"{name}: expected {instead}{expected}{others}, got {described(value)}{hint}")
         found = self._sizes_in(axes, value.shape)
         if found is None:
@@ -274,8 +275,8 @@ def _words_for_array(of: str, dims: str) -> str:
 
 def _may_be(array: Any, kind: Any) -> bool:
     """Whether an array has the dtype of this kind, and as many axes at least."""
-    is_of_dtype = hasattr(array, "dtype") and jnp.issubdtype(array.dtype, KINDS[kind.dtype.__name__][1])
-    return is_of_dtype and array.ndim >= sum(axis[0] not in "*." for axis in kind.dim_str.split())
+    axes = sum(axis[0] not in "*." for axis in kind.dim_str.split())
+    return has_dtype(array, KINDS[kind.dtype.__name__][1]) and array.ndim >= axes
 
 
 RELATIONS: list[tuple[tuple[str, ...], frozenset[str], Callable[..., None]]] = []
@@ -309,7 +310,19 @@ class Contract:
         self._limits = list(dict.fromkeys(limits))
 
     def bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The value of each argument."""
+        """The value of each argument.
+
+        Raises:
+            TypeError: if the arguments are not those of the signature.
+        """
+        parameters = self.signature.parameters.values()
+        in_order = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(in_order):
+            by_name = ", ".join(f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY)
+            raise TypeError(
+                f"{self.name}: expected {len(in_order)} arguments without names ({', '.join(in_order)}), got "
+                f"{len(args)}; give the others by name: {by_name}"
+            )
         try:
             found = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -320,9 +333,7 @@ class Contract:
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Check the arguments, except the values of arrays.
 
-        Raises:
-            TypeError: if an argument is of another kind.
-            ValueError: if a shape or a value is not allowed.
+        Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
         refuse_explicit_axes(arguments)
@@ -351,7 +362,35 @@ _IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", 
 """Whether the body of a public function is running; the public functions that it calls run as plain functions."""
 
 
-def compiled(function: F) -> F:
+@runtime_checkable
+class Public(Protocol[P, R_co]):
+    """A public function, called as its signature says. The rest is that of ``jax.jit``."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """The result."""
+        ...
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
+        """The program, not yet compiled."""
+        ...
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
+        """The program as a jaxpr."""
+        ...
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The shapes of the result."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Forget the compiled programs."""
+        ...
+
+
+def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     """Make a function public: check its arguments against its signature, name its lines, and compile it.
 
     Called from the body of another public function, it runs as the plain function, without checks or compilation.
@@ -373,6 +412,7 @@ def compiled(function: F) -> F:
     def public(*args, **kwargs):
         if _IN_A_BODY.get():
             return named(*args, **kwargs)
+        kwargs = {name: as_number(v) if name in contract.static else v for name, v in kwargs.items()}
         contract.check_values(*args, **kwargs)
         try:
             return jitted(*args, **kwargs)
@@ -409,10 +449,10 @@ REGISTRY: dict[int, Algorithm] = {}
 """Number of an algorithm → its entry; filled by ``@algorithm``."""
 
 
-def algorithm(number: int, name: str) -> Callable[[F], F]:
+def algorithm(number: int, name: str) -> Callable[[Callable[P, R_co]], Public[P, R_co]]:
     """Make one of the fifteen algorithms public, and register it under the paper's number and name."""
 
-    def register(lines: F) -> F:
+    def register(lines: Callable[P, R_co]) -> Public[P, R_co]:
         function = compiled(lines)
         REGISTRY[number] = Algorithm(number, name, function, lines)
         return function

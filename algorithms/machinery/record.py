@@ -1,16 +1,24 @@
-"""Records: frozen dataclasses that compare, hash and serialize to JSON by their fields; and what annotations allow.
+"""Records: frozen dataclasses that compare, hash and serialize by their fields; and what annotations allow.
 
 Equal records, as static arguments of ``jax.jit``, share one compilation, and a run directory can store them. Subclasses
 are dataclasses with ``frozen=True, kw_only=True``.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar
 
+import jax
+import jax.export
+import numpy as np
+
+C = TypeVar("C", bound=type)
+P = ParamSpec("P")
 R = TypeVar("R", bound="Record")
 
 
@@ -70,6 +78,11 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 
+def as_number(value: Any) -> Any:
+    """A number of NumPy as one of Python, which hashes and compiles like any other."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 @functools.cache
 def annotations_of(cls: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass."""
@@ -80,15 +93,28 @@ def annotations_of(cls: type) -> dict[str, Any]:
 def check_fields(record: Any) -> None:
     """Check each field of a dataclass against its annotation; a field may be None if that is its default.
 
+    Numbers of NumPy become Python's, so that equal records are written as the same JSON.
+
     Raises:
         TypeError: if a field has a value of another kind.
         ValueError: if it has one that is not allowed.
     """
     for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+        value = as_number(getattr(record, field.name))
+        object.__setattr__(record, field.name, value)
         refused = refusal(value, annotations_of(type(record))[field.name])
         if refused is not None and not (value is None and field.default is None):
             raise refused[0](f"{type(record).__name__}.{field.name}: expected {refused[1]}, got {value!r}")
+
+
+class _TakesFields:
+    """A method that has the arguments of its class's constructor in the eyes of type checkers."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.__wrapped__, self.__doc__ = method, method.__doc__
+
+    def __get__(self, record: Any, kind: Callable[P, R]) -> Callable[P, R]:
+        return self.__wrapped__ if record is None else functools.partial(self.__wrapped__, record)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +149,8 @@ class Record:
         before = {f.name: f.default if base is None else getattr(base, f.name) for f in dataclasses.fields(self)}
         return {name: value for name, value in found.items() if value != before[name]}
 
-    def but(self: R, **changes: Any) -> R:
+    @_TakesFields
+    def but(self, **changes: Any) -> Any:
         """A copy with these fields changed.
 
         Raises:
@@ -193,3 +220,22 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(v) for v in value)
     return Record.from_json(value) if isinstance(value, dict) else value
+
+
+def serializable(kind: C) -> C:
+    """Register a NamedTuple, or a record that is a static node of pytrees, with ``jax.export`` as ``algorithms.NAME``.
+
+    The JSON of a record stands in the serialized program.
+    """
+    options: Any = {"serialized_name": f"algorithms.{kind.__name__}"}
+    with contextlib.suppress(ValueError):  # another copy of this package has registered its class by this name
+        if hasattr(kind, "_fields"):
+            jax.export.register_namedtuple_serialization(kind, **options)
+        else:
+            jax.export.register_pytree_node_serialization(
+                kind,
+                serialize_auxdata=lambda record: json.dumps(record.to_json()).encode(),
+                deserialize_auxdata=lambda written: Record.from_json(json.loads(written)),
+                **options | {"from_children": lambda record, _: record},
+            )
+    return kind

@@ -25,8 +25,8 @@ class Line(Record):
     """The axes of its own that the mesh axis ``model`` divides, such as one of experts."""
 
     loops: ClassVar[str] = ""
-    """``PACKAGE.MODULE:NAME`` of its formula as NumPy loops for the cross-check: a function of the line, X, Z, W and the
-    mask of one sequence for an attention, of the line, X and W for an MLP. W has the line's parameters of one layer."""
+    """``PACKAGE.MODULE:NAME`` of its formula as NumPy loops, for the cross-check. The function gets the line, X, Z, the
+    parameters of one layer and the mask of one sequence; for an MLP, the line, X and the parameters."""
 
     final: ClassVar[tuple[str, ...]] = ()
     """Methods that no subclass has, since a cache of keys and values would not call them."""

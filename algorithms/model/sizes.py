@@ -69,7 +69,7 @@ class TransformerConfig:
         if clashes:
             name = min(clashes)
             self._refuse(
-                "", f"{name} is a size of the configuration, and one of the variant's lines has it, too; rename it"
+                "", f"{name} is a size of the configuration, and of one of the variant's lines, too; rename it"
             )
 
     def sizes(self) -> dict[str, int]:

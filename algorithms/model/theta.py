@@ -10,7 +10,7 @@ import jax
 from jax import Array
 
 from algorithms.machinery.contract import Shape, array
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import serializable
 from algorithms.model.distances import Distances
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -173,9 +173,8 @@ MAY_LACK = {
 def shapes_of(theta: Any) -> Any:
     """The shapes of this θ.
 
-    Raises:
-        TypeError: if its variant is none.
-        ValueError: for a parameter that is missing or superfluous, with its path and what was expected there.
+    Raises TypeError if its variant is none, ValueError for a parameter that is missing or superfluous, with its path
+    and what was expected there.
     """
     if not isinstance(theta.variant, Variant):
         raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
-from algorithms.machinery.arrays import as_ids
+from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import compiled
 from algorithms.notation import Cap, Count, Implementation, Share
 from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
@@ -15,12 +15,12 @@ from algorithms.ops.softmax import capped, log_softmax
 
 @compiled
 def log_loss(
-    X: Float[Array, "d_e *batch l"],
-    W_u: Float[Array, "N_V d_e"],
-    targets: Integer[Array, "*batch l"],
+    X: Float[AnyArray, "d_e *batch l"],
+    W_u: Float[AnyArray, "N_V d_e"],
+    targets: Integer[AnyArray, "*batch l"],
     *,
-    weights: Float[Array, "*batch l"] | None = None,
-    b_u: Float[Array, "N_V"] | None = None,
+    weights: Float[AnyArray, "*batch l"] | Bool[AnyArray, "*batch l"] | None = None,
+    b_u: Float[AnyArray, "N_V"] | None = None,
     label_smoothing: Share = 0.0,
     N_V: Count | None = None,
     cap: Cap = None,
@@ -54,11 +54,11 @@ def log_loss(
 
 @compiled
 def token_losses(
-    X: Float[Array, "d_e *batch l"],
-    W_u: Float[Array, "N_V d_e"],
-    targets: Integer[Array, "*batch l"],
+    X: Float[AnyArray, "d_e *batch l"],
+    W_u: Float[AnyArray, "N_V d_e"],
+    targets: Integer[AnyArray, "*batch l"],
     *,
-    b_u: Float[Array, "N_V"] | None = None,
+    b_u: Float[AnyArray, "N_V"] | None = None,
     label_smoothing: Share = 0.0,
     N_V: Count | None = None,
     cap: Cap = None,

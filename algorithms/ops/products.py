@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -30,8 +29,9 @@ def product(
     XLA's CPU backend runs most products with a single column on one core, but batched products on several: for such a
     product, groups of rows of W form a batch.
     """
-    if not isinstance(W, (Array, np.ndarray)):
-        return W.times(X, dtype)
+    times = getattr(W, "times", None)
+    if times is not None:
+        return times(X, dtype)
     groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
     at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
     if groups == 1:

@@ -173,8 +173,10 @@ REFUSED = [
     (lambda: TransformerXL(base=1.0), "TransformerXL.base: expected a number > 1, got 1.0"),
     (
         lambda: d_transformer(X, theta_of("alibi"), implementation="cudnn"),
-        'implementation="cudnn" is not available: the kernel does not support ALiBi, T5 or Transformer-XL scores; '
-        'give implementation="auto"',
+        (
+            'implementation="cudnn" is not available: the kernel does not support ALiBi, T5 or Transformer-XL scores; '
+            'give implementation="auto"'
+        ),
     ),
     (
         lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("transformer_xl"))),

@@ -20,7 +20,7 @@ class ExpertsParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts(MLP):
-    """``Σ_i G[i, t] MLP(X[:, t] | 𝓦_i)``, where G is the softmax of the k largest rows of ``W_r X``, and 0 elsewhere."""
+    """``Σ_i G[i, t] MLP(X[:, t] | 𝓦_i)``: G is the softmax of the k largest rows of ``W_r X``, and 0 elsewhere."""
 
     n: int
     k: int = 2
@@ -36,7 +36,7 @@ class Experts(MLP):
 
     def __call__(self, X, W, **options):
         router = jnp.tensordot(W.W_r, X, 1)  # inside
-        least = jnp.sort(router, axis=0)[-self.k]
+        least = jnp.sort(router, axis=0)[-self.k, None]
         G = jax.nn.softmax(jnp.where(router >= least, router, -jnp.inf), axis=0)  # inside
         expert = super().__call__
         Y = jax.vmap(lambda W: expert(X, W, **options))(W.experts)

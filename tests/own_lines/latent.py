@@ -39,9 +39,8 @@ class Latent(Attention):
         return {"d_c": self.d_c, "d_r": self.d_r}
 
     def read(self, X, Z, W, *, t_x, t_z, table, implementation):
-        c = RMSNorm(epsilon=1e-6)(
-            jnp.tensordot(W.W_c, Z, 1), LayerNormParams(W.gamma_c, None), implementation
-        )  # inside
+        norm, gamma_c = RMSNorm(epsilon=1e-6), LayerNormParams(W.gamma_c, None)
+        c = norm(jnp.tensordot(W.W_c, Z, 1), gamma_c, implementation)  # inside
         Q = jnp.einsum("hac,ha...->hc...", W.W_k, jnp.tensordot(W.W_q, X, 1))  # (W_k c)ᵀ W_q X = cᵀ W_kᵀ W_q X
         Q_r = self.positions(jnp.tensordot(W.W_qr, X, 1), t_x, implementation)
         K_r = self.positions(jnp.tensordot(W.W_kr, Z, 1)[None], t_z, implementation)

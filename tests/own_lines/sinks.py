@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -30,11 +31,9 @@ class Sinks(Attention):
         return super().read(X, Z, W.attention, **options)._replace(own=W.s)
 
     def weights(self, S, own):
-        m = jnp.maximum(S.max(axis=0, keepdims=True), own)
-        E = jnp.exp(S - m)
-        total = jnp.exp(own - m) + E.sum(axis=0, keepdims=True)
-        sink = jnp.exp(own - m) / total  # inside
-        return E / total
+        S_sink = jnp.concatenate([S, jnp.full((1, S.shape[1]), own)])
+        A_sink = jax.nn.softmax(S_sink, axis=0)  # inside
+        return A_sink[:-1]
 
     def write(self, Y, W, implementation):
         return super().write(Y, W.attention, implementation)

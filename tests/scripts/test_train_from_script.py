@@ -145,7 +145,6 @@ def test_an_adapter_beside_a_run_is_trained_resumed_used_and_exported(train, mod
 @pytest.mark.parametrize(
     ("task", "start", "more", "message"),
     [
-        ("d", "gpt2", ["--lora-rank", "2"], "--from: expected the directory of a run beside --lora-rank, got"),
         ("d", "d", ["--lora-rank", "99"], "--lora-rank: expected at most 12, that of W_q, got 99"),
         ("d", "d", ["--lora-rank", "2", "--lora-matrices", "W_e"], "--lora-matrices: expected some of W_q,"),
         ("d", "gpt2", ["--d_e", "16", "--L", "2"], "has other sizes (d_e 12 instead of 16): leave them out"),

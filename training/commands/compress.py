@@ -16,18 +16,20 @@ from typing import Any
 from algorithms import DTransformerConfig
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, local
+from training.commands.models import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.generation import Generator
 from training.generation.modalities import of_text
+from training.interchange.names import MODEL
 from training.runs.directory import load_run
 
 
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("run", metavar="RUN", help="directory of a decoder's run")
+    main.add_argument("run", metavar="RUN", help=f"a decoder: {MODEL}")
     compilation_cache.add_flags(main)
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
@@ -53,7 +55,7 @@ def report(text: bytes, compressed: bytes) -> None:
 
 def transform(arguments: argparse.Namespace) -> None:
     """Compress or decompress, or raise ValueError if the run or the file cannot be used."""
-    model: Any = load_run(arguments.run)
+    model: Any = load_run(run_of(arguments.run))
     model = of_text(model) if model.task == "gato" else model
     if not isinstance(model.config, DTransformerConfig):
         raise CompressionError(f"{arguments.run}: expected a decoder's run (task d), got one of task {model.task}")

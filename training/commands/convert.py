@@ -30,9 +30,7 @@ def parser() -> Parser:
         "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run"
     )
     main.add_argument("target", metavar="OUT", type=local, help="directory to write; must be new or empty")
-    main.add_argument(
-        "--to", choices=(*ARCHITECTURES, RUN), help="kind of checkpoint to write (default: the one that fits)"
-    )
+    main.add_argument("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
     add_dtype(main.add_argument)
     main.add_argument(
         "--merge", action="store_true", help="merge a run's adapter into its model (default: write it in PEFT's format)"

@@ -17,11 +17,13 @@ from typing import Any
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, add_cache, at_least
 from training.commands.bar import Bar
+from training.commands.models import run_of
 from training.commands.progress import Reading
 from training.commands.terminal import say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part
+from training.interchange.names import MODEL
 from training.runs.directory import Run, RunDirectory, load_run
 from training.settings import Settings
 
@@ -31,7 +33,7 @@ PREDICTING = ("d", "e")
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("run", metavar="RUN", help="directory of the run")
+    main.add_argument("run", metavar="RUN", help=MODEL)
     main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, else validation)")
     main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
     main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
@@ -83,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     compilation_cache.begin(arguments)
-    run = load_run(arguments.run)
-    files = RunDirectory(arguments.run)
+    files = RunDirectory(run_of(arguments.run, arguments.cache))
+    run = load_run(files.path)
     description = files.description()
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with Reading(quiet=False) as reading:

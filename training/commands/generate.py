@@ -22,11 +22,13 @@ from typing import cast
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, placement_of, spelled
+from training.commands.models import run_of
 from training.commands.talking import RESET, talk
 from training.commands.terminal import print_json, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
+from training.interchange.names import MODEL
 from training.interpretability.steering import SteeringError, steered_by
 from training.runs.directory import load_run
 from training.system import edit_lines
@@ -39,7 +41,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("run", metavar="RUN", help="directory of the run")
+    add("run", metavar="RUN", help=MODEL)
     add("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated (default: read stdin)")
     add("--interactive", action="store_true", help="answer line by line; a decoder remembers them until /reset")
     add("--chat", action="store_true", help="apply the model's chat template, for a model trained to converse")
@@ -296,7 +298,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
         raise AnswerError(f"{prompted}: expected independent prompts, got {other}; leave it out")
-    run = load_run(arguments.run, dtype=arguments.dtype, placement=placement_of(arguments.mesh))
+    run = load_run(run_of(arguments.run), dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     if not arguments.chat:
         answerer = answerer_for(run, options)
         if prompted and not answerer.converses:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, local
+from training.commands.models import run_of
 from training.disk import write_atomically
+from training.interchange.names import MODEL
 from training.interpretability.page import PageError, look, pictures
 from training.runs.directory import load_run
 
@@ -22,7 +24,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("run", metavar="RUN", help="directory of the run")
+    add("run", metavar="RUN", help=MODEL)
     add("--prompt", required=True, metavar="TEXT", help="what the model reads; an encoder-decoder also answers it")
     add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
     add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
@@ -35,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     compilation_cache.begin(arguments)
-    run, folder = load_run(arguments.run), Path(arguments.run)
+    folder = run_of(arguments.run)
+    run = load_run(folder)
     try:
-        name = folder.name or str(folder.resolve())
+        name = Path(arguments.run).name or str(folder.resolve())
         found = look(run, arguments.prompt, against=arguments.against, chat=arguments.chat, name=name)
         page = found.html()
     except PageError as error:

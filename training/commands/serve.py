@@ -19,8 +19,11 @@ import uvicorn
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, at_least, placement_of
+from training.commands.models import run_of
 from training.commands.terminal import say
 from training.generation.text import AnswerError
+from training.interchange.gguf_file import SUFFIX
+from training.interchange.names import MODEL
 from training.runs.directory import load_run
 from training.serving.app import make_app
 from training.serving.connections import connections
@@ -35,7 +38,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("run", metavar="RUN", help="directory of a decoder's or encoder's run")
+    add("run", metavar="RUN", help=f"a decoder or an encoder: {MODEL}")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=at_least(0), default=8000, metavar="N", help="port; 0 picks a free one (default: 8000)")
     add("--model", metavar="NAME", help="name of the model in requests (default: the name of RUN)")
@@ -82,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
     compilation_cache.begin(arguments)
-    run = load_run(arguments.run, dtype=arguments.dtype, placement=placement_of(arguments.mesh))
-    name = arguments.model or Path(arguments.run).absolute().name
+    run = load_run(run_of(arguments.run), dtype=arguments.dtype, placement=placement_of(arguments.mesh))
+    name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)
     limits = Limits(
         body=arguments.max_bytes,
         tokens=arguments.max_tokens,

@@ -31,6 +31,7 @@ import jax
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, flag, local, spelled
 from training.commands.dry_run import described
+from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
@@ -255,7 +256,7 @@ def _prepared(
     """Return the run's description, its data, and the parameters to start from (None: random ones)."""
     began = files.exists()
     reads = settings.start_from and (settings.lora_rank or not began)
-    start = start_from(settings, _asked(arguments)) if reads else None
+    start = start_from(settings, _asked(arguments), functools.partial(run_of, cache=arguments.cache)) if reads else None
     settings = start.settings if start else settings
     with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {

@@ -33,6 +33,7 @@ from training.interchange.description import Architecture, Fields, Model, read_j
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.gguf_models import GGUFTensors, open_gguf
+from training.interchange.hub import downloaded
 from training.interchange.license import license_of
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
@@ -74,7 +75,8 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
 
     Args:
         path: a directory with config.json and the weights (model.safetensors, shards with their index, or a PyTorch
-            file, which is read without executing any code in it), or a GGUF file, which holds everything.
+            file, which is read without executing any code in it), or a GGUF file, which holds everything; or
+            ``hf:OWNER/NAME``, which is downloaded first.
 
     Returns:
         the parameters, the configuration, whose variant is that of θ, and the tokenizer, or None if there is none that
@@ -92,10 +94,10 @@ def load_model(path: str | Path, *, dtype: Any = None) -> Run:
     """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.directory.load_run` does, cast to
     `dtype`. Raises InterchangeError as `load_pretrained`.
     """
-    path = local_path(path)
-    if is_ours(path):
-        return load_run(path, dtype=dtype)
-    found = _read(path, dtype)
+    with downloaded(str(path)) as local:
+        if is_ours(local):
+            return load_run(local, dtype=dtype)
+        found = _read(local, dtype)
     model, leaves = found.model, found.leaves
     theta = unflatten(found.template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
     return Run(theta, model.config, found.tokenizer, model.task, model.labels)
@@ -118,7 +120,7 @@ def save_pretrained(
         config: sizes and variant.
         tokenizer: written beside the parameters.
         to: the kind of model, such as "gpt2"; None: the first kind that can express this model. "run" writes our own
-            files, which hold every model, also one with lines of one's own: `load_pretrained` and the scripts read them.
+            files, which hold every model, with lines of one's own, too; `load_pretrained` and the scripts read them.
         labels: a classifier's class names, in order.
 
     Raises:
@@ -189,7 +191,8 @@ def convert(
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
-        return f"Converted {source} to {target}, which {'the scripts accept as a run' if to == RUN else 'transformers opens'}."
+        opens = "the scripts accept as a run" if to == RUN else "transformers opens"
+        return f"Converted {source} to {target}, which {opens}."
     found = _read(source, dtype, progress)
     model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
     about = f"\n{_size(leaves)}; {found.license}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,15 @@ def downloaded(source: str) -> Iterator[Path]:
     ``hf:openai-community/gpt2``. Raises InterchangeError if huggingface_hub is not installed, or the hub cannot be
     reached, or has no such model.
     """
-    yield _download(source.removeprefix(HUB)) if source.startswith(HUB) else local_path(source)
+    yield _download(name_on_hub(source)) if source.startswith(HUB) else local_path(source)
+
+
+def name_on_hub(source: str) -> str:
+    """Return the name of a model on the hub, or raise InterchangeError if it cannot be one."""
+    name = source.removeprefix(HUB)
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise InterchangeError(f"{source}: expected {HUB}OWNER/NAME, as in {HUB}openai-community/gpt2")
+    return name
 
 
 def _download(name: str) -> Path:

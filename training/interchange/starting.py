@@ -1,7 +1,8 @@
 """Start training from a trained model."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 
 from algorithms import GatoParams
 from training.data.tokenizers import Tokenizer
-from training.disk import local_path
-from training.interchange import TASK_OF, is_ours, load_model, settings_of
+from training.interchange import TASK_OF, load_model, settings_of
+from training.interchange.hub import HUB
+from training.interchange.names import as_run
 from training.runs.directory import FROZEN, frozen_fingerprint
 from training.settings import Settings, SettingsError
 from training.tasks.classify import ClassifierParams
@@ -35,21 +37,21 @@ class Start(NamedTuple):
         return ClassifierParams(self.theta.encoder, jnp.zeros((len(labels), d_e), dtype), jnp.zeros(len(labels), dtype))
 
 
-def start_from(settings: Settings, given: Collection[str]) -> Start:
+def start_from(settings: Settings, given: Collection[str], run_of: Callable[[str], Path] = as_run) -> Start:
     """Read the model that `settings.start_from` names. `given` names the settings that the user chose, which the
-    model's cannot replace.
+    model's cannot replace; `run_of` finds the run of a name.
 
     Raises:
         SettingsError: the task trains another kind of model, or the user chose a size that the model does not have.
         InterchangeError, RunError: the model cannot be read.
     """
     adapts = bool(settings.lora_rank)
-    if adapts and not is_ours(local_path(settings.start_from)):
-        raise SettingsError(
-            f"--from: expected the directory of a run beside --lora-rank, got {settings.start_from}; convert it "
-            "first, with scripts/convert.py"
-        )
-    model = load_model(settings.start_from)
+    name = settings.start_from
+    if adapts or name.startswith(HUB):
+        name = str(run_of(name))
+    if adapts:  # the model is read again whenever the run is loaded
+        settings = dataclasses.replace(settings, start_from=name)
+    model = load_model(name)
     fingerprints = {FROZEN: frozen_fingerprint(model.theta)} if adapts else {}
     theta = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), model.theta)
     config = model.config

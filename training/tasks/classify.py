@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from algorithms import ETransformerConfig, ETransformerParams, e_encoding, init_e_transformer, unembedding
+from algorithms.machinery.arrays import AnyArray
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
 from training.tasks.objectives import Batch, Columns, Objective
@@ -34,7 +35,7 @@ def init_classifier(
 
 
 def class_probabilities(
-    x: Int[Array, "*batch l"],
+    x: Int[AnyArray, "*batch l"],
     params: ClassifierParams,
     *,
     length: Int[Array, "*#batch"] | int | None = None,

@@ -2,9 +2,9 @@
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from algorithms import VARIANTS, Variant
@@ -21,7 +21,11 @@ def variant_named(text: str) -> Variant:
     if text in VARIANTS:
         return VARIANTS[text]
     if text.startswith("{"):
-        found, where = variant_from_json(json.loads(text)), "this JSON"
+        try:
+            written = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"--variant: expected the JSON of a record, got {text[:80]!r}: {error}") from None
+        found, where = variant_from_json(written), "this JSON"
     else:
         module, _, name = text.partition(":")
         found, where = getattr(_imported(module), name, None), f"{module}:{name}"
@@ -69,8 +73,8 @@ def _modules_in(written: Any) -> Iterator[str]:
 
 def _imported(module: str) -> Any:
     """A module, also of the working directory, which is searched last."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

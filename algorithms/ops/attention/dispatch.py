@@ -209,8 +209,10 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: b
 
 
 def softmax_of(weights: Weights | None, own: Any) -> Callable[[Array], Array]:
-    """The softmax of a head, or what replaces it, with the head's arrays ``own``."""
-    return softmax if weights is None else functools.partial(weights.of_head, own=own)
+    """The softmax of a head, or what replaces it with the head's arrays ``own``, also for one column of scores."""
+    if weights is None:
+        return softmax
+    return lambda S: weights.of_head(S.reshape(len(S), -1), own).reshape(S.shape)
 
 
 def scored(S: Array, D: Array | None, cap: float | None, d_attn: int) -> Array:

@@ -204,7 +204,7 @@ NORM_LAST = "Not available for this model: it normalizes after each sum, so no h
 
 def _encoder(run: Run, x: np.ndarray) -> _Pass:
     theta, variant = run.theta, run.theta.variant
-    f = e_transformer if variant.head else e_encoding
+    f: Any = e_transformer if variant.head else e_encoding
     P, seen = record(f, "A")(x, theta)
     if not variant.head:
         return _Pass({"prompt": x}, _own_attention(seen), "This encoder has no head that predicts tokens.", NORM_LAST)

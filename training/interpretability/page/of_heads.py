@@ -25,7 +25,7 @@ def circuits_of(run: Run) -> Circuits | str:
         return f"Head scores need a context of at least 4 tokens; the model reads {run.config.l_max}."
     theta: Any = run.theta.encoder if run.task == "classify" else run.theta
     x = jnp.asarray(repeated_tokens(run, n))
-    f = d_hidden_state if run.task == "d" else e_encoding
+    f: Any = d_hidden_state if run.task == "d" else e_encoding
     A = record(f, "A")(x, theta)[1]["A"]
     found = {
         "previous token": scores.previous_token_scores(A),

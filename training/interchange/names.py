@@ -1,0 +1,74 @@
+"""Names of models: a run, the directory of a checkpoint, a GGUF file, or ``hf:OWNER/NAME``, a model of the hub.
+
+Whatever is not a run is converted into the cache, once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+
+from training.data.records import fingerprint
+from training.data.store import default_cache_dir
+from training.disk import local_path
+from training.interchange import SUFFIXES, convert, is_ours
+from training.interchange.errors import InterchangeError
+from training.interchange.gguf_file import SUFFIX
+from training.interchange.hub import HUB, downloaded, name_on_hub
+
+MODEL = "a run, a checkpoint's directory, a GGUF file, or hf:OWNER/NAME"
+"""What a name may mean, for --help."""
+
+
+def as_run(
+    name: str | Path,
+    *,
+    cache_dir: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] = lambda n, total: None,
+) -> Path:
+    """Return the directory of the run that a name means, converting the model into the cache if it is not there yet.
+
+    Args:
+        name: of the model.
+        cache_dir: the cache; None: the default one.
+        say: called with a sentence on the conversion, which says the model's size and license.
+        progress: called with the number of tensors read since the last call, and the total.
+
+    Raises:
+        InterchangeError: the model cannot be downloaded or converted.
+    """
+    target = _in_cache(name, cache_dir or default_cache_dir())
+    if target is None:
+        return local_path(name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{target}.lock"):
+            if not target.is_dir():
+                with downloaded(str(name)) as source:
+                    say(convert(source, target, progress=progress))
+    except OSError as error:
+        raise InterchangeError(f"cannot convert {name} into {target}: {error.strerror or error}") from None
+    return target
+
+
+def _in_cache(name: str | Path, cache_dir: Path) -> Path | None:
+    """Return where the run of a converted model is; None if the name is that of a run, or of nothing."""
+    if str(name).startswith(HUB):
+        return cache_dir / "models" / name_on_hub(str(name)).replace("/", "--")
+    path = local_path(name)
+    if path.is_file():
+        files = [path]
+    elif (path / "config.json").is_file() and not _is_run(path):
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    else:
+        return None
+    state = [path.absolute(), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)]
+    return cache_dir / "models" / f"{path.name.removesuffix(SUFFIX)}-{fingerprint(*state)[:12]}"
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return is_ours(path)
+    except InterchangeError:  # a damaged config.json, which reading the run reports
+        return True
