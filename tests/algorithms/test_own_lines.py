@@ -196,7 +196,8 @@ def test_kernels_that_cannot_serve_are_refused(name):
             np.testing.assert_allclose(d_transformer(x, theta, implementation=how), d_transformer(x, theta))
         return
     for how in ("dense", "blockwise", "strips"):
-        with pytest.raises(ValueError, match=rf'implementation="{how}" cannot serve: Sinks has weights of its own; gi'):
+        says = rf'implementation="{how}" is not available: Sinks has weights of its own; give'
+        with pytest.raises(ValueError, match=says):
             d_transformer(x, theta, implementation=how)
     np.testing.assert_array_equal(
         d_transformer(x, theta, implementation="paper"), d_transformer(x, theta, implementation="auto")
@@ -240,7 +241,7 @@ def test_a_line_without_shapes_is_refused():
         ),
         (
             "LATENT",
-            lambda W: W._replace(gamma_c=W.gamma_c[:, :5], W_c=W.W_c[:, :5]),
+            lambda W: W._replace(W_k=W.W_k[..., :5], W_c=W.W_c[:, :5]),
             r"theta\.layers\.attention\.W_c: expected d_c = 8, as the variant's line has it, in \[L, d_c, d_e\], got",
         ),
     ],

@@ -24,6 +24,7 @@ class DifferentialParams(NamedTuple):
 class Differential(Attention):
     """``Y^h = (1 − λ_0) rms_norm(V (softmax(S_1) − λ softmax(S_2)))``, λ = exp(λ_1ᵀλ_2) − exp(λ_3ᵀλ_4) + λ_0."""
 
+    positions: Rotary
     lambda_0: float = 0.8
     loops: ClassVar = "tests.own_lines.loops:differential"
 

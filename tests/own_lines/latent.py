@@ -16,31 +16,31 @@ class LatentParams(NamedTuple):
     W_q: Array
     W_qr: Array
     W_c: Array
-    gamma_c: Array
     W_k: Array
     W_kr: Array
     W_v: Array
     W_o: Array
+    norm_c: LayerNormParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Latent(Attention):
     """Keys ``[W_k^h c; R W_kr X]`` and values ``W_v^h c``, where ``c = rms_norm(W_c X)`` is all that a cache keeps."""
 
+    positions: Rotary
     d_c: int
     d_r: int
     loops: ClassVar = "tests.own_lines.loops:latent"
 
     def shapes(self):
-        axes = ("H d_attn d_e", "H d_r d_e", "d_c d_e", "d_c", "H d_attn d_c", "d_r d_e", "H d_mid d_c", "d_e H*d_mid")
-        return LatentParams(*(array(a, start=1.0) for a in axes))
+        axes = "H d_attn d_e", "H d_r d_e", "d_c d_e", "H d_attn d_c", "d_r d_e", "H d_mid d_c", "d_e H*d_mid"
+        return LatentParams(*map(array, axes), norm_c=RMSNorm().shapes("d_c"))
 
     def sizes(self):
         return {"d_c": self.d_c, "d_r": self.d_r}
 
     def read(self, X, Z, W, *, t_x, t_z, table, implementation):
-        norm, gamma_c = RMSNorm(epsilon=1e-6), LayerNormParams(W.gamma_c, None)
-        c = norm(jnp.tensordot(W.W_c, Z, 1), gamma_c, implementation)  # inside
+        c = RMSNorm(epsilon=1e-6)(jnp.tensordot(W.W_c, Z, 1), W.norm_c, implementation)  # inside
         Q = jnp.einsum("hac,ha...->hc...", W.W_k, jnp.tensordot(W.W_q, X, 1))  # (W_k c)ᵀ W_q X = cᵀ W_kᵀ W_q X
         Q_r = self.positions(jnp.tensordot(W.W_qr, X, 1), t_x, implementation)
         K_r = self.positions(jnp.tensordot(W.W_kr, Z, 1)[None], t_z, implementation)

@@ -90,7 +90,7 @@ def differential(line, X, Z, W, mask):
 
 
 def latent(line, X, Z, W, mask):
-    C = np.stack([rms_norm(W.W_c @ Z[:, t], W.gamma_c, 1e-6) for t in range(Z.shape[1])], axis=1)
+    C = np.stack([rms_norm(W.W_c @ Z[:, t], W.norm_c.gamma, 1e-6) for t in range(Z.shape[1])], axis=1)
     K_r = rotated(W.W_kr @ Z, line.positions.base)
     Y = []
     for h in range(len(W.W_q)):

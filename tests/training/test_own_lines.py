@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from algorithms import LLAMA, DTransformerConfig, d_transformer, init_d_transformer
-from tests.own_lines.experts import EXPERTS
+from tests.own_lines.experts import EXPERTS, Experts
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS
 from tests.training_cases import make_trainer, settings_for
@@ -28,8 +29,8 @@ from training.tasks.own_lines import setting_of, variant_named
 
 OWN = {"EXPERTS": "experts", "SINKS": "sinks", "DIFFERENTIAL": "differential", "LATENT": "latent"}
 PATHS = {name: f"tests.own_lines.{module}:{name}" for name, module in OWN.items()}
-SIZES = {"N_V": 24, "l_max": 8, "L": 2, "H": 4, "d_e": 16, "d_mlp": 32}
-FLAGS = {"l_max": 16, "L": 2, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "batch-size": 4}
+SIZES: dict[str, Any] = {"N_V": 24, "l_max": 8, "L": 2, "H": 4, "d_e": 16, "d_mlp": 32}
+FLAGS: dict[str, Any] = {"l_max": 16, "L": 2, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "batch-size": 4}
 FLAGS |= {"eval-batches": 2, "optimizer": "adamw", "peak": 1e9, "schedule": "constant", "no-tensorboard": None}
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 
@@ -76,7 +77,7 @@ def test_two_steps_and_two_more_are_four(train, capsys, name):
 @pytest.mark.end_to_end
 def test_a_records_json_in_a_file_of_settings(train, tmp_path):
     file = tmp_path / "settings.json"
-    mine = EXPERTS.but(mlp=EXPERTS.mlp.but(n=3, k=1), attention=SINKS.attention)
+    mine = EXPERTS.but(mlp=Experts(n=3, k=1, activation="silu"), attention=SINKS.attention)
     file.write_text(json.dumps({"variant": mine.to_json(), "steps": 1}))
     run = train("run", "--config", str(file))
     assert load_run(run).config.variant == mine
@@ -162,7 +163,7 @@ def test_a_run_is_not_resumed_with_other_lines(tmp_path):
     trainer.train()
     files = RunDirectory(tmp_path / "run")
     began = files.description()
-    other = EXPERTS.but(mlp=EXPERTS.mlp.but(k=1))
+    other = EXPERTS.but(mlp=Experts(n=4, k=1, activation="silu"))
     changed = DTransformerConfig(
         **{name: getattr(began.config, name) for name in ("N_V", "l_max", "L", "H", "d_e", "d_mlp")}, variant=other
     )

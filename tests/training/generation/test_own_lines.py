@@ -1,6 +1,7 @@
 """What generation does for lines of one's own besides what `test_memories` checks: translation, int8, sizes."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +36,21 @@ LINES = {"sinks": {"attention": Sinks()}, "direct": {"attention": Direct()}, "ex
 
 @pytest.mark.parametrize("name", LINES)
 def test_translations_are_those_of_algorithm_15(name):
-    sizes = {"N_V": 17, "l_max": 11, "L_enc": 1, "L_dec": 2, "H": 4, "H_kv": 2, "d_e": 10, "d_mlp": 13, "d_mid": 7}
+    sizes: dict[str, Any] = {
+        "N_V": 17,
+        "l_max": 11,
+        "L_enc": 1,
+        "L_dec": 2,
+        "H": 4,
+        "H_kv": 2,
+        "d_e": 10,
+        "d_mlp": 13,
+        "d_mid": 7,
+    }
     config = EDTransformerConfig(**sizes, d_attn=5, variant=PAPER.but(**LINES[name]))
     theta = random_theta(config)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(7), jnp.arange(3))
-    expected, lengths = ed_inference(Z, theta, z_length=LENGTHS, tau=0.8, key=keys)
+    expected, lengths = ed_inference(jnp.asarray(Z), theta, z_length=jnp.asarray(LENGTHS), tau=0.8, key=keys)
     options = {"lengths": LENGTHS, "config": config, "l_max": 11, "tau": 0.8, "key": jax.random.key(7)}
     tokens, found, _ = translate(theta, Z, **options)
     np.testing.assert_array_equal(tokens, expected)
@@ -57,13 +68,18 @@ def test_a_formula_that_reads_the_matrices_itself_continues_as_the_papers():
 def test_what_int8_rounds():
     """The matrices of ours within the parameters of others, and no others."""
     config = cases.config_of("SINKS")
-    theta = cases.theta_of(config)
-    exact, rounded = (unstacked(theta, int8=int8).layers[0] for int8 in (False, True))
+    theta: Any = cases.theta_of(config)
+
+    def first_layer(theta, *, int8=True) -> Any:
+        weights: Any = unstacked(theta, int8=int8)
+        return weights.layers[0]
+
+    exact, rounded = (first_layer(theta, int8=int8) for int8 in (False, True))
     assert jax.tree.leaves(rounded.attention.attention.W)[0].dtype == jnp.int8
     np.testing.assert_array_equal(rounded.attention.s, exact.attention.s)
-    experts = unstacked(cases.theta_of(cases.config_of("EXPERTS")), int8=True).layers[0]
+    experts = first_layer(cases.theta_of(cases.config_of("EXPERTS")))
     assert {leaf.dtype for leaf in jax.tree.leaves(experts.mlp)} == {jnp.dtype("float64")}
-    own = unstacked(theta._replace(variant=PAPER.but(attention=Direct())), int8=True).layers[0].attention.attention
+    own = first_layer(theta._replace(variant=PAPER.but(attention=Direct()))).attention.attention
     with pytest.raises(ValueError, match=r"int8: expected an attention that projects by Attention\.read, got one that"):
         _ = own.heads
 

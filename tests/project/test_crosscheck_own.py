@@ -1,0 +1,61 @@
+"""The cross-check of lines of one's own: equal to their authors' loops, and what is not compared is named."""
+
+import functools
+from typing import Any
+
+import pytest
+
+import algorithms
+from tests.crosscheck import command
+from tests.crosscheck.command import ROOT
+from tests.crosscheck.own import OwnScenarios, compare_own
+from tests.crosscheck.report import summary
+from tests.own_lines import loops
+from tests.own_lines.sinks import Sinks
+from training.commands.arguments import UsageError
+
+PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
+LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
+REST = "Algorithms 4 and 5, in whose place {} has its own lines"
+
+
+@functools.cache
+def crosscheck(name: str, implementation: str = "paper") -> Any:
+    return compare_own(OwnScenarios(algorithms, PATHS[name], seed=0, sizes={}, implementation=implementation), ROOT)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LATER.get(name, ())) for name in PATHS])
+def test_every_line_agrees_with_the_loops(name):
+    results = crosscheck(name)
+    assert results.ok, summary(results)
+    assert results.worst <= 1e-10
+    number = "8" if name == "EXPERTS" else "6"
+    change = results.lines[10, number].change
+    assert change.line.text.startswith(f"X ← X + {name.title()}(X̃ | 𝓦_l")
+    assert results.lines[10, number].cells["X"].visits > 0
+    assert results.settings["left_out"] == ([] if name == "EXPERTS" else [REST.format(name.title())])
+    assert (4, "4") in results.lines if name == "EXPERTS" else (4, "4") not in results.lines
+
+
+def test_wrong_loops_are_located(monkeypatch):
+    right = loops.experts
+    monkeypatch.setattr(loops, "experts", lambda line, X, W: right(line.but(k=1), X, W))
+    results = compare_own(OwnScenarios(algorithms, PATHS["EXPERTS"], seed=0, sizes={}, implementation="paper"), ROOT)
+    assert not results.ok
+    assert results.first[:2] == (10, "8")
+
+
+def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
+    monkeypatch.setattr(Sinks, "loops", "")
+    results = compare_own(OwnScenarios(algorithms, PATHS["SINKS"], seed=0, sizes={}, implementation="paper"), ROOT)
+    assert results.ok, summary(results)
+    assert (10, "6") not in results.lines
+    assert "not compared: line 6 of Algorithm 10, since Sinks.loops names no NumPy loops" in summary(results)
+    assert "not compared: Algorithms 4 and 5, in whose place Sinks has its own lines" in summary(results)
+
+
+def test_wrong_usage():
+    with pytest.raises(UsageError, match=r"--variant: expected one of .*, or PACKAGE.MODULE:NAME, got 'LAMA'"):
+        command.main(["--variant", "LAMA"])
+    with pytest.raises(UsageError, match="no_such_lines: expected a module with the lines of this model"):
+        command.main(["--variant", "no_such_lines:MINE"])
