@@ -108,7 +108,7 @@ def assert_gradients(model, path, gradients, dtype):
 
 
 def record(model, what, dtype, value):
-    """Write a figure for docs/weights.md, where RECORD names a file."""
+    """Write a figure for docs/notes/models.md, where RECORD names a file."""
     if os.environ.get("RECORD"):
         with Path(os.environ["RECORD"]).open("a") as file:
             print(model, what, dtype, f"{value:.3g}", sep=" | ", file=file)

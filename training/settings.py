@@ -44,7 +44,9 @@ REMAT: dict[str, Any] = {
     "all-but-attention": "all but attention",
     "all": True,
 }
-PAPER_NAMES = frozenset({"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_in", "d_mlp", "d_r", "l_max", "l_gen", "p_mask"})
+PAPER_NAMES = frozenset(
+    {"N_V", "L", "L_enc", "L_dec", "H", "d_e", "d_in", "d_mlp", "d_r", "l_max", "l_gen", "p_mask", "H_kv"}
+)
 EXPECTED = {
     int: "an integer",
     float: "a number",
@@ -54,8 +56,8 @@ EXPECTED = {
 }
 """The types of settings, in words."""
 
-_MANY = 1 << 40
-_COUNT, _POSITIVE, _SHARE = (0, _MANY), (1, _MANY), (0, 1)
+MANY = 1 << 40
+_COUNT, _POSITIVE, _SHARE = (0, MANY), (1, MANY), (0, 1)
 
 
 def flag(name: str) -> str:

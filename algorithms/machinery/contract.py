@@ -302,11 +302,7 @@ class Contract:
         self._limits = list(dict.fromkeys(limits))
 
     def bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The value of each argument.
-
-        Raises:
-            TypeError: if the arguments are not those of the signature.
-        """
+        """The value of each argument. Raises TypeError if they are not those of the signature."""
         parameters = self.signature.parameters.values()
         in_order = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(in_order):

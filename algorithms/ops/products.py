@@ -11,7 +11,8 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import are_numbers, in_rows
-from algorithms.machinery.platform import for_this_machine, multiplies_bfloat16, platform_of
+from algorithms.machinery.platform import for_this_machine, platform_of
+from algorithms.machinery.processor import multiplies_bfloat16
 from algorithms.machinery.sharding import devices_sharing
 
 NARROWEST = 16

@@ -223,7 +223,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         "algorithms/layers.py", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "4", GEMMA2, "GEMMA2"
     ),
     "cap of the scores dropped": Mutation(
-        ATTENTION, "of_sequences", "return", "cap=line.cap", "cap=None", 4, "5", GEMMA2, "GEMMA2"
+        ATTENTION, "of_sequences", "options", '"cap": line.cap', '"cap": None', 4, "5", GEMMA2, "GEMMA2"
     ),
     "cap of the logits dropped": Mutation(
         "algorithms/model/unembedding.py",

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from training.commands import settings_table
-from training.commands.arguments import flag, spelled
 from training.commands.train import parser, read_settings, with_task
 from training.loop.optimizers import optimizer_from
 from training.presets import PRESETS
-from training.settings import SETTINGS
+from training.settings import flag
 from training.tasks import TASKS, settings_from
 from training.tasks.models import check_sizes
 
@@ -49,7 +48,7 @@ def main_of(name):
 
 
 def train_settings(words):
-    arguments = parser().parse_args(with_task(spelled(words, SETTINGS)))
+    arguments = parser().parse_args(with_task(words))
     return read_settings(arguments)
 
 
@@ -64,7 +63,7 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
     arguments = shlex.split(words.replace("TASK", "d"))
     if name != "train":
         module = importlib.import_module(MODULES[name])
-        module.parser().parse_args(spelled(arguments, getattr(module, "NAMES", ())))
+        module.parser().parse_args(arguments)
     elif arguments[0] in TASKS:
         settings = train_settings(arguments)  # what runs/ has here does not matter
         check_sizes(settings)

@@ -66,7 +66,7 @@ STANDARD_LIBRARY = {
     "typing",
     "weakref",
 }
-ASKS_THE_PROCESSOR = ("algorithms/machinery/platform.py", "pathlib.Path")  # what it multiplies is in a file of Linux
+ASKS_THE_PROCESSOR = ("algorithms/machinery/processor.py", "pathlib.Path")  # what it multiplies is in a file of Linux
 POSIX = {"fcntl", "grp", "pwd", "readline", "resource", "termios"}
 POSIX |= {f"os.{name}" for name in ("O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "getuid", "sysconf")}
 POSIX |= {f"signal.{name}" for name in ("ITIMER_PROF", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGPROF", "setitimer")}

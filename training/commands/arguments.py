@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from training.disk import local_path
 from training.mesh.cpu import as_devices
 from training.mesh.placement import Placement
 from training.mesh.shape import n_places
-from training.settings import EXPECTED, flag
+from training.settings import EXPECTED
 
 DTYPES = ("float32", "bfloat16", "float16")
 KINDS = {kind.__name__: expected for kind, expected in EXPECTED.items()}
@@ -33,8 +34,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Return the arguments, or raise UsageError if one is unknown, missing, or invalid."""
-        found, unknown = self.parse_known_args(args, namespace)
+        """Return the arguments, or raise UsageError if one is unknown, missing, or invalid. The words of a flag may be
+        joined by dashes or by underscores.
+        """
+        words = spelled(sys.argv[1:] if args is None else args, self._flags())
+        found, unknown = self.parse_known_args(words, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
             for action in self._subcommands():
@@ -87,14 +91,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 
-def spelled(argv: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the arguments with every flag in its canonical spelling: ``--l-max`` becomes ``--l_max``.
+def spelled(argv: Sequence[str], flags: Iterable[str]) -> list[str]:
+    """Return the arguments with every flag spelled as among these: ``--l-max`` becomes ``--l_max``.
 
     Example:
-        >>> spelled(["--l-max=9", "--batch_size", "4", "--", "--l-max"], ["l_max", "batch_size"])
+        >>> spelled(["--l-max=9", "--batch_size", "4", "--", "--l-max"], ["--l_max", "--batch-size"])
         ['--l_max=9', '--batch-size', '4', '--', '--l-max']
     """
-    known = {flag(name).replace("_", "-"): flag(name) for name in names}
+    known = {flag.replace("_", "-"): flag for flag in flags}
     end = list(argv).index("--") if "--" in argv else len(argv)
     return [_spelled(word, known) for word in argv[:end]] + list(argv[end:])
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, placement_of, spelled
+from training.commands.arguments import Parser, add_inference, placement_of
 from training.commands.models import run_of
 from training.commands.talking import RESET, talk
 from training.commands.terminal import print_json, say, show
@@ -316,7 +316,6 @@ def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = spelled(sys.argv[1:] if argv is None else argv, NAMES)
-    arguments = parser().parse_args(words)
+    arguments = parser().parse_args(argv)
     compilation_cache.begin(arguments)
     return 0 if answer(arguments) else 2

@@ -5,7 +5,6 @@ python -m training.commands.settings_table > docs/notes/settings.md
 
 from typing import Any
 
-from training.commands.arguments import flag
 from training.presets import PRESETS
 from training.settings import (
     FINE_TUNING,
@@ -15,6 +14,7 @@ from training.settings import (
     OPTIMIZERS,
     SCHEDULES,
     SETTINGS,
+    flag,
 )
 from training.tasks import TASKS
 

@@ -16,8 +16,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import platform
+import re
 import secrets
 import sys
 import time
@@ -29,7 +31,7 @@ from typing import Any
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_cache, at_least, flag, local, spelled
+from training.commands.arguments import Parser, add_cache, at_least, local
 from training.commands.dry_run import described
 from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
@@ -54,20 +56,39 @@ from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
-from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError
+from training.settings import GROUPS, KINDS, MANY, SETTINGS, Settings, SettingsError, flag
 from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
 
+COMMON = (
+    "help", "help_all", "run", "preset", "epochs", "data", "tokenizer", "N_V", "l_max", "variant", "L", "L_enc",
+    "L_dec", "H", "d_e", "d_mlp", "start_from", "lora_rank", "dropout", "steps", "batch_size", "learning_rate", "dtype",
+    "seed", "mesh", "eval_every", "patience",
+)  # fmt: skip
+"""What --help shows; --help-all shows everything."""
 FILES = ("data", "validation_data", "pairs", "labeled")
 """The settings that name files."""
 
 
-def parser() -> Parser:
-    """Return the command line: a subcommand for each task, a flag for each of its settings."""
+class _HelpAll(argparse.Action):
+    """Print the help with all flags, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print the help of the same subcommand."""
+        (tasks,) = globals()["parser"](every=True)._subcommands()
+        tasks.choices[parser.prog.split()[-1]].print_help()
+        parser.exit()
+
+
+def parser(*, every: bool = False) -> Parser:
+    """Return the command line: a subcommand for each task, a flag for each of its settings. Its help shows `every` flag
+    or the common ones.
+    """
     main = Parser(description=__doc__)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
         sub = tasks.add_parser(task.name, help=task.summary, description=f"Train a model for {task.summary}.")
+        sub.add_argument("--help-all", nargs=0, action=_HelpAll, help="show all settings, and exit")
         sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run, which is resumed if begun")
         sub.add_argument(
             "--config",
@@ -80,6 +101,7 @@ def parser() -> Parser:
             sub.add_argument(
                 "--preset", choices=presets, help="settings of a known model; flags and --config take precedence"
             )
+        sub.add_argument("--epochs", type=float, metavar="X", help="passes over the training data, in place of --steps")
         add_cache(sub.add_argument)
         cost = "print all settings and what an update would cost, and train nothing"
         sub.add_argument("--dry-run", action="store_true", help=cost)
@@ -92,7 +114,26 @@ def parser() -> Parser:
                 group = sub.add_argument_group(GROUPS[name])
             if name in task.all_settings():
                 _add_flag(group, name, task)
+        if not every:
+            _shorten(sub)
     return main
+
+
+def _shorten(sub: Parser) -> None:
+    """Leave only the common flags in the help of a subcommand."""
+    sub.usage = f"{sub.prog} --run DIR [--data NAME|FILE …] [settings]"
+    sub.epilog = f"All settings: {sub.prog} --help-all, or docs/notes/settings.md."
+    for action in sub._actions:
+        if action.dest not in COMMON:
+            action.help = argparse.SUPPRESS
+            continue
+        if action.dest in ("variant", "preset"):
+            action.metavar = "NAME"
+        clause, default, value = (action.help or "").rpartition(" (default: ")
+        action.help = re.split("[;:] ", clause)[0] + default + value.split(";")[0].rstrip(")") + ")" * bool(default)
+    for group in sub._action_groups:
+        if all(action.help == argparse.SUPPRESS for action in group._group_actions):
+            group.description = None
 
 
 def _add_processes(sub: Parser) -> None:
@@ -162,7 +203,24 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         values |= PRESETS[arguments.preset][1]
     if arguments.config:
         values |= _settings_file(arguments.config)
-    return values | {name: value for name, value in vars(arguments).items() if name in SETTINGS}
+    values |= {name: value for name, value in vars(arguments).items() if name in SETTINGS}
+    if arguments.epochs is None:
+        return values
+    if "steps" in vars(arguments):
+        raise SettingsError("--epochs: expected no --steps beside it, got both; leave one out")
+    if not 0 < arguments.epochs < MANY:
+        raise SettingsError(f"--epochs: expected a number above 0, got {arguments.epochs}")
+    return values | {"steps": MANY - 1}  # `_with_epochs` has the number, once the data are read
+
+
+def _with_epochs(arguments: argparse.Namespace, settings: Settings, data: RunData) -> Settings:
+    """Return the settings with the number of steps, and of warmup steps, for --epochs."""
+    if arguments.epochs is None:
+        return settings
+    steps = math.ceil(arguments.epochs * data.train.n_examples / settings.batch_size)
+    counted = argparse.Namespace(**vars(arguments) | {"epochs": None, "steps": max(steps, 1)})
+    found = read_settings(counted)
+    return dataclasses.replace(settings, steps=found.steps, warmup=found.warmup)
 
 
 def _settings_file(path: Path) -> dict[str, Any]:
@@ -265,6 +323,7 @@ def _prepared(
             "progress": reading.tokenized,
         }
         data = interrupts.run(lambda: load_run_data(settings, **options))
+    settings = _with_epochs(arguments, settings, data)
     if settings.start_from:
         config = start.config if start else files.description().config
     else:
@@ -332,7 +391,7 @@ def versions() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = with_task(spelled(sys.argv[1:] if argv is None else argv, SETTINGS))
+    words = with_task(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(words)
     processes = Processes()
     if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):

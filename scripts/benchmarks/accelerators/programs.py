@@ -23,7 +23,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 
 class Report(NamedTuple):
-    """One step on one device: tables of name → [runs, bytes, cycles]; docs/performance.md says what is left out."""
+    """A step on one device: tables of name → [runs, bytes, cycles]; docs/notes/performance.md says what is left out."""
 
     sources: dict[str, list[float]]  # all instructions, by compiled function and "file:function" of the source line
     copies: dict[str, list[float]]  # copies and transposes, including fused ones

@@ -1,0 +1,82 @@
+"""`training.train` does what the command line does."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import training
+from training import commands
+from training.commands import in_python
+from training.runs.directory import RunDirectory, load_run
+from training.runs.named_arrays import flatten
+
+TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
+SETTINGS = {
+    "steps": 4, "batch_size": 4, "l_max": 16, "d_e": 8, "H": 2, "d_mlp": 8, "L": 1, "tokenizer": "bytes",
+    "eval_batches": 1, "peak": 1e9, "tensorboard": False, "checkpoint_every": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "data.txt").write_text(TEXT)
+    return tmp_path / "data.txt"
+
+
+@pytest.mark.thorough
+def test_it_trains_the_parameters_that_the_command_trains(tmp_path, data, capsys):
+    values = SETTINGS | {"steps": np.int64(4), "data": data}
+    run = training.train("d", tmp_path / "run", cache=tmp_path, **values)
+    printed = capsys.readouterr().out
+    assert f"The run is in {tmp_path / 'run'}" in printed
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items() if name != "tensorboard"]
+    arguments = ["d", "--run", tmp_path / "other", "--data", data, "--cache", tmp_path, "--no-tensorboard", *flags]
+    assert commands.train_main([str(argument) for argument in arguments]) == 0
+    expected = flatten(load_run(tmp_path / "other").theta)
+    for name, a in flatten(run.theta).items():
+        np.testing.assert_array_equal(a, expected[name])
+    again = training.train("d", tmp_path / "run", cache=tmp_path, data=[str(data)], **SETTINGS | {"steps": 4})
+    np.testing.assert_array_equal(again.theta.W_e, run.theta.W_e)  # complete: nothing is left to train
+
+
+@pytest.mark.thorough
+def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
+    def interrupted(*_):
+        raise in_python.Interrupted(130)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(in_python, "train_by", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="call train again to resume it"):
+            training.train("d", tmp_path / "run", data=data, cache=tmp_path, quiet=True, **SETTINGS)
+    found = []
+    worker = threading.Thread(  # signals arrive in the main thread alone
+        target=lambda: found.append(
+            training.train("d", tmp_path / "run", data=data, cache=tmp_path, quiet=True, **SETTINGS)
+        )
+    )
+    worker.start()
+    worker.join()
+    assert found[0].task == "d"
+    assert RunDirectory(tmp_path / "run").description().settings.data == (str(data),)
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "sentence"),
+    [
+        ("d", {"step": 3}, "step: expected a setting, got an unknown one; did you mean steps?"),
+        ("d", {"steps": "3"}, "--steps: expected an integer, got '3'"),
+        ("d", {"L_enc": 3}, "L_enc: expected a setting of d, got an unknown one"),
+        ("x", {}, "task: expected one of d, e, ed, classify, gato, got 'x'"),
+        ("e", {"preset": "demo"}, "preset: expected one of e "),
+    ],
+)
+def test_what_is_wrong_is_said(task, values, sentence, tmp_path):
+    with pytest.raises(ValueError, match="expected") as error:
+        training.train(task, tmp_path / "run", **values)
+    assert str(error.value).startswith(sentence)
+
+
+def test_importing_the_package_imports_no_training():
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        training.tarin  # noqa: B018

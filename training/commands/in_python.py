@@ -1,0 +1,98 @@
+"""`training.train`: what the command line does, from Python, as in a notebook."""
+
+import argparse
+import contextlib
+import os
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from training.commands.arguments import did_you_mean
+from training.commands.train import read_settings
+from training.commands.train import train as train_by
+from training.mesh.cpu import as_devices
+from training.mesh.processes import Processes
+from training.mesh.shape import n_places
+from training.presets import PRESETS
+from training.runs.directory import Run, load_run
+from training.runs.interrupts import Interrupted, Interrupts
+from training.settings import KINDS, SETTINGS, SettingsError
+
+
+def train(
+    task: str,
+    run: str | Path,
+    *,
+    epochs: float | None = None,
+    preset: str | None = None,
+    cache: Path | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a model as ``train.py TASK --run DIR`` does, or resume the run, and return it.
+
+    Progress, samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
+    checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is.
+
+    Args:
+        task: "d", "e", "ed", "classify" or "gato".
+        run: the directory of the run.
+        epochs: passes over the training data, in place of ``steps``.
+        preset: the name of settings of a known model.
+        cache: the directory of tokenized and downloaded data; None: the default one.
+        quiet: print no progress and no samples during training.
+        settings: as the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``.
+
+    Raises:
+        ValueError: a setting is unknown or invalid, the data cannot be read, or the run does not fit; as one sentence.
+        KeyboardInterrupt: the training was interrupted.
+    """
+    for name in settings:
+        if name not in SETTINGS:
+            raise SettingsError(f"{name}: expected a setting, got an unknown one{did_you_mean(name, SETTINGS)}")
+    if preset is not None and PRESETS.get(preset, ("",))[0] != task:
+        known = ", ".join(name for name, (of, _) in PRESETS.items() if of == task) or "none"
+        raise SettingsError(f"preset: expected one of {task} ({known}), got {preset!r}")
+    given = {name: _plain(name, value) for name, value in settings.items()}
+    own = {
+        "task": task,
+        "run": str(run),
+        "config": None,
+        "preset": preset,
+        "epochs": epochs,
+        "cache": cache,
+        "quiet": quiet,
+    }
+    arguments = argparse.Namespace(**own, **given)
+    interrupts = _Interrupts()
+    in_main_thread = threading.current_thread() is threading.main_thread()  # which alone gets signals
+    with interrupts if in_main_thread else contextlib.nullcontext():
+        try:
+            found = read_settings(arguments)
+            as_devices(n_places(found.mesh))
+            train_by(arguments, found, interrupts, Processes())
+        except Interrupted:
+            raise KeyboardInterrupt(f"the training of {run} was interrupted; call train again to resume it") from None
+    return load_run(run)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a setting as JSON has it: numbers of Python, texts for paths, and a list also of a single name."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if KINDS[name] == tuple[str, ...]:
+        names = [value] if isinstance(value, str | Path) else value
+        return [os.fspath(each) if isinstance(each, Path) else each for each in names]
+    return os.fspath(value) if isinstance(value, Path) else value
+
+
+class _Interrupts(Interrupts):
+    """Like `Interrupts`, but the second Ctrl-C raises KeyboardInterrupt, since the process is not ours to end."""
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.status:
+            raise KeyboardInterrupt
+        self.status = 128 + number
