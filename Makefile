@@ -22,7 +22,7 @@ INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test end-to-end test-all compilers floor book mutations lint format clean
+.PHONY: help demo test end-to-end test-all compilers floor book site picture mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -51,6 +51,15 @@ floor: ## cross-check algorithms with the oldest JAX that they support, in an en
 
 book: $(call INSTALLED,book) ## write the cross-check of the paper and of published models to build/book
 	$(BIN)/python scripts/crosscheck.py --variant all --html build/book
+
+site: $(call INSTALLED,book$(COMMA)site) ## build the documents and the book as one site in build/site, to be opened offline
+	test -f build/book/index.html || $(MAKE) book
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+picture: $(call INSTALLED,book) ## redraw the README's picture of Algorithm 4, with Chromium
+	$(BIN)/python scripts/crosscheck.py --algorithm 4 --html build/picture
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,915 \
+		--screenshot=docs/pictures/algorithm-4.png file://$(CURDIR)/build/picture/algorithm-4.html
 
 mutations: $(call INSTALLED,test) ## plant bugs in scratch copies, and report which test catches each
 	$(BIN)/python -m tests.mutations

@@ -4,109 +4,72 @@ Each of the paper's fifteen numbered algorithms is one pure, compiled JAX functi
 paper's notation: tokens are columns, and weights are ``[d_out, d_in]``. The legend is in ``algorithms.notation``.
 """
 
-from algorithms import lines
-from algorithms import relations as relations
-from algorithms.alg01_embedding import positional_embedding, sinusoidal_positional_embedding, token_embedding
-from algorithms.alg03_attention import attention, mh_attention, scaled_dot_product_attention, single_query_attention
-from algorithms.alg06_layer_norm import layer_norm, rms_norm
-from algorithms.alg07_unembedding import unembedding
-from algorithms.alg08_ed_transformer import (
-    ed_decoding,
-    ed_encoding,
-    ed_hidden_state,
-    ed_transformer,
-)
-from algorithms.alg09_e_transformer import e_encoding, e_hidden_state, e_transformer
-from algorithms.alg10_d_transformer import d_hidden_state, d_transformer
-from algorithms.alg11_training import d_training, e_training, ed_training
-from algorithms.alg14_inference import d_inference, ed_inference
-from algorithms.gato import (
-    GatoConfig,
-    GatoParams,
-    PatchParams,
-    discretize,
-    gato_embedding,
-    init_gato,
-    inverse_mu_law,
-    mu_law,
-    patch_embedding,
-    raster_patches,
-    raster_places,
-    undiscretize,
-)
-from algorithms.losses import d_token_losses, e_token_losses, ed_token_losses
-from algorithms.machinery.contract import REGISTRY
-from algorithms.machinery.platform import for_platform
-from algorithms.machinery.sharding import mesh_axes
-from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
-from algorithms.model.initialization import (
-    count_params,
-    init_d_transformer,
-    init_e_transformer,
-    init_ed_transformer,
-)
-from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig
-from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
-from algorithms.model.variant import Variant
-from algorithms.model.variants import (
-    ALBERT,
-    BART,
-    BERT,
-    BLOOM,
-    FSMT,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GOPHER,
-    GPT2,
-    GPT3,
-    GPT_NEO,
-    LLAMA,
-    MARIAN,
-    MISTRAL,
-    NEOX,
-    OLMO2,
-    OPT,
-    PAPER,
-    QWEN2,
-    QWEN3,
-    ROBERTA,
-    T5,
-    VARIANTS,
-    VASWANI,
-)
-from algorithms.notation import IMPLEMENTATIONS, bos_token, eos_token, mask_token
-from algorithms.ops.activation import gelu, gelu_tanh, relu
-from algorithms.ops.log_loss import log_loss, token_losses
-from algorithms.parameters import (
-    AttentionParams,
-    EDDecoderLayerParams,
-    LayerNormParams,
-    MHAttentionParams,
-    MLPParams,
-    TransformerLayerParams,
-)
-
+# ruff: noqa: I001 - in the paper's order
 # fmt: off
-__all__ = [
-    # Algorithms 1 to 15
-    "token_embedding", "positional_embedding", "single_query_attention", "attention", "mh_attention", "layer_norm",
-    "unembedding", "ed_transformer", "e_transformer", "d_transformer", "ed_training", "e_training", "d_training",
-    "d_inference", "ed_inference",
-    # Building blocks and intermediate results
-    "scaled_dot_product_attention", "rms_norm", "ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state",
-    "e_encoding", "d_hidden_state", "log_loss", "token_losses", "d_token_losses", "e_token_losses", "ed_token_losses",
-    # Gato
-    "GatoConfig", "GatoParams", "PatchParams", "discretize", "gato_embedding", "init_gato", "inverse_mu_law", "mu_law",
-    "patch_embedding", "raster_patches", "raster_places", "undiscretize",
-    # Masks, parameters, variants and the legend
-    "ALBERT", "BART", "BERT", "BIDIRECTIONAL", "BLOOM", "FSMT", "GEMMA", "GEMMA2", "GEMMA3", "GOPHER", "GPT2", "GPT3",
-    "GPT_NEO", "IMPLEMENTATIONS", "LLAMA", "MARIAN", "MISTRAL", "NEOX", "OLMO2", "OPT", "PAPER", "QWEN2", "QWEN3",
-    "REGISTRY", "ROBERTA", "T5", "UNIDIRECTIONAL", "VARIANTS", "VASWANI", "lines",
-    "AttentionParams", "DTransformerConfig", "DTransformerParams", "EDDecoderLayerParams", "EDTransformerConfig",
-    "EDTransformerParams", "ETransformerConfig", "ETransformerParams", "LayerNormParams", "MHAttentionParams",
-    "MLPParams", "TransformerLayerParams", "Variant", "banded", "bos_token", "count_params", "documents", "eos_token",
-    "for_platform", "gelu", "gelu_tanh", "init_d_transformer", "init_e_transformer", "init_ed_transformer",
-    "mask_token", "mesh_axes", "padding", "relu", "sinusoidal_positional_embedding",
-]
-# fmt: on
+from algorithms.alg01_embedding import token_embedding as token_embedding                         # Algorithm 1
+from algorithms.alg01_embedding import positional_embedding as positional_embedding               # Algorithm 2
+from algorithms.alg03_attention import single_query_attention as single_query_attention           # Algorithm 3
+from algorithms.alg03_attention import attention as attention                                     # Algorithm 4
+from algorithms.alg03_attention import mh_attention as mh_attention                               # Algorithm 5
+from algorithms.alg06_layer_norm import layer_norm as layer_norm                                  # Algorithm 6
+from algorithms.alg07_unembedding import unembedding as unembedding                               # Algorithm 7
+from algorithms.alg08_ed_transformer import ed_transformer as ed_transformer                      # Algorithm 8
+from algorithms.alg09_e_transformer import e_transformer as e_transformer                         # Algorithm 9
+from algorithms.alg10_d_transformer import d_transformer as d_transformer                         # Algorithm 10
+from algorithms.alg11_training import ed_training as ed_training                                  # Algorithm 11
+from algorithms.alg11_training import e_training as e_training                                    # Algorithm 12
+from algorithms.alg11_training import d_training as d_training                                    # Algorithm 13
+from algorithms.alg14_inference import d_inference as d_inference                                 # Algorithm 14
+from algorithms.alg14_inference import ed_inference as ed_inference                               # Algorithm 15
+
+# Building blocks and intermediate results
+from algorithms.alg01_embedding import sinusoidal_positional_embedding as sinusoidal_positional_embedding
+from algorithms.alg03_attention import scaled_dot_product_attention as scaled_dot_product_attention
+from algorithms.alg06_layer_norm import rms_norm as rms_norm
+from algorithms.alg08_ed_transformer import ed_encoding as ed_encoding, ed_decoding as ed_decoding, ed_hidden_state as ed_hidden_state
+from algorithms.alg09_e_transformer import e_encoding as e_encoding, e_hidden_state as e_hidden_state
+from algorithms.alg10_d_transformer import d_hidden_state as d_hidden_state
+from algorithms.losses import d_token_losses as d_token_losses, e_token_losses as e_token_losses, ed_token_losses as ed_token_losses
+from algorithms.ops.activation import gelu as gelu, gelu_tanh as gelu_tanh, relu as relu
+from algorithms.ops.log_loss import log_loss as log_loss, token_losses as token_losses
+
+# Masks and the legend
+from algorithms.masks import BIDIRECTIONAL as BIDIRECTIONAL, UNIDIRECTIONAL as UNIDIRECTIONAL
+from algorithms.masks import banded as banded, documents as documents, padding as padding
+from algorithms.notation import IMPLEMENTATIONS as IMPLEMENTATIONS
+from algorithms.notation import bos_token as bos_token, eos_token as eos_token, mask_token as mask_token
+
+# Parameters and their initial values
+from algorithms.model.initialization import count_params as count_params
+from algorithms.model.initialization import init_d_transformer as init_d_transformer
+from algorithms.model.initialization import init_e_transformer as init_e_transformer
+from algorithms.model.initialization import init_ed_transformer as init_ed_transformer
+from algorithms.model.sizes import DTransformerConfig as DTransformerConfig, ETransformerConfig as ETransformerConfig
+from algorithms.model.sizes import EDTransformerConfig as EDTransformerConfig
+from algorithms.model.theta import DTransformerParams as DTransformerParams, ETransformerParams as ETransformerParams
+from algorithms.model.theta import EDTransformerParams as EDTransformerParams
+from algorithms.parameters import AttentionParams as AttentionParams, MHAttentionParams as MHAttentionParams
+from algorithms.parameters import EDDecoderLayerParams as EDDecoderLayerParams, LayerNormParams as LayerNormParams
+from algorithms.parameters import MLPParams as MLPParams, TransformerLayerParams as TransformerLayerParams
+
+# Published models
+from algorithms import lines as lines
+from algorithms.model.variant import VARIANTS as VARIANTS, Variant as Variant
+from algorithms.model.variants import ALBERT as ALBERT, BART as BART, BERT as BERT, BLOOM as BLOOM, FSMT as FSMT
+from algorithms.model.variants import GEMMA as GEMMA, GEMMA2 as GEMMA2, GEMMA3 as GEMMA3, GOPHER as GOPHER
+from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT_NEO, LLAMA as LLAMA, MARIAN as MARIAN
+from algorithms.model.variants import MISTRAL as MISTRAL, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
+from algorithms.model.variants import QWEN2 as QWEN2, QWEN3 as QWEN3, ROBERTA as ROBERTA, T5 as T5, VASWANI as VASWANI
+
+# Gato
+from algorithms.gato import GatoConfig as GatoConfig, GatoParams as GatoParams, PatchParams as PatchParams
+from algorithms.gato import gato_embedding as gato_embedding, patch_embedding as patch_embedding, init_gato as init_gato
+from algorithms.gato import discretize as discretize, undiscretize as undiscretize
+from algorithms.gato import mu_law as mu_law, inverse_mu_law as inverse_mu_law
+from algorithms.gato import raster_patches as raster_patches, raster_places as raster_places
+
+# For programs around them
+from algorithms.machinery.contract import REGISTRY as REGISTRY
+from algorithms.machinery.platform import for_platform as for_platform
+from algorithms.machinery.sharding import mesh_axes as mesh_axes
+from algorithms import relations as relations

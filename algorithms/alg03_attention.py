@@ -76,7 +76,7 @@ def attention(
     V = linear(W_v, Z, b_v, implementation)  # line 3
 
     @for_every_head(X, Q, K, V, mask, implementation, dropout, key)  # lines 4-5, return
-    def V_tilde(Q, K, V, Mask, score, drop):
+    def V_tilde(Q, K, V, Mask, score, softmax, drop):
         S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
         S = jnp.where(Mask, score(S), -jnp.inf)  # line 5
         A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
@@ -144,7 +144,7 @@ def scaled_dot_product_attention(
 def of_one_head() -> Callable[..., Array]:
     """The function inside Algorithm 4: lines 4 to the end for one head of one sequence, which every kernel computes.
 
-    It takes Q, K, V, the mask as an array, and two functions that are the identity in the paper: ``score`` of S, for
-    variants, and ``drop`` of the attention weights.
+    It takes Q, K, V, the mask as an array, the softmax or what replaces it, and two functions that are the identity in
+    the paper: ``score`` of S, for variants, and ``drop`` of the attention weights.
     """
     return inner(REGISTRY[4].function, "V_tilde")

@@ -30,7 +30,7 @@ from algorithms.notation import (
     Rate,
     mask_token,
 )
-from algorithms.ops.draws import by_own_key
+from algorithms.ops.dropout import by_own_key
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams
 from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
-from algorithms.ops.draws import by_own_key
-from algorithms.ops.dropout import fold_in
+from algorithms.ops.dropout import by_own_key, fold_in
 from algorithms.ops.softmax import log_softmax, shifted
 
 

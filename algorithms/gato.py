@@ -21,8 +21,7 @@ from algorithms.alg01_embedding import positional_embedding
 from algorithms.layers import How, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import check_key, compiled
-from algorithms.machinery.record import Range
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import Range, serializable
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams

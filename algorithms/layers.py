@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer, Shaped
 from algorithms.alg01_embedding import token_embedding
 from algorithms.loops import read_by
 from algorithms.machinery.arrays import indices
+from algorithms.machinery.naming import numbered
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
@@ -33,7 +34,9 @@ Columns = Float[Array, "d_e *batch l"]
 
 
 class How(NamedTuple):
-    """What a caller of Algorithms 8 to 10 asks for besides the paper's lines; by default, nothing."""
+    """What an internal caller of Algorithms 8 to 10 asks for besides the paper's lines; by default, nothing."""
+
+    __internal__ = True  # so that `help` does not show it
 
     positions: Any = None  # of the columns; None: 0 … l − 1
     remat: Remat = False  # in the legend, like `unroll`
@@ -55,7 +58,8 @@ PLAIN = How()
 class Lines(NamedTuple):
     """The lines of θ's variant as functions of arrays, named as in the paper.
 
-    The fields hold everything else that the lines need; `How` and the legend describe most of them.
+    The fields hold everything else that the lines need; `How` and the legend describe most of them. None changes: what
+    an attention keeps is set on the `Memory` of its layer, which `each_layer` makes, and on that which the caller gave.
     """
 
     variant: Variant  # the record of the lines
@@ -145,8 +149,10 @@ class Lines(NamedTuple):
         options: dict[str, Any] = {"f": self.activation, "rate": self.dropout, "key": self._key(self.draws - 1)}
         return shard_residual_stream(line(shard_layer_input(X), W, implementation=self.implementation, **options))
 
+    @numbered
     def projection(self, X: Float[Array, "d_e *columns"], theta: Any) -> Float[Array, "d_f *columns"]:
         """``f(W_f X + b_f 1ᵀ)``, with the activation of the MLPs; X if θ has no W_f."""
+        X = jnp.asarray(X)  # line 9 of Algorithm 9: the loop has ended
         if theta.W_f is None:
             return X
         return activate(self.activation, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
@@ -240,10 +246,8 @@ def lines_of(
 ) -> Lines:
     """The lines of θ's variant for a sequence x, tokens or columns of embeddings, with its positions.
 
-    ``algorithm`` is one of `OWN`; the rest are fields of `Lines`.
-
-    Raises:
-        ValueError: if the algorithm has no layers in the variant's order.
+    ``algorithm`` is one of `OWN`; the rest are fields of `Lines`. Raises ValueError if the algorithm has no layers in
+    the variant's order.
     """
     own, variant = OWN[algorithm], theta.variant
     order = variant.order or own.orders[0]

@@ -1,25 +1,13 @@
 """The lines of Algorithms 8 to 10 that published models change: the parts of a `Variant`."""
 
-from algorithms.model.attention import Attention
-from algorithms.model.distances import ALiBi, Distances, TransformerXL
-from algorithms.model.embedding import Embedding
-from algorithms.model.mlp import MLP
-from algorithms.model.norm import LayerNorm, RMSNorm
-from algorithms.model.positions import Linear, Llama3, Rotary, Yarn
-from algorithms.model.unembedding import Unembedding
-
-__all__ = [
-    "MLP",
-    "ALiBi",
-    "Attention",
-    "Distances",
-    "Embedding",
-    "LayerNorm",
-    "Linear",
-    "Llama3",
-    "RMSNorm",
-    "Rotary",
-    "TransformerXL",
-    "Unembedding",
-    "Yarn",
-]
+# fmt: off
+# ruff: noqa: I001, PLC0414
+from algorithms.machinery.contract import array as array
+from algorithms.model.attention import Attention as Attention, Read as Read
+from algorithms.model.distances import ALiBi as ALiBi, Distances as Distances, TransformerXL as TransformerXL
+from algorithms.model.embedding import Embedding as Embedding
+from algorithms.model.line import Line as Line
+from algorithms.model.mlp import MLP as MLP
+from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
+from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Rotary as Rotary, Yarn as Yarn
+from algorithms.model.unembedding import Unembedding as Unembedding

@@ -43,9 +43,12 @@ W_p                 the embeddings of the positions, as columns
 W_u                 the unembedding matrix
 gamma, beta         γ and β of a norm
 b_u                 an output bias, added to the logits; None: no bias
+targets             for each column, the ID of the token to predict
+weights             the weight of each column's loss; None: 1 for all
+label_smoothing     s: the target is mixed as 1 − s of the token to predict and s/N_V of every token
+N_V                 number of tokens, if the last rows of W_u are padding; None: no row is
 cap                 c: logits y become c tanh(y/c); None: no cap
 theta               θ, all parameters of a transformer, as ``init_…`` makes them
-how                 what internal callers ask for besides; nothing by default
 mask                True where token t_x may attend to context token t_z: a structural mask such as
                     ``UNIDIRECTIONAL``, or booleans
 z_mask              the mask of the context's attention to itself

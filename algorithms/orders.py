@@ -27,10 +27,12 @@ def norms_first(W: Any) -> Any:
 @numbered
 def _norm_last(X, W, f, mask):
     """Lines 5 to 8 of Algorithm 10 with the norms behind the sums, as in Algorithm 9."""
-    X = X + f.mh_attention(X, X, W.attention, mask)  # line 6
-    X = f.layer_norm(X, W.norm1)  # line 5
-    X = X + f.mlp(X, W.mlp)  # line 8
-    X = f.layer_norm(X, W.norm2)  # line 7
+    X_tilde = X  # line 5, without its norm
+    X = X + f.mh_attention(X_tilde, X_tilde, W.attention, mask)  # line 6
+    X = f.layer_norm(X, W.norm1)
+    X_tilde = X  # line 7, without its norm
+    X = X + f.mlp(X_tilde, W.mlp)  # line 8
+    X = f.layer_norm(X, W.norm2)
     return X
 
 

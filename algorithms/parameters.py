@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from algorithms.machinery.contract import array
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import serializable
 
 
 @serializable

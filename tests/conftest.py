@@ -17,8 +17,10 @@ if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones have no other emitters
         quickest += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quickest}".strip()
-# XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number.
+# XLA's collectives between virtual devices deadlock when its thread pool is smaller than twice their number, and XLA
+# ends the process if a device waits for 40 seconds for the others, which a busy machine can take.
 os.environ.setdefault("NPROC", "16")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=400"
 
 import collections
 import dataclasses

@@ -32,6 +32,10 @@ from algorithms.lines import (
 from tests import cases
 from tests.oracle import family
 from tests.oracle.parameters import unstack_family
+from tests.own_lines.differential import DIFFERENTIAL
+from tests.own_lines.experts import EXPERTS
+from tests.own_lines.latent import LATENT
+from tests.own_lines.sinks import SINKS, Sinks
 
 SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
 X = np.random.default_rng(0).integers(0, 19, (2, 13))
@@ -144,11 +148,17 @@ NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) f
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
 EVERY = NAMED | COVERING
+SINK_LINES = tuple(Sinks(biases="qkv", cap=0.5, scale=0.7, positions=ALiBi(), window=w) for w in (None, 3))
+OWN = {name: (small(variant), 2, False) for name, variant in (("SINKS", SINKS), ("EXPERTS", EXPERTS))}
+OWN |= {name: (small(variant), 2, True) for name, variant in (("DIFFERENTIAL", DIFFERENTIAL), ("LATENT", LATENT))}
+OWN["SINKS_BY_DISTANCE"] = (PAPER.but(attention=SINK_LINES, norm=RMSNorm(epsilon=1e-3)), 3, True)
+OWN["SINKS_IN_A_WINDOW"] = (small(SINKS.but(attention=SINKS.attention.but(window=9))), 2, False)
+"""Lines of one's own, which `tests.oracle` does not have."""
 
 
 def config_of(name: str, **changes: Any) -> DTransformerConfig:
     """The configuration of a named variant, or of a row."""
-    variant, H_kv, tied = EVERY[name]
+    variant, H_kv, tied = (EVERY | OWN)[name]
     L = SIZES["L"] if variant.shared_layers == 1 else 2 * variant.shared_layers
     return DTransformerConfig(**{**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes})
 
@@ -181,7 +191,7 @@ def family_parameters(theta: Any) -> Any:
 
 def _of_heads(attention: Any) -> None:
     """Give each head its own relative positions, which the parameters have for all heads together."""
-    for h, head in enumerate(attention.heads):
+    for h, head in enumerate(getattr(attention, "heads", ())):
         for name in ("W_r", "u", "v"):
             values = getattr(attention, name, None)
             setattr(head, name, None if values is None else values[h])

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -81,6 +82,7 @@ class Setting:
     help: str  # help text of its flag
     common: bool = True  # whether every task has it
     choices: tuple[str, ...] | None = None  # its values, if there are few
+    names_others: bool = False  # whether other values with a colon name, or describe, what a package defines
     within: tuple[float, float] | None = None  # its least value, and the first that is too large
     continues: bool = False  # whether a run may be resumed with another value: it changes nothing, or only rounding
     depends: tuple[str, ...] = ()  # settings that its default depends on
@@ -133,7 +135,13 @@ class Settings:
         "", "I/K: hold out fold I of K equal ones (from 1) of the training and validation data", common=False
     )
     # model
-    variant: str = _setting("PAPER", "the pseudocode, or a published model that differs from it", choices=VARIANTS)
+    variant: str = _setting(
+        "PAPER",
+        "the pseudocode, or a published model that differs from it; or one with lines of your own: "
+        "PACKAGE.MODULE:NAME, or a record's JSON",
+        choices=VARIANTS,
+        names_others=True,
+    )
     L: int = _setting(4, "layers", common=False)
     L_enc: int = _setting(2, "layers of the encoder", common=False)
     L_dec: int = _setting(2, "layers of the decoder", common=False)
@@ -259,8 +267,10 @@ class Settings:
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
-            if setting.choices and value not in setting.choices:
-                raise SettingsError(f"{flag(name)}: expected one of {', '.join(setting.choices)}, got {value!r}")
+            if setting.choices and value not in setting.choices and not (setting.names_others and ":" in value):
+                others = ", or PACKAGE.MODULE:NAME" if setting.names_others else ""
+                known = ", ".join(setting.choices)
+                raise SettingsError(f"{flag(name)}: expected one of {known}{others}, got {value!r}")
             if setting.within and not setting.within[0] <= value < setting.within[1]:
                 low, high = setting.within
                 raise SettingsError(f"{flag(name)}: expected at least {low} and less than {high}, got {value}")
@@ -302,6 +312,8 @@ KINDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(
 def converted(name: str, value: Any) -> Any:
     """Return the value of a setting from JSON, or raise SettingsError if it has the wrong type."""
     kind = KINDS[name]
+    if SETTINGS[name].names_others and isinstance(value, dict):  # a record
+        return json.dumps(value, sort_keys=True)
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
             return tuple(value)

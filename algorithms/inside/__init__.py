@@ -16,8 +16,12 @@ axes of layers and heads are there only if the line is in their loops. Any other
 Layers count from 0.
 """
 
-from algorithms.inside.names import At, at
-from algorithms.inside.recorded import Intermediate, Intermediates, Recorded
-from algorithms.inside.transformations import gradients, intermediates, intervene, record
-
-__all__ = ["At", "Intermediate", "Intermediates", "Recorded", "at", "gradients", "intermediates", "intervene", "record"]
+from algorithms.inside.names import At as At
+from algorithms.inside.names import at as at
+from algorithms.inside.transformations import Intermediate as Intermediate
+from algorithms.inside.transformations import Intermediates as Intermediates
+from algorithms.inside.transformations import Recorded as Recorded
+from algorithms.inside.transformations import gradients as gradients
+from algorithms.inside.transformations import intermediates as intermediates
+from algorithms.inside.transformations import intervene as intervene
+from algorithms.inside.transformations import record as record

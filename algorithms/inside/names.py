@@ -109,8 +109,7 @@ def as_at(name: str) -> At:
 def find(where: At, sites: Sequence[Site], function: str) -> Site:
     """The only site that a name matches; ``sites`` are those that the function of this name computes.
 
-    Raises:
-        ValueError: if no site matches, or several do.
+    Raises ValueError if no site matches, or several do.
     """
     symbol, *callers = where.name.split("/")
     symbol, _, own = symbol.partition("@")

@@ -49,8 +49,7 @@ class Part(NamedTuple):
     def check(self, shape: tuple[int, ...], loops: tuple[int, ...]) -> None:
         """Check that a value ``[H, rows, …, columns]``, in loops of these lengths, has this part.
 
-        Raises:
-            ValueError: if the value does not have this part.
+        Raises ValueError if the value does not have this part.
         """
         if self.where.layer is not None and not (self.site.layered and loops):
             raise ValueError(f"{self.where}: expected no layer, since it is not computed in every layer")
@@ -145,10 +144,8 @@ def _at_axis(value: Array, axis: int, index: Index) -> tuple[Any, ...]:
 def edited(part: Part, value: Array, new: Any, turns: tuple[Turn, ...]) -> Array:
     """A value ``[H, rows, …, columns]`` with a part replaced by a number, an array or a function of the part.
 
-    An array has the shape of the part, or that with the axes of loops in front, as `record` returns it.
-
-    Raises:
-        ValueError: if the replacement has another shape.
+    An array has the shape of the part, or that with the axes of loops in front, as `record` returns it. Raises
+    ValueError if the replacement has another shape.
     """
     old, layered = part.of(value), part.where.layer is not None
     outer = list(turns[:-1] if layered else turns)

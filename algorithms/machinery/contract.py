@@ -16,8 +16,9 @@ an annotation                           means
 no array anywhere                       a static argument
 ======================================  ======================================================================
 
-A class may define ``__expected__``, its description in messages. Everything except the values of arrays is checked when
-a function is traced, so compiled calls pay nothing for it. Relations between arguments are in `algorithms.relations`.
+A class may define ``__expected__``, its description in messages, and ``__internal__``, so that `help` leaves out
+arguments of this class. Everything except the values of arrays is checked when a function is traced, so compiled calls
+pay nothing for it. Relations between arguments are in `algorithms.relations`.
 """
 
 import contextvars
@@ -36,9 +37,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms.machinery.explicit import with_automatic_axes
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, alternatives, as_number, fits, refusal, words_for
+from algorithms.machinery.sharding import refuse_explicit_axes
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -56,15 +57,27 @@ class Shape:
 
     axes: str
     start: float = 0.0  # initial value of a vector's entries
+    deviation: float | None = None  # initial entries are normal, with this standard deviation around ``start``
+    may_lack: bool = False  # whether parameters may have None instead
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
         return tuple(math.prod(sizes[factor] for factor in axis.split("*")) for axis in self.axes.split())
 
 
-def array(axes: str, given: Any = True, *, start: float = 0.0) -> Any:
-    """The `Shape` of a parameter, or None if it is not given."""
-    return Shape(axes, start) if given else None
+def array(
+    axes: str, given: Any = True, *, start: float = 0.0, deviation: float | None = None, may_lack: bool = False
+) -> Any:
+    """The `Shape` of a parameter, or None if it is not given.
+
+    Args:
+        axes: the names of its axes, of which a configuration or `Line.sizes` has the sizes.
+        given: whether there is the parameter.
+        start: the initial value of its entries, unless its name begins with ``W_``: matrices are drawn.
+        deviation: the standard deviation of its initial entries, which are then normal around ``start``.
+        may_lack: whether parameters may have None instead, which initializers do not make.
+    """
+    return Shape(axes, start, deviation, may_lack) if given else None
 
 
 def is_array(kind: Any) -> bool:
@@ -105,11 +118,7 @@ def has_dtype(value: Any, dtype: Any) -> bool:
 
 
 def check_key(name: str, key: Any) -> None:
-    """Check that an argument is a typed key or an array of them.
-
-    Raises:
-        TypeError: if it is not.
-    """
+    """Check that an argument is a typed key or an array of them. Raises TypeError if it is not."""
     if not (isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"{name}: expected a typed key, jax.random.key(seed), got {described(key)}")
 
@@ -118,11 +127,8 @@ def check_value(name: str, value: Any, allowed: Range) -> None:
     """Check the values of an argument, if they are at hand.
 
     Those of numbers, of NumPy arrays, and of JAX arrays that a CPU has computed are. Nothing waits for a computation,
-    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``.
-
-    Raises:
-        TypeError: if the value is not a number.
-        ValueError: if it is out of range.
+    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``. Raises
+    TypeError if the value is not a number, ValueError if it is out of range.
     """
     if isinstance(value, Array) and not _at_hand(value):
         return
@@ -159,14 +165,11 @@ class Axes:
     def __init__(self) -> None:
         self.size: dict[str, Any] = {}
         self.origin: dict[str, str] = {}
-        self.dims: dict[str, str] = {}  # the axes of each argument that is an array
 
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one, that may hold arrays.
 
-        Raises:
-            TypeError: if the value is of another kind.
-            ValueError: if its shape or its value is not allowed.
+        Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
         kinds = alternatives(annotation)
         trees = [kind for kind in kinds if _is_tree(kind.type)]
@@ -189,12 +192,13 @@ class Axes:
             others = "".join(
                 f" or {_words_for_array(kind.dtype.__name__, kind.dim_str)}" for kind in arrays if kind is not of
             )
-            self.dims[name] = of.dim_str
             self._check_array(name, value, of.dtype.__name__, of.dim_str, instead, others)
 
     def _check_parameters(self, name: str, value: Any, shapes: Any) -> None:
         """Check arrays against their `Shape`; biases may be None."""
         if shapes is None or (value is None and name.rpartition(".")[2].startswith("b_")):
+            return
+        if value is None and getattr(shapes, "may_lack", False):
             return
         if isinstance(shapes, Shape):
             self._check_array(name, value, "Float", shapes.axes, "")
@@ -326,20 +330,18 @@ class Contract:
         found.apply_defaults()
         return found.arguments
 
-    def check(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        """Check the arguments, except the values of arrays, and return the axes of each array.
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Check the arguments, except the values of arrays.
 
-        Raises:
-            TypeError: if an argument is of another kind.
-            ValueError: if a shape or a value is not allowed.
+        Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
+        refuse_explicit_axes(arguments)
         for name in sorted(arguments, key=lambda name: name not in self.static):
             axes.check(name, arguments[name], self.annotations[name])
         for functions, names, relate in RELATIONS:
             if names <= arguments.keys() and self.name in (functions or (self.name,)):
                 relate(**{name: arguments[name] for name in names})
-        return axes.dims
 
     def check_values(self, *args: Any, **kwargs: Any) -> None:
         """Check the values of arrays that are at hand; the errors are those of `check`."""
@@ -397,10 +399,10 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
 
     @functools.wraps(named)
     def checked(*args, **kwargs):
-        axes = contract.check(*args, **kwargs)
+        contract.check(*args, **kwargs)
         token = _IN_A_BODY.set(True)
         try:
-            return with_automatic_axes(named, contract.signature, axes, args, kwargs)
+            return named(*args, **kwargs)
         finally:
             _IN_A_BODY.reset(token)
 
@@ -469,7 +471,7 @@ class _Shown(str):
 
 
 def _readable(signature: inspect.Signature) -> inspect.Signature:
-    """A signature whose annotations are the types alone, without modules and notes."""
+    """A signature whose annotations are the types alone, without modules and notes, and without internal arguments."""
 
     def of_type(kind):
         if is_array(kind):
@@ -483,7 +485,11 @@ def _readable(signature: inspect.Signature) -> inspect.Signature:
     def shown(annotation):
         return _Shown(" | ".join(of_type(kind.type) for kind in alternatives(annotation)))
 
-    parameters = [p.replace(annotation=shown(p.annotation)) for p in signature.parameters.values()]
+    parameters = [
+        p.replace(annotation=shown(p.annotation))
+        for p in signature.parameters.values()
+        if not hasattr(p.annotation, "__internal__")
+    ]
     return signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation))
 
 

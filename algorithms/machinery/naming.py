@@ -132,12 +132,29 @@ def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
     return beside_p.bind(value, *jax.tree.leaves(others()))
 
 
+def is_tagged(method: types.FunctionType) -> bool:
+    """Whether a method has tagged statements, and `numbered` can find them: in a class of a module with a source."""
+    text = None if "<locals>" in method.__qualname__ else _source(method.__module__)
+    first, last = method.__code__.co_firstlineno, _last_line(method.__code__)
+    return text is not None and any(first <= line <= last for line in tags_in(text))
+
+
+def _last_line(code: types.CodeType) -> int:
+    inside = [_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return max([*inside, *(line for _, _, line in code.co_lines() if line is not None)])
+
+
 @functools.cache
 def _source(module: str) -> str | None:
-    """A module's source at the time of its import; the loader also reads zipped packages."""
+    """A module's source at the time of its import, also in a zipped package or of a script; None if it has none."""
     spec = sys.modules[module].__spec__
     loader: Any = spec and spec.loader
-    return loader.get_source(module) if hasattr(loader, "get_source") else None
+    if hasattr(loader, "get_source"):
+        return loader.get_source(module)
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):
+        return None
 
 
 @functools.cache
@@ -150,7 +167,7 @@ def _with_names(function: types.FunctionType, text: str | None) -> types.Functio
         node = next(n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name)
     _name_targets(node, algorithm_of(node), tags_in(text), function.__code__.co_filename)
     node.decorator_list = []
-    factory: Any = ast.parse("def factory(__line__): pass")  # makes __line__ a free variable of the function
+    factory: Any = ast.parse("def factory(__line__, __class__): pass")  # these are free variables of the function
     factory.body[0].body = [node]
     code = compile(factory, function.__code__.co_filename, "exec", dont_inherit=True)
     for name in ("factory", node.name):

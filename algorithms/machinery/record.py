@@ -1,20 +1,25 @@
-"""Records: frozen dataclasses that compare, hash and serialize to JSON by their fields; and what annotations allow.
+"""Records: frozen dataclasses that compare, hash and serialize by their fields; and what annotations allow.
 
 Equal records, as static arguments of ``jax.jit``, share one compilation, and a run directory can store them. Subclasses
 are dataclasses with ``frozen=True, kw_only=True``.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar
 
+import jax
+import jax.export
 import numpy as np
 
+C = TypeVar("C", bound=type)
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", bound="Record")
 
 
 class Range(NamedTuple):
@@ -215,3 +220,22 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(v) for v in value)
     return Record.from_json(value) if isinstance(value, dict) else value
+
+
+def serializable(kind: C) -> C:
+    """Register a NamedTuple, or a record that is a static node of pytrees, with ``jax.export`` as ``algorithms.NAME``.
+
+    The JSON of a record stands in the serialized program.
+    """
+    options: Any = {"serialized_name": f"algorithms.{kind.__name__}"}
+    with contextlib.suppress(ValueError):  # another copy of this package has registered its class by this name
+        if hasattr(kind, "_fields"):
+            jax.export.register_namedtuple_serialization(kind, **options)
+        else:
+            jax.export.register_pytree_node_serialization(
+                kind,
+                serialize_auxdata=lambda record: json.dumps(record.to_json()).encode(),
+                deserialize_auxdata=lambda written: Record.from_json(json.loads(written)),
+                **options | {"from_children": lambda record, _: record},
+            )
+    return kind

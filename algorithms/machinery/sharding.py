@@ -3,7 +3,7 @@
 The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
 units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch.
 `mesh_axes` gives other names these meanings. A size that is not a multiple of the axis stays whole. XLA inserts the
-communication. Inside ``jax.shard_map``, and with axes of type Explicit, nothing is divided here: the caller decides.
+communication. Inside ``jax.shard_map`` nothing is divided here: the caller decides. Axes of type Explicit are refused.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Axes = tuple[str, ...]
@@ -61,11 +61,19 @@ def mesh_axes(
     return _names(_Names(model, context, sequences and tuple(sequences)))
 
 
-def split_explicitly(X: Array) -> bool:
-    """Whether a mesh axis of several devices is Explicit: the caller decides where X lies, and nothing may move it."""
-    mesh = _mesh(X)
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    return any(types[axis] == AxisType.Explicit for axis in _several(mesh))
+def refuse_explicit_axes(arguments: Any) -> None:
+    """Check that neither the mesh in use nor that of an argument has axes of type Explicit.
+
+    Raises:
+        ValueError: if one has: JAX would ask for a sharding of every product and lookup.
+    """
+    arrays = (leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, Array))
+    for mesh in (jax.sharding.get_abstract_mesh(), *(jax.typeof(array).sharding.mesh for array in arrays)):
+        if mesh.explicit_axes:
+            raise ValueError(
+                f"mesh: expected axes of type Auto, got {', '.join(mesh.explicit_axes)} of type Explicit; make it with "
+                f"jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.shape)})"
+            )
 
 
 def devices_sharing(X: Array) -> int:
@@ -257,13 +265,11 @@ def _several(mesh: Any) -> dict[str, int]:
 
 
 def _sizes(X: Array) -> dict[str, int]:
-    """The sizes of these axes of the mesh in use; nothing if the caller decides where X lies.
+    """The sizes of the axes of the mesh in use.
 
     Raises:
         ValueError: if the mesh lacks an axis that the caller named.
     """
-    if split_explicitly(X):
-        return {}
     mesh, (model, context, data), default = _mesh(X), _names.value, _Names()
     given = [name for name in (model, context) if name not in default] + [*(data or ())]
     for name in given if mesh.axis_names else ():

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jax import Array
 from jaxtyping import Float, Key
@@ -12,14 +12,16 @@ from algorithms.alg03_attention import of_one_head
 from algorithms.machinery.arrays import indices
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.record import Range, Record
+from algorithms.machinery.record import Range
 from algorithms.masks import Mask, banded
 from algorithms.model.distances import ALiBi, ByDistance, Distances, Table, TransformerXL
+from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.notation import Cap
-from algorithms.ops.attention.dispatch import attend
+from algorithms.ops.attention.dispatch import Weights, attend
 from algorithms.ops.linear import linear
+from algorithms.ops.softmax import softmax
 from algorithms.parameters import MHAttentionParams, head_shapes
 
 
@@ -31,6 +33,7 @@ class Read(NamedTuple):
     V: Float[Array, "H_kv d_mid *columns"] | Any
     U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
     P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
+    own: Any = None  # what `Attention.weights` reads of each head: arrays with an axis of heads in front
 
 
 class Full(NamedTuple):
@@ -64,10 +67,13 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attention(Record):
+class Attention(Line):
     """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5. If 𝓦 has fewer heads of keys and values, queries share them.
 
-    The mask is the algorithm's or the caller's; the line narrows it to a window.
+    The mask is the algorithm's or the caller's; the line narrows it to a window. An attention of your own overrides
+    ``shapes``, ``read``, ``weights`` and ``write``: whole sequences, prompts, and steps with a cache all call these.
+    ``read`` gets any number of columns, in a step only the newest, so what it computes of a column must depend on that
+    column and its position alone.
 
     Attributes:
         positions: how queries, keys or scores depend on the positions of the tokens; None: not at all.
@@ -89,7 +95,9 @@ class Attention(Record):
     heads_together: bool = False
     normalize_output: LayerNorm | None = None
 
-    def shapes(self) -> MHAttentionParams:
+    final: ClassVar[tuple[str, ...]] = ("__call__", "context", "windowed", "replaces_softmax")
+
+    def shapes(self) -> Any:
         """The shapes of 𝓦."""
         norm, relative = self.normalize_heads, isinstance(self.positions, TransformerXL)
         rows_q, rows_k = ("H*d_attn", "H_kv*d_attn") if self.heads_together else ("d_attn", "d_attn")
@@ -104,6 +112,10 @@ class Attention(Record):
             u=array("H d_attn", relative),
             v=array("H d_attn", relative),
         )
+
+    def sizes(self) -> dict[str, int]:
+        """The number of buckets of distances, if the positions have any."""
+        return {"N_buckets": self.positions.buckets} if isinstance(self.positions, Distances) else {}
 
     @numbered
     def __call__(
@@ -152,6 +164,18 @@ class Attention(Record):
         Q = Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
         return Read(Q, K, V, U, P)
 
+    def weights(self, S: Float[Array, "l_z l_x"], own: Any) -> Float[Array, "l_z l_x"]:
+        """What replaces the softmax: the weights of the values by the scores of one head of one sequence.
+
+        S is scaled, and −∞ where the mask is False, also in whole columns; ``own`` is that head's part of `Read.own`.
+        """
+        return softmax(S)
+
+    @property
+    def replaces_softmax(self) -> bool:
+        """Whether `weights` is another than the softmax, which only the lines as printed compute."""
+        return type(self).weights is not Attention.weights
+
     @numbered
     def write(self, Y: Float[Array, "H d_mid *columns"], W: Any, implementation: Any) -> Float[Array, "d_e *columns"]:
         """Lines 3 and 4 of Algorithm 5, and a norm of the result if the line has one."""
@@ -165,8 +189,9 @@ class Attention(Record):
 
     def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
         """The keys and values of a context, as its queries' attention reads them."""
-        _, K, V = products(None, Z, W, implementation)
-        return self._normalized(K, W.gamma_k, implementation), V
+        t = indices(Z.shape[-1])
+        read = self.read(Z, Z, W, t_x=t, t_z=None, table=Table(), implementation=implementation)
+        return read.K, read.V
 
     def windowed(self, mask: Mask) -> Mask:
         """The mask, restricted to the sliding window."""
@@ -186,9 +211,16 @@ def products(X: Any, Z: Any, W: Any, implementation: Any, *, of_positions: bool 
 
 def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
     """Lines 4 to the end of Algorithm 4 for whole sequences, by the best kernel."""
-    Q, K, V, U, P = read
+    Q, K, V, U, P, own = read
     l_x, l_z = Q.shape[-1], K.shape[-1]
     by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
-    return attend(
-        of_one_head(), Q, K, V, line.windowed(mask), heads=True, cap=line.cap, by_distance=by_distance, **options
-    )
+    weights = weights_of(line, own)
+    options |= {"heads": True, "cap": line.cap, "by_distance": by_distance, "weights": weights}
+    return attend(of_one_head(), Q, K, V, line.windowed(mask), **options)
+
+
+def weights_of(line: Attention, own: Any) -> Weights | None:
+    """What replaces the softmax, if the line does; ``own`` is `Read.own`."""
+    if not line.replaces_softmax:
+        return None
+    return Weights(line.weights, own, f"{type(line).__name__} has weights of its own")

@@ -27,9 +27,6 @@ class Table(NamedTuple):
     positions: Any = None  # added to the input of queries and keys, or None
 
 
-NO_TABLE = Table()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByDistance(Record):
     """The base class of the kinds. Cross-attention has no distances, since its sequences have separate positions."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from algorithms.machinery.contract import Shape, check_key
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, theta_shapes
-from algorithms.ops.draws import by_own_key
+from algorithms.ops.dropout import by_own_key
 
 Scheme = Literal["glorot", "gpt2"]
 
@@ -40,25 +40,25 @@ def init_ed_transformer(
         >>> init_ed_transformer(jax.random.key(0), config).decoder.cross_attention.heads.W_q.shape
         (2, 2, 3, 6)
     """
-    return _initial(EDTransformerParams, EDTransformerConfig, key, config, scheme, dtype)
+    return _initial(init_ed_transformer, key, config, scheme, dtype)
 
 
 def init_e_transformer(
     key: Key[Array, ""], config: ETransformerConfig, *, scheme: Scheme = "glorot", dtype: DTypeLike = jnp.float32
 ) -> ETransformerParams:
     """θ of Algorithm 9, by the schemes of ``init_ed_transformer``; arguments and errors are the same."""
-    return _initial(ETransformerParams, ETransformerConfig, key, config, scheme, dtype)
+    return _initial(init_e_transformer, key, config, scheme, dtype)
 
 
 def init_d_transformer(
     key: Key[Array, ""], config: DTransformerConfig, *, scheme: Scheme = "glorot", dtype: DTypeLike = jnp.float32
 ) -> DTransformerParams:
     """θ of Algorithm 10, by the schemes of ``init_ed_transformer``; arguments and errors are the same."""
-    return _initial(DTransformerParams, DTransformerConfig, key, config, scheme, dtype)
+    return _initial(init_d_transformer, key, config, scheme, dtype)
 
 
 def count_params(init: Callable, config: TransformerConfig) -> int:
-    """The number of parameters that an initializer makes for a configuration, without allocating any.
+    """The number of parameters that an initializer makes for a configuration.
 
     Example:
         >>> from algorithms import GPT2
@@ -66,13 +66,27 @@ def count_params(init: Callable, config: TransformerConfig) -> int:
         >>> count_params(init_d_transformer, gpt2)
         124439808
     """
-    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    shapes = jax.tree.leaves(_shapes(init, config))
+    return sum(math.prod(shape.of(config.sizes())) for shape in shapes)
 
 
-def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: Any) -> Any:
+MADE_BY = {
+    init_ed_transformer: (EDTransformerParams, EDTransformerConfig),
+    init_e_transformer: (ETransformerParams, ETransformerConfig),
+    init_d_transformer: (DTransformerParams, DTransformerConfig),
+}
+"""An initializer → the class of what it makes, and that of its configuration."""
+
+
+def _shapes(init: Callable, config: Any) -> Any:
+    params, of = MADE_BY[init]
     if not isinstance(config, of):
         raise TypeError(f"config: expected {of.__name__}, got {type(config).__name__}")
+    return theta_shapes(params, config.variant, config)
+
+
+def _initial(init: Callable, key: Any, config: Any, scheme: str, dtype: Any) -> Any:
+    shapes = _shapes(init, config)
     if scheme not in ("glorot", "gpt2"):
         raise ValueError(f"scheme: expected 'glorot' or 'gpt2', got {scheme!r}")
     check_key("key", key)
@@ -81,17 +95,22 @@ def _initial(params: type, of: type, key: Any, config: Any, scheme: str, dtype: 
 
     def array(path, of: Shape):
         name, shape = path[-1].name, of.of(sizes)
-        if not name.startswith("W_"):
+        if of.deviation is None and not name.startswith("W_"):
             return jnp.full(shape, of.start, dtype)
         draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
+        draw = draw if of.deviation is None else functools.partial(_normal, of=of)
         return by_own_key(lambda key: draw(key, shape, dtype))(jax.random.fold_in(key, next(drawn)))
 
-    return jax.tree.map_with_path(array, theta_shapes(params, config.variant, config))
+    return jax.tree.map_with_path(array, shapes)
 
 
 def _glorot(key, shape, dtype):
     bound = (6 / (shape[-2] + shape[-1])) ** 0.5  # for each matrix of a stack
     return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _normal(key, shape, dtype, *, of: Shape):
+    return of.start + (of.deviation or 0) * jax.random.normal(key, shape, dtype)
 
 
 def _gpt2(key, shape, dtype, *, name: str, writes: int):

@@ -8,8 +8,8 @@ from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.record import Record
 from algorithms.machinery.sharding import shard_hidden_units
+from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate
 from algorithms.ops.dropout import dropout
@@ -20,7 +20,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MLP(Record):
+class MLP(Line):
     """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``.
 
     Attributes:

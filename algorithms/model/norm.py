@@ -9,13 +9,13 @@ from jaxtyping import Float
 
 from algorithms.alg06_layer_norm import layer_norm, rms_norm
 from algorithms.machinery.contract import array
-from algorithms.machinery.record import Record
+from algorithms.model.line import Line
 from algorithms.notation import Epsilon
 from algorithms.parameters import LayerNormParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerNorm(Record):
+class LayerNorm(Line):
     """Algorithm 6.
 
     Attributes:

@@ -114,11 +114,7 @@ class Rotary(Record):
     scaling: Linear | Llama3 | Yarn | None = None
 
     def rows(self, d_attn: int) -> int:
-        """The number of rows of a query that are rotated.
-
-        Raises:
-            ValueError: if it is odd.
-        """
+        """The number of rows of a query that are rotated. Raises ValueError if it is odd."""
         d = int(d_attn * self.share)
         if d % 2:
             raise ValueError(f"Rotary: expected an even number of rows to rotate, got {d} of d_attn = {d_attn}")

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Annotated, Any
 
 from algorithms.machinery.record import Range, check_fields
-from algorithms.model.distances import Distances
+from algorithms.model.attention import Attention
 from algorithms.model.positions import Rotary
+from algorithms.model.theta import own_sizes
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 
@@ -62,18 +63,21 @@ class TransformerConfig:
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             self._refuse("d_e", f"expected an even number, a sine and a cosine for each frequency, got {self.d_e}")
         for line in self.variant.attentions:
-            if isinstance(line.positions, Rotary):
+            if isinstance(line.positions, Rotary) and type(line).read is Attention.read:
                 line.positions.rows(self.d_attn)
+        clashes = own_sizes(self.variant).keys() & {field.name for field in dataclasses.fields(self)}
+        if clashes:
+            name = min(clashes)
+            self._refuse(
+                "", f"{name} is a size of the configuration, and of one of the variant's lines, too; rename it"
+            )
 
     def sizes(self) -> dict[str, int]:
         """The size of each axis of θ, by name; layers that share parameters count once."""
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
         sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & set(_LAYERS)}
-        positions = self.variant.attentions[0].positions
-        if isinstance(positions, Distances):
-            sizes["N_buckets"] = positions.buckets
-        return {**sizes, "l_max": self.l_max + self.variant.embedding.first_position}
+        return {**sizes, **own_sizes(self.variant), "l_max": self.l_max + self.variant.embedding.first_position}
 
     @property
     def shared_layers(self) -> int:

@@ -3,22 +3,15 @@
 Initializers, checks, counts and the mesh derive from the shapes.
 """
 
-import contextlib
 import dataclasses
-import functools
-import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 
 from algorithms.machinery.contract import Shape, array
-from algorithms.machinery.record import Record
-from algorithms.machinery.serialization import serializable
-from algorithms.model.distances import Distances, TransformerXL
-from algorithms.model.mlp import MLP
-from algorithms.model.norm import LayerNorm, RMSNorm
+from algorithms.machinery.record import serializable
+from algorithms.model.distances import Distances
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.parameters import EDDecoderLayerParams, EmbeddingParams, LayerNormParams, TransformerLayerParams
@@ -180,65 +173,52 @@ MAY_LACK = {
 def shapes_of(theta: Any) -> Any:
     """The shapes of this θ.
 
-    Raises:
-        TypeError: if its variant is none.
-        ValueError: for a parameter that is missing or superfluous, with its path, what was expected there, and why.
+    Raises TypeError if its variant is none, ValueError for a parameter that is missing or superfluous, with its path
+    and what was expected there.
     """
     if not isinstance(theta.variant, Variant):
         raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")
     shapes = _without(MAY_LACK[type(theta)], theta_shapes(type(theta), theta.variant), theta)
     if getattr(shapes, "context", None) is not None:
         shapes = shapes._replace(context=_without(EmbeddingParams._fields, shapes.context, theta.context))
-    _check_present("theta", theta, shapes, lambda path: _reason(path, type(theta), theta.variant))
+    _check_present("theta", theta, shapes, theta.variant)
+    _check_own_sizes(theta, shapes)
     return shapes
+
+
+def own_sizes(variant: Variant) -> dict[str, int]:
+    """The sizes of the axes that the variant's lines have and configurations do not, by name."""
+    return {name: size for line in (variant.attentions[0], variant.mlp) if line for name, size in line.sizes().items()}
+
+
+def _check_own_sizes(theta: Any, shapes: Any) -> None:
+    """Check the sizes that the variant's lines give to axes of their own."""
+    sizes = own_sizes(theta.variant)
+    arrays = dict(jax.tree_util.tree_leaves_with_path(theta)) if sizes else {}
+    for path, shape in jax.tree_util.tree_leaves_with_path(shapes) if sizes else ():
+        found = getattr(arrays.get(path), "shape", ())
+        for axis, size in zip(shape.axes.split(), found, strict=False):
+            if sizes.get(axis, size) != size:
+                raise ValueError(
+                    f"theta{jax.tree_util.keystr(path)}: expected {axis} = {sizes[axis]}, as the variant's line has "
+                    f"it, in [{', '.join(shape.axes.split())}], got {list(found)}; use the variant that these "
+                    "parameters were made for"
+                )
 
 
 def _without(names: tuple[str, ...], shapes: Any, theta: Any) -> Any:
     return shapes._replace(**{name: None for name in names if getattr(theta, name) is None})
 
 
-def _check_present(path: str, value: Any, shapes: Any, reason: Callable[[str], str]) -> None:
+def _check_present(path: str, value: Any, shapes: Any, variant: Variant) -> None:
+    if value is None and getattr(shapes, "may_lack", False):
+        return
     if (value is None) != (shapes is None):
         array = f"an array [{', '.join(shapes.axes.split())}]" if isinstance(shapes, Shape) else type(shapes).__name__
         expected, found = (array, "None") if value is None else ("None", "parameters")
         raise ValueError(
-            f"{path}: expected {expected}{reason(path)}, got {found}; use the variant that these "
-            "parameters were made for"
+            f"{path}: expected {expected} in {variant!r}, got {found}; use the variant that these parameters were made "
+            "for"
         )
     for name in getattr(shapes, "_fields", ()) if isinstance(value, type(shapes)) else ():
-        _check_present(f"{path}.{name}", getattr(value, name), getattr(shapes, name), reason)
-
-
-OTHERS = (False, True, None, "learned", MLP(), LayerNorm(), RMSNorm(), Distances(), TransformerXL())
-"""Values to try for fields: for each optional parameter, some value adds it and some value removes it."""
-
-
-def _since(path: str, now: bool, line: Any, value: Any) -> str:
-    """Why θ has the parameter at this path, or has it not, if a record in the place of another would change that."""
-    if not now:
-        owner = value if hasattr(value, "shapes") else line
-        return f", since {type(owner).__name__} has no {path.rpartition('.')[2]}"
-    if isinstance(value, LayerNorm):
-        return ""
-    first = dataclasses.fields(value)[0].name
-    return f", since {type(value).__name__} has {first} = {getattr(value, first)!r}"
-
-
-def _reason(path: str, kind: Any, variant: Any) -> str:
-    """The field of the variant whose change would change whether θ has the parameter at this path."""
-
-    def has(variant):
-        shapes = theta_shapes(kind, variant)
-        return functools.reduce(lambda tree, name: getattr(tree, name, None), path.split(".")[1:], shapes) is not None
-
-    now, lines = has(variant), {**vars(variant), "attention": variant.attentions[0]}
-    for name, line in [*((name, line) for name, line in lines.items() if isinstance(line, Record)), ("", variant)]:
-        for field, other in itertools.product((field.name for field in dataclasses.fields(line)), OTHERS):
-            with contextlib.suppress(ValueError, TypeError):
-                changed = line.but(**{field: other})
-                if has(variant.but(**{name: changed}) if name else changed) != now:
-                    value = getattr(line, field)
-                    if isinstance(value, Record):
-                        return _since(path, now, line, value)
-                    return f", since {type(line).__name__} has {field} = {value!r}"
-    return ""
+        _check_present(f"{path}.{name}", getattr(value, name), getattr(shapes, name), variant)

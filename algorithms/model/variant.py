@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from algorithms.machinery.record import Range, Record, as_arguments
-from algorithms.machinery.serialization import serializable
+from algorithms.machinery.record import Range, Record, as_arguments, serializable
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
 from algorithms.model.mlp import MLP

@@ -1,8 +1,10 @@
-"""Dropout of activations, and of attention weights, where each block can be drawn again from the same seed.
+"""Random draws that depend only on their own key: dropout of activations, and of attention weights.
 
-Source: Radu 2026, §12.9: rate 0.1 after the attention weights and after the activations of the MLP.
+Attention draws each block again from the same seed. Source: Radu 2026, §12.9: rate 0.1 after the attention weights and
+after the activations of the MLP.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -10,7 +12,21 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Key, UInt32
 
-from algorithms.ops.draws import by_own_key
+
+def by_own_key(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """``draw``, whose first argument is a key, such that under ``jax.vmap`` each key draws the same values as alone.
+
+    Keys of JAX's default generator already do. With XLA's generators (``impl="rbg"`` and ``"unsafe_rbg"``), a whole
+    batch would be drawn from the first key, so its draws are made one after another.
+    """
+    one_after_another = jax.custom_batching.sequential_vmap(draw)
+
+    def drawn(key: Key[Array, ""], *arguments):
+        is_default = jax.random.key_impl(key) == "threefry2x32"
+        return (draw if is_default else one_after_another)(key, *arguments)
+
+    return drawn
+
 
 K = TypeVar("K", bound=Array | None)
 

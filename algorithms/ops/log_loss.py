@@ -29,18 +29,7 @@ def log_loss(
     """``Σ_t w_t loss_t``, the weighted sum of `token_losses`; without weights, line 5 of Algorithms 11 and 13.
 
     A column with weight 0 and an invalid target or X (padding) is ignored, and its weight has gradient 0. The gradient
-    of any other weight is the loss of its token.
-
-    Args:
-        X: hidden state, tokens as columns: ``X[..., :-1]`` and ``targets = x[..., 1:]`` for next-token prediction.
-        W_u: the unembedding matrix.
-        targets: for each column, the ID of the token to predict.
-        weights: the weight of each column, or whether it counts; None means 1 for all.
-        b_u: an output bias, as in BERT.
-        label_smoothing: s of `token_losses`.
-        N_V: number of tokens, if the last rows of W_u are padding; None if there is no padding.
-        cap: c of `unembedding`, for logits ``c tanh((W_u X + b_u)/c)``; None: no cap.
-        implementation: how the loss is computed; see ``IMPLEMENTATIONS``.
+    of any other weight is the loss of its token. For next-token prediction give ``X[..., :-1]`` and ``x[..., 1:]``.
 
     Returns:
         the sum over all columns; it and its gradient are NaN if the target of a column that is not ignored is outside
@@ -78,7 +67,7 @@ def token_losses(
     """The loss of each token in nats, ``−log P[targets[t], t]`` with ``P = softmax(W_u X)``, computed in chunks of P.
 
     Label smoothing s mixes 1 − s of the target with s/N_V of every token:
-    ``−((1 − s) log P[targets[t], t] + s/N_V Σ_v log P[v, t])``. The arguments are those of `log_loss`.
+    ``−((1 − s) log P[targets[t], t] + s/N_V Σ_v log P[v, t])``.
 
     Returns:
         a loss for each column, in at least float32; NaN for a target outside [0, N_V).

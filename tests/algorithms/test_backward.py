@@ -19,7 +19,7 @@ from algorithms import (
     rms_norm,
     scaled_dot_product_attention,
 )
-from algorithms.ops import chunked_logits
+from algorithms.ops import chunked_log_loss
 from algorithms.ops.activation import activate
 from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.linear import linear
@@ -142,7 +142,7 @@ def test_log_loss(label_smoothing, monkeypatch):
     losses, gradients = compiled("paper")(inputs)
     np.testing.assert_allclose(losses, expected, rtol=1e-12)
     for chunk in (2**22, 23):
-        monkeypatch.setitem(chunked_logits.LOGITS_AT_ONCE, "cpu", chunk)
+        monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, "cpu", chunk)
         rule = compiled("auto")
         losses, actual = rule(inputs)
         np.testing.assert_allclose(losses, expected, rtol=1e-12)
@@ -151,7 +151,7 @@ def test_log_loss(label_smoothing, monkeypatch):
 
 
 def test_log_loss_of_more_sequences_than_logits_fit(monkeypatch):
-    monkeypatch.setitem(chunked_logits.LOGITS_AT_ONCE, "cpu", 23)  # 4 sequences times 7 tokens of the vocabulary
+    monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, "cpu", 23)  # 4 sequences times 7 tokens of the vocabulary
     targets = jnp.array([[3, 0, 6], [2, 1, 5], [4, 4, 0], [6, 1, 2]])
     inputs = {"X": normal(0, 5, 4, 3), "W_u": normal(1, 7, 5), "b_u": normal(2, 7)}
 

@@ -29,7 +29,7 @@ from algorithms import (
     init_ed_transformer,
 )
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
-from algorithms.model.distances import NO_TABLE
+from algorithms.model.distances import Table
 from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
@@ -156,7 +156,7 @@ def test_blockwise_never_forms_all_scores(kind, monkeypatch):
 
 def test_alibi_in_bfloat16_keeps_its_distances():
     """A slope times a distance is formed in float32: bfloat16 has no odd distances above 256."""
-    P = ALiBi().keys(np.array([-257, -256]), None, NO_TABLE, jnp.zeros((8, 4, 1), jnp.bfloat16))
+    P = ALiBi().keys(np.array([-257, -256]), None, Table(), jnp.zeros((8, 4, 1), jnp.bfloat16))
     assert P.dtype == jnp.float32
     np.testing.assert_array_equal(P[0, 0], [-128.5, -128.0])
 
@@ -173,22 +173,22 @@ REFUSED = [
     (lambda: TransformerXL(base=1.0), "TransformerXL.base: expected a number > 1, got 1.0"),
     (
         lambda: d_transformer(X, theta_of("alibi"), implementation="cudnn"),
-        'implementation="cudnn" cannot serve: it has no scores by distance; give implementation="auto"',
-    ),
-    (
-        lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("transformer_xl"))),
         (
-            "theta.layers.attention.W_r: expected an array [L, H, d_attn, d_e], since TransformerXL has base = 20.0, "
-            "got None; use the variant"
+            'implementation="cudnn" is not available: the kernel does not support ALiBi, T5 or Transformer-XL scores; '
+            'give implementation="auto"'
         ),
     ),
     (
+        lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("transformer_xl"))),
+        ("theta.layers.attention.W_r: expected an array [L, H, d_attn, d_e] in PAPER.but(embedding=Embedding("),
+    ),
+    (
         lambda: d_transformer(X, theta_of("transformer_xl")._replace(variant=variant_of("alibi"))),
-        "theta.layers.attention.W_r: expected None, since Attention has no W_r, got parameters; use the variant",
+        "theta.layers.attention.W_r: expected None in PAPER.but(embedding=",
     ),
     (
         lambda: d_transformer(X, theta_of("alibi")._replace(variant=variant_of("distances"))),
-        "theta.distances: expected an array [H, N_buckets], since Distances has buckets = 6, got None; use",
+        "theta.distances: expected an array [H, N_buckets] in PAPER.but(embedding=",
     ),
     (
         lambda: d_transformer(

@@ -259,7 +259,7 @@ TABLE = [
     (
         lambda: d_transformer(x, d._replace(W_p=None)),
         ValueError,
-        "theta.W_p: expected an array…since Embedding has positions = 'learned', got None; use the variant that these",
+        "theta.W_p: expected an array [d_e, l_max] in PAPER, got None; use the variant that these",
     ),
     (
         lambda: d_transformer(x, d._replace(variant="GPT2")),

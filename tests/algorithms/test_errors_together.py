@@ -158,16 +158,16 @@ DROPOUT = [
     (lambda: d_transformer(x, d, dropout=1.0, key=KEY), "dropout: expected a probability in [0, 1), got 1.0"),
 ]
 
-LACKS_BETA = "beta: expected an array […d_e], got None; use the variant that these parameters were made"
-HAS_BETA = "beta: expected None, since RMSNorm has no beta, got parameters; use the variant that these"
+LACKS_BETA = "beta: expected an array […d_e] in PAPER, got None; use the variant that these parameters were made"
+HAS_BETA = "beta: expected None in PAPER.but(norm=RMSNorm(…)), got parameters; use the variant that these"
 VARIANTS = [
     (
         lambda: d_training(xs, d._replace(W_p=None), N_epochs=1, eta=0.1),
-        "theta.W_p: expected an array [d_e, l_max], since Embedding has positions = 'learned', got None; use",
+        "theta.W_p: expected an array [d_e, l_max] in PAPER, got None; use",
     ),
     (
         lambda: ed_transformer(x, x, ed._replace(variant=VASWANI)),
-        "theta.W_p: expected None, since Embedding has positions = 'sinusoidal', got parameters; use the variant",
+        "theta.W_p: expected None in VASWANI, got parameters; use the variant",
     ),
     (lambda: d_transformer(x, rms._replace(variant=PAPER)), LACKS_BETA),
     (lambda: d_inference(x, rms._replace(variant=PAPER), l_gen=1, tau=1.0, key=KEY), LACKS_BETA),
@@ -177,11 +177,11 @@ VARIANTS = [
     (lambda: ed_inference(x, ed._replace(variant=RMS), tau=1.0, key=KEY), HAS_BETA),
     (
         lambda: e_transformer(x, bert._replace(variant=PAPER)),
-        "theta.embedding_norm: expected None, since Embedding has normalized = False, got parameters; use",
+        "theta.embedding_norm: expected None in PAPER, got parameters; use",
     ),
     (
         lambda: e_transformer(x, bert._replace(embedding_norm=None, variant=PAPER)),
-        "theta.b_u: expected None, since Unembedding has bias = False, got parameters; use the",
+        "theta.b_u: expected None in PAPER, got parameters; use the",
     ),
     (
         lambda: e_training(xs, e._replace(W_u=None), N_epochs=1, eta=0.1, p_mask=0.5, key=KEY),

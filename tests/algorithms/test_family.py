@@ -197,11 +197,11 @@ REFUSED = [
     (lambda: PAPER.but(attention=Attention(window=0)), "Attention.window: expected a width of at least 1 token"),
     (
         lambda: d_transformer(X, cases.theta_of(cases.config_of("LLAMA"))._replace(variant=PAPER)),
-        "theta.W_p: expected an array [d_e, l_max], since Embedding has positions = 'learned', got None; use",
+        "theta.W_p: expected an array [d_e, l_max] in PAPER, got None; use",
     ),
     (
         lambda: d_transformer(X, cases.theta_of(cases.config_of("OPT"))._replace(variant=LLAMA)),
-        "theta.W_p: expected None, since Embedding has positions = None, got parameters; use the variant",
+        "theta.W_p: expected None in LLAMA, got parameters; use the variant",
     ),
     (
         lambda: d_transformer(
@@ -224,7 +224,7 @@ REFUSED = [
             cases.theta_of(cases.config_of("GEMMA2")),
             implementation="cudnn",
         ),
-        'implementation="cudnn" cannot serve',
+        'implementation="cudnn" is not available',
     ),
 ]
 

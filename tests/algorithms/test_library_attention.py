@@ -176,7 +176,7 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
         (pallas_refuses, "tpu", {"dropout": 0.1}, "no dropout"),
-        (pallas_refuses, "tpu", {"mask": jnp.ones((128, 128), bool)}, "its masks are structural"),
+        (pallas_refuses, "tpu", {"mask": jnp.ones((128, 128), bool)}, "it takes structural masks, not arrays"),
         (pallas_refuses, "tpu", {"mask": padding(9) & documents(NUMBERS)}, "documents with padding"),
     ],
 )
@@ -202,7 +202,7 @@ def test_what_is_exact_is_not_refused():
 def test_a_kernel_asked_for_by_name_never_falls_back(name):
     Q = jnp.zeros((8, 4))
     with pytest.raises(
-        ValueError, match=f'implementation="{name}" cannot serve: it runs on .*give implementation="auto"'
+        ValueError, match=f'implementation="{name}" is not available: it runs on .*give implementation="auto"'
     ):
         scaled_dot_product_attention(Q, Q, Q, UNIDIRECTIONAL, implementation=name)
 

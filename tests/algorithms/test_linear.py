@@ -10,8 +10,9 @@ import pytest
 
 from algorithms import log_loss
 from algorithms.machinery import platform
-from algorithms.ops import linear as module
-from algorithms.ops.linear import linear, product, tied_logits
+from algorithms.ops import products as module
+from algorithms.ops.linear import linear, tied_logits
+from algorithms.ops.products import product
 from tests import cases
 
 

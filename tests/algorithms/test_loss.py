@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import log_loss, token_losses
-from algorithms.ops import chunked_logits
+from algorithms.ops import chunked_log_loss
 from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
 from tests import cases, oracle
 
@@ -158,8 +158,8 @@ def test_second_derivatives_of_a_function_of_the_loss(cap):
 
 def test_a_chunk_of_rows_that_overlaps_the_one_before_counts_once(monkeypatch):
     """17 rows of logits in chunks of 5: the last chunk begins at row 12, three rows of which are done."""
-    monkeypatch.setitem(chunked_logits.LOGITS_AT_ONCE, "cpu", 5 * L)
-    assert chunked_logits.chunk_size(X, N_V, L) == 5
+    monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, "cpu", 5 * L)
+    assert chunked_log_loss.chunk_size(X, N_V, L) == 5
     p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
     f = functools.partial(expected, weights=np.ones(L), label_smoothing=0.1)
     of_oracle = oracle.complex_step_gradient(f, p)

@@ -34,11 +34,11 @@ TILE = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 
 
 def mesh(device):
-    return AbstractMesh((1,), ("data",), (AxisType.Explicit,), abstract_device=device)
+    return AbstractMesh((1,), ("data",), (AxisType.Auto,), abstract_device=device)
 
 
 def cpu_mesh():
-    return jax.make_mesh((1,), ("data",), (AxisType.Explicit,), devices=jax.devices("cpu")[:1])
+    return jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices("cpu")[:1])
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def test_a_program_takes_theta(name):
 
 
 def test_all_parameters_are_serializable():
-    for name in algorithms.__all__:
+    for name in dir(algorithms):
         kind = getattr(algorithms, name)
         if hasattr(kind, "_fields") and name.endswith("Params"):
             tree = kind(**dict.fromkeys(kind._fields, x))

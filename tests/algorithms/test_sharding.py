@@ -18,7 +18,6 @@ from algorithms import (
     DTransformerConfig,
     banded,
     d_hidden_state,
-    d_inference,
     init_d_transformer,
     log_loss,
     mesh_axes,
@@ -32,10 +31,10 @@ from algorithms.machinery.sharding import (
     split_attention,
 )
 from algorithms.masks import documents
-from algorithms.ops.chunked_logits import likeliest
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 from training.mesh.table import spec_of
+from training.tasks.objectives import likeliest
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -244,28 +243,14 @@ def test_wrong_names_of_axes_are_refused(names, kind, message):
         jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8)))
 
 
-@pytest.mark.parametrize("implementation", ["auto", "paper"])
-def test_axes_of_type_explicit(implementation):
-    """The caller says where tokens and parameters lie, in types; loss, gradient and tokens are one device's."""
+def test_axes_of_type_explicit_are_refused_with_what_to_pass_instead():
+    """Whether the mesh is in use or only the arrays lie in it; with the axes that the message names, all is well."""
     theta, x = cases.random_theta(DTransformerConfig(L=1, **(cases.TINY | {"N_V": 8}))), cases.random_tokens(B, 5, n=8)
-    keys = jax.random.split(jax.random.key(0), B)
-
-    def loss(theta, x):
-        X = d_hidden_state(x[..., :-1], theta, implementation=implementation)
-        return log_loss(X, theta.W_u, x[..., 1:], implementation=implementation)
-
-    def compute(theta, x, keys):
-        tokens = d_inference(x[:, :2], theta, l_gen=2, tau=1.0, key=keys, implementation=implementation)
-        return jax.value_and_grad(loss)(theta, x), tokens
-
-    expected = jax.jit(compute)(theta, x, keys)
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    of_model = jax.tree.map(lambda _: P(), theta)._replace(W_u=P("model"), W_e=P(None, "model"))
-    with jax.set_mesh(mesh):
-        placed = jax.device_put((theta, x, keys), (of_model, P("data"), P("data")))
-        actual = jax.jit(compute)(*placed)
-        types = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, actual)
-    cases.assert_trees_close(jax.device_get(actual), jax.device_get(expected), 1e-11)
-    (_, gradients), tokens = types
-    assert gradients.W_u == P("model", None)
-    assert tokens == P("data", None)
+    says = re.escape("mesh: expected axes of type Auto, got data, model of type Explicit; make it with jax.make_mesh(")
+    with pytest.raises(ValueError, match=says):
+        d_hidden_state(jax.device_put(x, NamedSharding(mesh, P("data"))), theta)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=says):
+        d_hidden_state(x, theta)
+    with jax.set_mesh(mesh_of(data=2, model=2)):
+        d_hidden_state(x, theta)

@@ -18,6 +18,7 @@ from training.commands.arguments import Parser, local
 from .algorithms import PSEUDOCODE
 from .comparison import OracleCache, Results, compare
 from .mutations import LOCATED, check_mutations
+from .own import OwnScenarios, compare_own
 from .report import as_json, print_results
 from .scenarios import Scenarios
 from .variants import NAMES, VariantScenarios, compare_variant
@@ -37,6 +38,13 @@ def _sizes(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
+def _variant(name: str) -> str:
+    if name not in (*NAMES, "all") and ":" not in name:
+        known = ", ".join((*NAMES, "all"))
+        raise argparse.ArgumentTypeError(f"expected one of {known}, or PACKAGE.MODULE:NAME, got {name!r}")
+    return name
+
+
 def parser() -> Parser:
     parser = Parser(
         prog="crosscheck.py",
@@ -45,9 +53,10 @@ def parser() -> Parser:
     )
     parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
                         help="only this algorithm; may be given several times")  # fmt: skip
-    parser.add_argument("--variant", action="append", default=[], choices=(*NAMES, "all"), metavar="NAME",
-                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked; may "
-                        "be given several times; a book has the paper's algorithms, too")  # fmt: skip
+    parser.add_argument("--variant", action="append", default=[], type=_variant, metavar="NAME",
+                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or a "
+                        "decoder with lines of your own, PACKAGE.MODULE:NAME; may be given several times; a book has the "
+                        "paper's algorithms, too")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
                         help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
@@ -97,6 +106,8 @@ def _compared(options: argparse.Namespace, package: ModuleType, console: Console
             if name is None:
                 numbers = options.algorithm or sorted(PSEUDOCODE)
                 every.append(compare(Scenarios(package, **settings), ROOT, numbers, cache))
+            elif ":" in name:
+                every.append(compare_own(OwnScenarios(package, name, **settings), ROOT, cache))
             else:
                 every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT, cache))
             print_results(every[-1], console, tables=implementation != "auto" or options.implementation == "auto")

@@ -116,6 +116,8 @@ class _Walk:
         distances: Any = None,
     ) -> np.ndarray:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
+        if "own" in line:
+            return self.see(n, number, _is_own)
         X_in, Z, *printed = reads
         groups = W.heads if part(W, "groups") is None else W.groups
         heads = []
@@ -141,6 +143,9 @@ class _Walk:
     def mlp(self, n: int, number: str, X: np.ndarray, X_tilde: np.ndarray, W: Any, f: Any) -> np.ndarray:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
 
+        if "own_mlp" in self.model:
+            return self.see(n, number, _is_own)
+
         def printed(_: np.ndarray) -> np.ndarray:
             hidden = f(_linear(_given(W).W_mlp1, part(W, "b_mlp1"), X_tilde))
             return X + _linear(W.W_mlp2, part(W, "b_mlp2"), hidden)
@@ -152,6 +157,11 @@ def _given(parameter: Any) -> Any:
     if parameter is None:
         raise _MissingError
     return parameter
+
+
+def _is_own(_: np.ndarray) -> np.ndarray:
+    """The printed formula of a line in whose place a model has one of its own."""
+    raise _MissingError
 
 
 def _linear(W: Any, b: Any, X: np.ndarray) -> np.ndarray:

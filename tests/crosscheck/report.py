@@ -60,6 +60,7 @@ def summary(results: Results) -> str:
     ]
     wrong += [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
     wrong += [f"Algorithm {n}: raised in line {line}: {message}" for n, (line, message) in results.errors.items()]
+    wrong += [f"not compared: {what}" for what in results.settings.get("left_out", ())]
     if results.first is not None:
         n, line, where = results.first
         wrong.append(f"first difference: Algorithm {n}, line {line} ({where})")

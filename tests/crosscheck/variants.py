@@ -23,7 +23,7 @@ from tests.family_cases import family_parameters, options_of, small
 from tests.oracle import family, inference
 
 from .algorithms import PSEUDOCODE
-from .changes import ARCHITECTURES, SHARING, changed_lines
+from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import LineResult, OracleCache, Results, check_runs
 from .printed import lines_not_printed
 from .scenarios import Run, Scenarios, sampler
@@ -61,19 +61,33 @@ class VariantScenarios(Scenarios):
     with a choice are asked for.
     """
 
+    called: tuple[int, ...] = CALLED
+
     def __init__(self, package: ModuleType, name: str, *, seed: int, sizes: dict[str, int], implementation: str):
         self.name, self.algorithm = name, ARCHITECTURES.get(name, 10)
         self.sharing = 2 if name in SHARING else 1
-        L = max(3, len(VARIANTS[name].attentions))
+        self.record = self._record(package)
+        L = max(3, len(self.record.attentions))
         super().__init__(
             package,
             seed=seed,
             sizes={**SIZES, "H": 2 * self.sharing, "L": L, **sizes},
             implementation=implementation,
         )
-        variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
-        self.variant = with_numbers_that_matter(variants[name])
-        self.model = options_of(with_numbers_that_matter(VARIANTS[name]), self.sizes.L)
+        self.variant = with_numbers_that_matter(self.record)
+        self.model = self._model()
+
+    def _record(self, package: ModuleType) -> Any:
+        """The variant of this version of the code."""
+        return importlib.import_module(f"{package.__name__}.model.variants").VARIANTS[self.name]
+
+    def _model(self) -> dict[str, Any]:
+        """The variant as the oracle has it."""
+        return options_of(with_numbers_that_matter(VARIANTS[self.name]), self.sizes.L)
+
+    def changed(self) -> dict[tuple[int, str], ChangedLine]:
+        """The lines that the variant changes."""
+        return changed_lines(VARIANTS[self.name], self.algorithm, self.sharing)
 
     def _unstacked(self, theta: Any) -> Any:
         return family_parameters(theta)
@@ -104,7 +118,7 @@ class VariantScenarios(Scenarios):
             yield from self._seeded(algorithm, self._runs_14)
             return
         for run in self._seeded(algorithm, self._run):
-            yield dataclasses.replace(run, shows=frozenset(CALLED), sharing=self.sharing)
+            yield dataclasses.replace(run, shows=frozenset(self.called), sharing=self.sharing)
 
 
 def compare_variant(
@@ -118,10 +132,12 @@ def compare_variant(
     """
     cache = {} if cache is None else cache
     n = scenarios.algorithm
-    changed = changed_lines(VARIANTS[scenarios.name], n, scenarios.sharing)
+    changed = scenarios.changed()
     callers = CALLERS.get(n, ())
-    lines = {(m, line.number): LineResult(m, line) for m in (n, *CALLED, *callers) for line in PSEUDOCODE[m].lines}
-    for key, change in changed.items():
+    lines = {
+        (m, line.number): LineResult(m, line) for m in (n, *scenarios.called, *callers) for line in PSEUDOCODE[m].lines
+    }
+    for key, change in ((key, change) for key, change in changed.items() if key in lines):
         lines[key] = LineResult(key[0], change.line, change=change)
     settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}
     results = Results(lines, {}, settings)
@@ -131,7 +147,7 @@ def compare_variant(
     called = {key[0] for key in cache[n, 0].visits} | {*callers}
     results.lines = {key: result for key, result in lines.items() if key[0] in called}
     not_printed = lines_not_printed(
-        cache[n, 0], n, scenarios.single, family_parameters(scenarios.theta), scenarios.model
+        cache[n, 0], n, scenarios.single, scenarios._unstacked(scenarios.theta), scenarios.model
     )
     for key, result in results.lines.items():
         result.is_printed = key not in not_printed

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.ops import chunked_logits
+from algorithms.ops import chunked_log_loss
 from algorithms.ops.log_loss import log_loss  # not compiled, so that each size of chunks is traced
 from tests.fuzz.comparing import BOUNDS, assert_near, chance, normal, one_of
 
@@ -51,7 +51,7 @@ def check(rng: np.random.Generator) -> None:
     at_once = int(rng.integers(1, 2 * rows * l))
     how = one_of(rng, "paper", "auto", "auto")
     what = f"{how}, {dtype}, X {X.shape}, {rows} rows, {at_once} at once, {options}"
-    with mock.patch.dict(chunked_logits.LOGITS_AT_ONCE, {"cpu": at_once}):
+    with mock.patch.dict(chunked_log_loss.LOGITS_AT_ONCE, {"cpu": at_once}):
         value, gradients = jax.jit(jax.value_and_grad(lambda a: loss(a, how)))(arguments)
     wide = [np.asarray(a, np.float64) for a in (X, W_u[:N_V], jnp.zeros(N_V) if b_u is None else b_u[:N_V])]
     losses = expected_losses(*wide, targets, options["label_smoothing"], options["cap"])
@@ -76,6 +76,6 @@ def _check_twice(loss, arguments, rng, at_once, what):
 
         return jax.jit(jax.grad(along))(arguments)
 
-    with mock.patch.dict(chunked_logits.LOGITS_AT_ONCE, {"cpu": at_once}):
+    with mock.patch.dict(chunked_log_loss.LOGITS_AT_ONCE, {"cpu": at_once}):
         actual = product("auto")
     assert_near(actual, product("paper"), 1e-8, f"second derivatives of {what}")

@@ -179,7 +179,7 @@ COMPONENT_MUTATIONS: dict[str, Mutation] = {
         (*LINEAR, *D_TRAINING),
     ),
     "groups of rows in another order": Mutation(
-        "algorithms/ops/linear.py",
+        "algorithms/ops/products.py",
         "_by_groups",
         "W_g",
         "W.reshape(groups, -1, W.shape[-1])",

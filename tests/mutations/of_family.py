@@ -112,7 +112,7 @@ FAMILY_MUTATIONS: dict[str, Mutation] = {
         ALONE_CACHE,
     ),
     "norms after the additions left out": Mutation(
-        "algorithms/orders.py", "_norm_last", "5", "f.layer_norm(X, W.norm1)", "X", 10, None, POST_NORM
+        "algorithms/orders.py", "_norm_last", "X", "f.layer_norm(X, W.norm1)", "X", 10, None, POST_NORM
     ),
     "prompts one slot too early in the cache": Mutation(
         STATES,

@@ -51,7 +51,7 @@ INFERENCE_MUTATIONS: dict[str, Mutation] = {
         INFERENCE,
     ),
     "keys of XLA's generator side by side": Mutation(
-        "algorithms/ops/draws.py",
+        "algorithms/ops/dropout.py",
         "by_own_key.drawn",
         "return",
         "draw if is_default else one_after_another",

@@ -96,7 +96,7 @@ INSIDE_MUTATIONS: dict[str, Mutation] = {
         f"{T}/test_inside.py::test_with_layers_computed_again_in_the_backward_pass_or_unrolled",
     ),
     "names in the order of recording": _edit(
-        f"{INSIDE}/recorded.py",
+        f"{INSIDE}/transformations.py",
         "_names",
         "return",
         "sorted(seen)",

@@ -19,6 +19,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     L                number of layers where some share parameters: layer l has theta.layers[l len(theta.layers) // L]
     logit_scale      what multiplies W_u X; "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
     logit_cap        c in c tanh(logits / c)
+    own_mlp          not in PAPER: a function of X and W in place of the MLP
 
 What θ holds is not said again: a norm, bias, gate or matrix that is None or missing is not there. θ is what the paper's
 algorithms in `transformers.py` take, and where there: embedding_norm, W_t [d, N_types], W_in [d_e, d_in] and b_in,
@@ -28,6 +29,7 @@ norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention g
 heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -154,7 +156,8 @@ def through_layers(
         def feed_forward(X: Array, W: Any = W) -> Array:
             if part(W, "mlp") is None:
                 return np.zeros_like(X)
-            return normalize(mlp(X, W.mlp, f), part(W, "norm2_out"), model)
+            own = model.get("own_mlp") or functools.partial(mlp, f=f)
+            return normalize(own(X, W.mlp), part(W, "norm2_out"), model)
 
         norm1 = part(W, "norm1")
         norm2 = part(W, "norm2") if part(W, "mlp") is not None else None
@@ -295,7 +298,8 @@ def decode(
         Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
         X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
         X = after(X, norm4, order, model)  # line 17
-        Y = mlp(before(X, norm5, order, model), W.mlp, f)
+        own = model.get("own_mlp") or functools.partial(mlp, f=f)
+        Y = own(before(X, norm5, order, model), W.mlp)
         X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
         X = after(X, norm5, order, model)  # line 19
     X = normalize(X, part(theta, "decoder_norm"), model)  # line 20: not in the paper

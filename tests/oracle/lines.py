@@ -256,11 +256,14 @@ def mh_attention(
     for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups each head has these), gamma_q?,
     gamma_k?, W_o, b_o?; `mask`: boolean [l_z, l_x]; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
-    "alibi", and numbers of that kind); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
+    "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and
+    the mask); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
     x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's tables [H,
     num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021,
     "Shortformer"). Result: [d_out, l_x].
     """
+    if "own" in line:
+        return line["own"](X, Z, W, mask)
     heads = []
     for h in range(len(W.heads)):  # line 1
         Y_h = attention(h, X, Z, W, mask, line, model, **where)  # line 2

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import importlib.util
 import pathlib
 
 import jax
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXTRAS = {"training/evaluation/harness.py": "lm_eval"}
 """Files that cannot be imported without an extra, and its package."""
+OTHERS = "## In flax.nnx and Equinox"
 FILES = sorted(path for package in ("algorithms", "training") for path in (ROOT / package).rglob("*.py"))
 
 
@@ -35,10 +37,14 @@ def test_examples_in_docstrings(path, capsys):
     assert runner.failures == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["inside.md", "circuits.md", "research.md"])
+@pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md"])
 def test_examples_in_documents(name, capsys):
     text = (ROOT / "docs" / name).read_text("utf-8").replace("```", "")
+    compared = all(map(importlib.util.find_spec, ("equinox", "flax")))
+    text = text if compared else text.partition(OTHERS)[0]
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     with jax.enable_x64(False):
         runner.run(doctest.DocTestParser().get_doctest(text, {}, name, name, 0))
     assert runner.failures == 0, capsys.readouterr().out
+    if name == "research.md" and not compared:
+        pytest.skip("equinox or flax is not installed, so their section was left out: pip install -e .[compare]")

@@ -16,7 +16,7 @@ from training.tasks import TASKS, settings_from
 from training.tasks.models import check_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
 PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
 MODULES = {
@@ -32,7 +32,8 @@ RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 def commands():
     """Yield (command, arguments) of every command line that has no placeholders."""
     for page in PAGES:
-        for name, rest in COMMAND.findall(page.read_text("utf-8")):
+        text = re.sub(r"\\\n *", "", page.read_text("utf-8"))  # a line that ends in a backslash goes on
+        for name, rest in COMMAND.findall(text):
             words = rest.split("   ")[0].strip()
             if (not re.search(r"[{…\[]", words) or "[MASK]" in words) and "--help" not in words:
                 yield name, words
@@ -105,4 +106,4 @@ def test_a_preset_is_accepted(name, tmp_path):
 
 
 def test_the_table_of_settings_is_that_of_the_code():
-    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == settings_table.table()
+    assert (ROOT / "docs" / "notes" / "settings.md").read_text("utf-8") == settings_table.table()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 
@@ -57,6 +58,33 @@ def test_there_must_be_a_run_to_go_on_with(train, tmp_path):
     sentence = f"expected a run to resume, got {tmp_path / 'none'}; to begin one, put the task first"
     assert err == f"train.py: --run: {sentence}: d, e, ed, classify, gato\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_an_update_costs_and_leaves_no_run(train, text, tmp_path):
+    status, out, err = train("d", "--data", text, "--dry-run", "--dtype", "bfloat16")
+    assert (status, err) == (0, "")
+    assert not (tmp_path / "run").exists()
+    for line in ("--dtype bfloat16", "--optimizer adamw", "--schedule linear", '--mesh ""', "--pairs (none)"):
+        assert f"    {line}\n" in out
+    V, l, d, mlp = 259, 16, 8, 8
+    layer = 4 * (d * d + d) + 4 * d + mlp * d + mlp + d * mlp + d
+    parameters = V * d + l * d + layer + 2 * d + (0 if "--tied\n" in out else V * d)
+    assert f"parameters: {parameters:,}\n" in out
+    products = 4 * l * 3 * 2 * (4 * d * d + 2 * d * mlp + V * d + 2 * l * d)  # batch, tokens, backward
+    assert f"{products:.3g} FLOPs in matrix products, at 1e+09 FLOP/s" in out
+    assert f"at least {products / 1e9:.3g} s an update and {3 * products / 1e9:.3g} s in all" in out
+    assert re.search(r"memory: \d+ (MB|GB) on each device by the compiler; available: ", out)
+
+
+def test_several_accelerators_share_the_work(train, text, monkeypatch, tmp_path):
+    monkeypatch.setattr("training.commands.train.accelerators", lambda: 8)  # the tests have eight devices
+    status, out, err = train("d", "--data", text, "--batch-size", "8", "--dry-run")
+    assert (status, err) == (0, 'note: all 8 devices share the work: --mesh data=8 (--mesh "" uses one)\n')
+    assert "    --mesh data=8\n" in out
+    assert "devices: 8 × cpu (data=8)\n" in out
+    status, out, err = train("d", "--data", text, "--dry-run")
+    assert err.startswith("note: 7 of 8 devices are idle: for --mesh data=8, batch_size is 4")
+    assert '    --mesh ""\n' in out
 
 
 def test_a_run_from_the_command_line(train, text, tmp_path):

@@ -1,6 +1,6 @@
-"""Generates docs/settings.md, the table of all settings.
+"""Generates docs/notes/settings.md, the table of all settings.
 
-python -m training.commands.settings_table > docs/settings.md
+python -m training.commands.settings_table > docs/notes/settings.md
 """
 
 from typing import Any

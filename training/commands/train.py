@@ -32,6 +32,7 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, local
+from training.commands.dry_run import described
 from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
@@ -45,6 +46,7 @@ from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
 from training.loop.trainer import Trainer
 from training.mesh.cpu import as_devices, keep_memory
+from training.mesh.idle import accelerators, over_all
 from training.mesh.padding import padded_size
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
@@ -101,6 +103,8 @@ def parser(*, every: bool = False) -> Parser:
             )
         sub.add_argument("--epochs", type=float, metavar="X", help="passes over the training data, in place of --steps")
         add_cache(sub.add_argument)
+        cost = "print all settings and what an update would cost, and train nothing"
+        sub.add_argument("--dry-run", action="store_true", help=cost)
         sub.add_argument("--quiet", action="store_true", help="print no progress and no samples during training")
         _add_processes(sub)
         compilation_cache.add_flags(sub)
@@ -118,7 +122,7 @@ def parser(*, every: bool = False) -> Parser:
 def _shorten(sub: Parser) -> None:
     """Leave only the common flags in the help of a subcommand."""
     sub.usage = f"{sub.prog} --run DIR [--data NAME|FILE …] [settings]"
-    sub.epilog = f"All settings: {sub.prog} --help-all, or docs/settings.md."
+    sub.epilog = f"All settings: {sub.prog} --help-all, or docs/notes/settings.md."
     for action in sub._actions:
         if action.dest not in COMMON:
             action.help = argparse.SUPPRESS
@@ -151,6 +155,8 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
         options["action"] = argparse.BooleanOptionalAction
     elif kind == tuple[str, ...]:
         options |= {"nargs": "+", "metavar": {"data": "NAME|FILE", "validation_data": "FILE"}.get(name, "NAME")}
+    elif setting.choices and setting.names_others:
+        options |= {"metavar": "NAME", "help": f"{setting.help}: {', '.join(setting.choices)} (default: {shown})"}
     elif setting.choices:
         options["choices"] = setting.choices
     else:
@@ -257,6 +263,12 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
     if not settings.start_from:  # whose sizes are not read yet
         check_mesh(settings)
     files = RunDirectory(arguments.run)
+    settings, note = over_all(settings, accelerators(), chosen="mesh" in _asked(arguments) or files.exists())
+    if note and processes.is_main:
+        say(f"note: {note}")
+    if arguments.dry_run:
+        _preview(arguments, settings, interrupts, processes)
+        return
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
@@ -283,6 +295,17 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _preview(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts, processes: Processes) -> None:
+    """Print the settings and the cost of an update; the run's directory is not touched."""
+    files = RunDirectory(arguments.run)
+    description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
+    options = {"interrupts": interrupts, "observer": Silence(settings), "clock": time.perf_counter, "initial": initial}
+    preview = Trainer(description, data, files, processes=processes, **options).preview()
+    processes.leave()
+    if processes.is_main:
+        print(described(description.settings, preview, data.n_tokens))
 
 
 def _prepared(

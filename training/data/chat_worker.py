@@ -133,7 +133,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"error": f"it needs more than {MEMORY >> 20} MiB of memory"}
     except RecursionError:
-        return {"error": "it calls itself without end"}
+        return {"error": "infinite recursion"}
     except Exception as error:  # whatever a template does
         reason = " ".join(str(error)[: 2 * LONGEST_MESSAGE].split()) or type(error).__name__
         return {"error": reason[:LONGEST_MESSAGE], "line": getattr(error, "lineno", None)}

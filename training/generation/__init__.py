@@ -25,7 +25,7 @@ from algorithms import (
 )
 from algorithms.inside import At
 from algorithms.machinery.contract import check_key
-from algorithms.ops.draws import by_own_key
+from algorithms.ops.dropout import by_own_key
 from training.generation import beam_search, decoding, inputs, layout, reading, states
 from training.generation.cache import bucketed, capacity
 from training.generation.continuation import Continuation, Model

@@ -18,19 +18,19 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms import MHAttentionParams
+from algorithms import AttentionParams, MHAttentionParams
 from algorithms.alg03_attention import of_one_head
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
-from algorithms.model.attention import Read, of_sequences
+from algorithms.model.attention import Read, of_sequences, weights_of
 from algorithms.model.distances import ByDistance, Table
-from algorithms.ops.attention.dispatch import scored
-from algorithms.ops.linear import product
+from algorithms.ops.attention.dispatch import scored, softmax_of
+from algorithms.ops.products import product
 from algorithms.ops.softmax import capped, softmax
-from training.generation.slots import Slots
+from training.generation.slots import Slots, smallest_part
 
 EQUAL_ROWS = 8
 """How often a query is repeated on a TPU, where a product with eight rows is much faster than with one."""
@@ -118,16 +118,23 @@ Cache = KeyValues | Slots
 """What a step reads and writes of one attention."""
 
 
-def with_room(cache: KeyValues, C: int, most: int | None, n: int, model: Array) -> Cache:
+def rows_of_parts(W_e: Any, B: int, *, d_e: int, H: int, H_kv: int) -> int | None:
+    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part.
+
+    A cache is in parts on a CPU whose model, to which W_e belongs, is on one device.
+    """
+    leaf = jax.tree.leaves(W_e)[0]
+    return smallest_part(B, d_e, H, H_kv) if platform_of(leaf) == "cpu" and devices_sharing(leaf) == 1 else None
+
+
+def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cache:
     """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all).
 
-    On a CPU one that has room for all slots is in parts, the smallest with n rows, unless several devices share the
-    array `model`, for example W_e.
+    If it has room for all slots it is in parts, the smallest with n rows (None: in one part).
     """
     R = min(C, most or C)
     cache = cache.grown(R)
-    alone = platform_of(model) == "cpu" and devices_sharing(model) == 1
-    return Slots.of(*cache, n) if C == R and alone else cache
+    return Slots.of(*cache, n) if C == R and n is not None else cache
 
 
 def with_more_room(cache: Cache, C: int, most: int | None) -> Cache:
@@ -221,7 +228,7 @@ def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v"),
-    meta_fields=("heads",),
+    meta_fields=("rows",),
 )
 @dataclasses.dataclass(frozen=True)
 class Projections:
@@ -237,21 +244,31 @@ class Projections:
     W_r: Any  # Transformer-XL's projection of distances
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
-    heads: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
+    rows: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
         """Lay out weights for self-attention or, if ``context``, for a context whose keys and values are known."""
         h = params.heads
         W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
-        return Projections(_stacked(*W), b, *params[1:], heads=tuple((a.shape[0], a.shape[1]) for a in W))
+        return Projections(_stacked(*W), b, *params[1:], rows=tuple((a.shape[0], a.shape[1]) for a in W))
 
-    def of_distances(self, line: Attention, table: Any, R: int) -> Float[Array, "H d_r R"] | None:
-        """Return the keys of the distances from 1 − R to 0; None if no scores use distances."""
-        if not isinstance(line.positions, ByDistance):
-            return None
-        like = jax.ShapeDtypeStruct(self.heads[0], self.W.dtype)
-        return line.positions.keys(np.arange(1 - R, 1), self, Table(table), like)
+    @property
+    def heads(self) -> AttentionParams:
+        """The matrices and biases one by one, for a line of one's own that reads them; None for a known context's.
+
+        Raises:
+            ValueError: the matrices are rounded.
+        """
+        if not isinstance(self.W, jax.Array):
+            raise ValueError(
+                "int8: expected an attention that projects by Attention.read, got one that reads W_q, W_k and W_v "
+                "itself; generate with the weights as they are"
+            )
+        ends = np.cumsum([H * d for H, d in self.rows])[:-1]
+        W = [a.reshape(*n, a.shape[-1]) for a, n in zip(jnp.split(self.W, ends), self.rows, strict=True)]
+        of_each = [part for pair in zip(W, self.b, strict=True) for part in pair]
+        return AttentionParams(*of_each, *[None] * (6 - len(of_each)))
 
     def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
         """Return the weights with ``kept`` applied to W and W_o."""
@@ -259,12 +276,32 @@ class Projections:
 
     def products(self, X: Float[Array, "d_e B"], *, of_positions: bool = False) -> tuple[Any, ...]:
         """Return what `algorithms.model.attention.products` does; of a context, whose keys are known, only queries."""
-        ends = np.cumsum([H * d for H, d in self.heads])[:-1]
-        found = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.heads, strict=True)]
+        ends = np.cumsum([H * d for H, d in self.rows])[:-1]
+        found = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.rows, strict=True)]
         if of_positions:
             return tuple(found[:2])
         found = [Y if b is None else Y + b[..., None] for Y, b in zip(found, self.b, strict=True)]
         return (*found, None, None)[:3]
+
+
+def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any = None) -> Read:
+    """Return what an attention reads of a column of zeros, of which only shapes, and the keys of distances, matter."""
+    X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
+    return line.read(X, X, W, t_x=t, t_z=t, table=Table(table), implementation="paper")
+
+
+def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:
+    """Return the number of heads of queries, and of keys and values, and the rows of a key and of a value."""
+    Q, K, V = jax.eval_shape(lambda W: read_of_a_column(line, W, d_e, dtype)[:3], W)
+    return Q.shape[0], K.shape[0], K.shape[1], V.shape[1]
+
+
+def keys_of_distances(line: Attention, W: Any, d_e: int, dtype: Any, table: Any, R: int) -> Any:
+    """Return the keys of the distances from 1 − R to 0, ``[H, d_r, R]``; None if no scores use distances."""
+    if not isinstance(line.positions, ByDistance) and type(line).read is Attention.read:
+        return None
+    read = read_of_a_column(line, W, d_e, dtype, table)
+    return None if read.P is None else read.P(np.arange(1 - R, 1))
 
 
 @jax.jit
@@ -273,32 +310,32 @@ def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
 
 
 def of_rows(
-    Q: Float[Array, "H d_attn B"],
+    read: Read,
     cache: Cache,
     permitted: Any,
     line: Attention,
     of_distances: Any = None,
     slot: Any = None,
 ) -> Float[Array, "H d_mid B"]:
-    """`attend_cached`, with S and A for an observer."""
-    H, _, B = Q.shape
+    """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
+    H, _, B = read.Q.shape
 
     def printed():
         K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in whole(cache))
         D = None if of_distances is None else of_distances()
-        of_one, of_D = of_one_head(), None if D is None else 0
+        of_one, of_D, weights = of_one_head(), None if D is None else 0, weights_of(line, read.own)
 
-        def of_sequence(Q, K, V, permitted, D):
+        def of_sequence(Q, K, V, permitted, D, own):
             score = functools.partial(scored, D=D, cap=line.cap, d_attn=len(Q))
-            return of_one(Q, K.T, V.T, permitted, score, lambda A: A)
+            return of_one(Q, K.T, V.T, permitted, score, softmax_of(weights, own), lambda A: A)
 
         with for_each(2):
-            of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D), 1)
-            return jax.vmap(of_head, (0, 0, 0, None, of_D))(Q, K, V, permitted, D)
+            of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D, None), 1)
+            return jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, permitted, D, read.own)
 
-    if shows("printed"):
+    if shows("printed") or line.replaces_softmax:
         return printed()
-    Y = attend_cached(Q, cache, permitted, line.cap, of_distances, slot, line.window)
+    Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window)
     return beside(Y.reshape(H, -1, B), printed)
 
 
@@ -329,7 +366,7 @@ class Step(NamedTuple):
             return scores_of_distances(read.U, P, self.distances[start:][:n])
 
         D = None if P is None else of_distances
-        return of_rows(read.Q, cache, permitted, line, D, self.slot), (cache, P)
+        return of_rows(read, cache, permitted, line, D, self.slot), (cache, P)
 
 
 class Known(NamedTuple):
@@ -339,7 +376,7 @@ class Known(NamedTuple):
 
     def attend(self, read: Read, mask: Any, line: Attention, kept: KeyValues, **_: Any) -> tuple[Array, KeyValues]:
         """Attend to the known keys and values."""
-        return of_rows(read.Q, kept, self.permitted, line), kept
+        return of_rows(read, kept, self.permitted, line), kept
 
 
 class Prefix(NamedTuple):
@@ -361,10 +398,10 @@ class Prefix(NamedTuple):
 
         def of_column(q, permitted, D):
             D = None if D is None else functools.partial(jnp.expand_dims, D, 1)
-            return attend_cached(q[..., None], cache, permitted[None], line.cap, D)[:, 0]
+            return of_rows(read._replace(Q=q[..., None]), cache, permitted[None], line, D)[..., 0]
 
-        Y = jax.vmap(of_column, (2, 0, None if D is None else 1), 1)(read.Q, permitted, D)
-        return Y.reshape(len(read.Q), -1, Y.shape[-1]), cache
+        Y = jax.vmap(of_column, (2, 0, None if D is None else 1), 2)(read.Q, permitted, D)
+        return Y, cache
 
 
 def scores_of_distances(

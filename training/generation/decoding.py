@@ -14,7 +14,7 @@ from algorithms.layers import How
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import Cache, Known, Step, held, rows_of
+from training.generation.cache import Cache, Known, Step, held, keys_of_distances, rows_of
 from training.generation.layout import Weights
 from training.generation.repetition import penalized
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens
@@ -35,8 +35,8 @@ def _of_distances(weights: Any, R: int) -> tuple[Any, ...]:
         layers, table = [layer.attention for layer in weights.layers], weights.distances
     else:
         layers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
-    lines = weights.variant.attentions
-    return tuple(W.of_distances(lines[l % len(lines)], table, R) for l, W in enumerate(layers))
+    lines, (d_e, _), dtype = weights.variant.attentions, weights.W_e.shape, weights.W_e.dtype
+    return tuple(keys_of_distances(lines[l % len(lines)], W, d_e, dtype, table, R) for l, W in enumerate(layers))
 
 
 def _scores(weights: Weights, context: Context | None, state: State, P: tuple[Any, ...]):

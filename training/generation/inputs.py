@@ -138,7 +138,9 @@ def check_sampling(sampling: Any, N_V: int) -> None:
     if sampling["no_repeat_ngram_size"] != 0:
         check_count("no_repeat_ngram_size", sampling["no_repeat_ngram_size"])
         if eos is None or eos == ():
-            raise ValueError("no_repeat_ngram_size: needs eos to end a sequence that nothing can follow, got None")
+            raise ValueError(
+                "no_repeat_ngram_size: needs eos, which ends a sequence when every token is forbidden, got None"
+            )
 
 
 def _check_biases(sampling: Any, N_V: int) -> None:

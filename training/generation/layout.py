@@ -8,9 +8,10 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms import DTransformerParams, EDTransformerParams, Variant
-from algorithms.ops.int8 import Int8Matrix
-from training.generation.cache import Projections
+from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
+from algorithms.lines import Attention
+from training.generation.cache import Projections, sizes_of_heads
+from training.generation.int8 import Int8Matrix
 
 Weights = DTransformerParams | EDTransformerParams
 """Parameters as `unstacked` lays them out."""
@@ -27,7 +28,11 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
     stacked = getattr(theta, name)
     if int8:
         theta = theta._replace(W_u=_rounded(theta.variant.unembedding.matrix(theta)))
-    laid_out = (lambda layer: _in_int8(_layer(layer))) if int8 else _layer
+
+    def laid_out(layer):
+        layer = _layer(layer, theta.variant)
+        return _in_int8(layer) if int8 else layer
+
     return theta._replace(**{name: _one_by_one(stacked, theta.variant, laid_out)})
 
 
@@ -45,10 +50,22 @@ def _is_here(a: Any) -> bool:
     return is_array and [device.platform for device in a.devices()] == ["cpu"]
 
 
-def _layer(params: Any) -> Any:
-    """Return a layer with `Projections` in place of its attentions' parameters."""
-    names = [name for name in params._fields if "attention" in name]
-    return params._replace(**{n: Projections.of(getattr(params, n), context=n == "cross_attention") for n in names})
+def _layer(params: Any, variant: Variant) -> Any:
+    """Return a layer with `Projections` in place of its attentions' parameters, also of those within others, except
+    where a line of one's own reads a context.
+    """
+    reads = any(type(line).read is not Attention.read for line in variant.attentions)
+
+    def laid_out(name):
+        context = name == "cross_attention"
+
+        def of(W):
+            is_ours = isinstance(W, MHAttentionParams) and not (context and reads)
+            return Projections.of(W, context=context) if is_ours else W
+
+        return jax.tree.map(of, getattr(params, name), is_leaf=lambda W: isinstance(W, MHAttentionParams))
+
+    return params._replace(**{name: laid_out(name) for name in params._fields if "attention" in name})
 
 
 _rounded = jax.jit(Int8Matrix.of)
@@ -56,17 +73,32 @@ _rounded = jax.jit(Int8Matrix.of)
 
 
 def _in_int8(layer: Any) -> Any:
-    """Return a layer with rounded matrices."""
-    changed = {name: getattr(layer, name).with_matrices(_rounded) for name in layer._fields if "attention" in name}
-    if layer.mlp is not None:
-        matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
-        changed["mlp"] = layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()})
-    return layer._replace(**changed)
+    """Return a layer with rounded matrices: those of `Projections`, also within others, and of the paper's MLP."""
+
+    def rounded(part):
+        return part.with_matrices(_rounded) if isinstance(part, Projections) else part
+
+    layer = jax.tree.map(rounded, layer, is_leaf=lambda part: isinstance(part, Projections))
+    if not isinstance(layer.mlp, MLPParams):
+        return layer
+    matrices = {name: W for name, W in layer.mlp._asdict().items() if name.startswith("W_") and W is not None}
+    return layer._replace(mlp=layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()}))
 
 
 def are_apart(layers: Any) -> bool:
     """Whether layers are a tuple, as `apart` returns them."""
     return isinstance(layers, tuple) and not hasattr(layers, "_fields")
+
+
+def sizes_of_layers(theta: DTransformerParams) -> tuple[int, int, int, int]:
+    """Return what `sizes_of_heads` does, of a θ whose layers are stacked or a tuple: all layers have the same sizes."""
+    layers: Any = theta.layers
+    W = layers[0].attention if are_apart(layers) else jax.tree.map(_of_one_layer, layers.attention)
+    return sizes_of_heads(theta.variant.attentions[0], W, len(theta.W_e), theta.W_e.dtype)
+
+
+def _of_one_layer(a: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
 
 
 def apart(theta: DTransformerParams) -> DTransformerParams:

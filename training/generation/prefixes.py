@@ -20,9 +20,9 @@ from algorithms.layers import How
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
+from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, rows_of_parts, whole
 from training.generation.inputs import to_power_of_two
-from training.generation.slots import smallest_part
+from training.generation.layout import sizes_of_layers
 from training.generation.states import State
 
 LEAST = 16
@@ -58,7 +58,8 @@ class Prefixes:
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
         """Return an empty cache with room for n texts that fill the context."""
-        of_token = config.L * config.H_kv * (config.d_attn + config.d_mid) * theta.W_e.dtype.itemsize
+        _, H_kv, d_attn, d_mid = sizes_of_layers(theta)
+        of_token = config.L * H_kv * (d_attn + d_mid) * theta.W_e.dtype.itemsize
         return Prefixes(n * bucket(config.l_max) * of_token)
 
     def copy(self) -> "Prefixes":
@@ -104,7 +105,8 @@ class Prefixes:
             rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
-        n = smallest_part(len(x), config.d_e, config.H, config.H_kv)
+        H, H_kv, _, _ = sizes_of_layers(theta)
+        n = rows_of_parts(theta.W_e, len(x), d_e=config.d_e, H=H, H_kv=H_kv)
         return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=n)
 
     def keep(self, state: State, r: int) -> None:
@@ -209,7 +211,7 @@ def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
 
 
 @functools.partial(jax.jit, static_argnames=("n",))
-def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int) -> State:
+def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None) -> State:
     """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
     (L, _, C, _), P = rows[0].K.shape, x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)

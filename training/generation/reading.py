@@ -1,7 +1,6 @@
 """Reading whole prompts and contexts into caches of keys and values."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,8 @@ from algorithms import DTransformerParams, EDTransformerParams, d_transformer, e
 from algorithms.layers import How, lines_of, zero_padding
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
-from training.generation.cache import KeyValues, Prompt
-from training.generation.layout import are_apart
-from training.generation.slots import smallest_part
+from training.generation.cache import KeyValues, Prompt, rows_of_parts
+from training.generation.layout import are_apart, sizes_of_layers
 from training.generation.states import Context, State, begun, prompt_tokens
 
 
@@ -34,7 +32,7 @@ def prefill(
     place; a loop over stacked layers would copy them. The last layer only computes keys and values.
     """
     P = x.shape[1]
-    R, rooms = min(P, most or P), {"C": C, "most": most, "n": _smallest_part(theta, len(x))}
+    R, rooms = min(P, most or P), {"C": C, "most": most, "n": _rows_of_parts(theta, len(x))}
     if not are_apart(theta.layers):
         return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
     caches, lines, X = [], theta.variant.attentions, _embedded(theta._replace(layers=()), x, lengths)
@@ -46,10 +44,9 @@ def prefill(
     return begun(x, lengths, tuple(caches), **rooms)
 
 
-def _smallest_part(theta: DTransformerParams, B: int) -> int:
-    layers: Any = theta.layers
-    heads = (layers[0] if are_apart(layers) else layers).attention.heads
-    return smallest_part(B, heads.W_q.shape[-1], heads.W_q.shape[-3], heads.W_k.shape[-3])
+def _rows_of_parts(theta: DTransformerParams, B: int) -> int | None:
+    H, H_kv, _, _ = sizes_of_layers(theta)
+    return rows_of_parts(theta.W_e, B, d_e=len(theta.W_e), H=H, H_kv=H_kv)
 
 
 @functools.partial(jax.jit, static_argnames=("R",))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from algorithms.alg14_inference import is_greedy, sample, tempered
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.ops.draws import by_own_key
+from algorithms.ops.dropout import by_own_key
 from algorithms.ops.softmax import softmax
 
 

@@ -27,19 +27,19 @@ from algorithms.machinery.arrays import accumulation_dtype
 from training.generation.cache import (
     Cache,
     KeyValues,
-    Projections,
     chosen_sequences,
     held,
     like,
     rows_of,
+    rows_of_parts,
     sequences_beside,
+    sizes_of_heads,
     whole,
     with_more_room,
     with_room,
 )
 from training.generation.layout import Weights
 from training.generation.repetition import History
-from training.generation.slots import smallest_part
 
 
 class Context(NamedTuple):
@@ -87,13 +87,13 @@ def begun(
     *,
     C: int,
     most: int | None = None,
-    n: int,
+    n: int | None,
 ) -> State:
     """Return the state of prompts with these keys and values of the slots before P, or of the last `most` of them, with
-    room for C slots. ``n``: see `slots.smallest_part`.
+    room for C slots. ``n``: see `cache.rows_of_parts`.
     """
     P = x.shape[1]
-    rooms = tuple(with_room(cache, C, most, n, cache.K) for cache in caches)
+    rooms = tuple(with_room(cache, C, most, n) for cache in caches)
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return _at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
@@ -126,11 +126,11 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
 
     def empty(layer):
-        W: Projections = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
-        (H, _), (H_kv, d_attn), (_, d_mid) = W.heads
-        n = smallest_part(B, len(weights.W_e), H, H_kv)
+        W = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
+        H, H_kv, d_attn, d_mid = sizes_of_heads(weights.variant.attentions[0], W, len(weights.W_e), dtype)
+        n = rows_of_parts(weights.W_e, B, d_e=len(weights.W_e), H=H, H_kv=H_kv)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
-        return with_room(rows, C, None, n, weights.W_e)
+        return with_room(rows, C, None, n)
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     return _at_slot(0, tuple(empty(layer) for layer in layers), tokens, jnp.ones(B, jnp.int32))

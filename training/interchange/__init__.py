@@ -5,6 +5,7 @@
     save_pretrained("elsewhere", theta, config, tokenizer)      # opens in transformers
     convert("gpt2-directory", "runs/gpt2")                      # a directory that every script accepts as a run
     convert("runs/taught", "adapter")                           # a run's low-rank adapter, as PEFT files
+    save_pretrained("mine", theta, config, to="run")            # any model, also with lines of one's own
 
 Every tensor of a checkpoint is one of our arrays, a slice of one, or several stacked, so both directions are exact to
 the last bit. A directory is written completely or not at all. docs/weights.md lists the supported kinds and how each
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
-from algorithms.model.variants import name_of
+from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import local_path, reason, require_file
 from training.interchange import consistency, containers, gguf_tokenizer, mapping, peft, positions, tokenizer_files
@@ -51,9 +52,12 @@ from training.tasks import TASKS, settings_from
 from training.tasks.classify import ClassifierParams
 from training.tasks.low_rank import adapter_shapes, scale_of
 from training.tasks.models import model_shapes
+from training.tasks.own_lines import has_lines_of_ones_own, setting_of
 
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
 
+RUN = "run"
+"""The kind of our own files."""
 SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
 """Suffixes of a checkpoint's files."""
 TASK_OF = {
@@ -115,7 +119,8 @@ def save_pretrained(
         theta: the parameters.
         config: sizes and variant.
         tokenizer: written beside the parameters.
-        to: the kind of model, such as "gpt2"; None: the first kind that can express this model.
+        to: the kind of model, such as "gpt2"; None: the first kind that can express this model. "run" writes our own
+            files, which hold every model, with lines of one's own, too; `load_pretrained` and the scripts read them.
         labels: a classifier's class names, in order.
 
     Raises:
@@ -136,7 +141,11 @@ def save_pretrained(
         )
     if task == "classify" and not labels:
         labels = tuple(f"LABEL_{i}" for i in range(theta.W_c.shape[0]))
-    _save(local_path(path), Model(task, config, labels), flatten(theta), tokenizer, to)
+    model, leaves = Model(task, config, labels), flatten(theta)
+    if to == RUN:
+        _save_run(local_path(path), model, {name: np.ascontiguousarray(a) for name, a in leaves.items()}, tokenizer)
+    else:
+        _save(local_path(path), model, leaves, tokenizer, to)
 
 
 def convert(
@@ -154,7 +163,8 @@ def convert(
     Args:
         source: the directory of a checkpoint, a run or a PEFT adapter, or a GGUF file.
         target: the directory to write; it must not exist, or be empty.
-        to: the kind of checkpoint to write, such as "gpt2"; None: for a run, the first kind that can express it.
+        to: the kind of checkpoint to write, such as "gpt2", or "run"; None: for a run, the first kind that can
+            express it.
         dtype: cast the parameters to this type; None: keep theirs.
         merge: write a run and its adapter as one checkpoint, instead of the adapter alone as PEFT files.
         adapted: the run that a PEFT adapter adapts.
@@ -181,23 +191,16 @@ def convert(
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
-        return f"Converted {source} to {target}, which transformers opens."
+        opens = "the scripts accept as a run" if to == RUN else "transformers opens"
+        return f"Converted {source} to {target}, which {opens}."
     found = _read(source, dtype, progress)
     model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
     about = f"\n{_size(leaves)}; {found.license}"
-    if to:
+    if to and to != RUN:
         _save(target, model, leaves, tokenizer, to)
         return f"Converted {source} to {target}, a checkpoint of the kind {to}.{about}"
-    settings = settings_from(settings_of(model.task, model.config), task=model.task)
-    description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
-
-    def write(directory: Path) -> None:
-        run = RunDirectory(directory)
-        run.begin(description, tokenizer)
-        run.save_leaves(leaves)
-
     note = _no_eos(found.fields, model) if tokenizer.end is None else ""
-    _write_whole(target, write)
+    _save_run(target, model, leaves, tokenizer)
     return f"Converted {source} to {target}, which the scripts accept as a run.{about}{note}"
 
 
@@ -264,7 +267,7 @@ def _no_eos(fields: Fields, model: Model) -> str:
 def settings_of(task: str, config: Any) -> dict[str, Any]:
     """Return the settings of a task that a configuration determines: its sizes, and the name of its variant."""
     sizes = {name: getattr(config, name) for name in TASKS[task].all_settings() if hasattr(config, name)}
-    return {**sizes, "variant": name_of(config.variant) or "PAPER"}
+    return {**sizes, "variant": setting_of(config.variant)}
 
 
 def is_ours(path: Path) -> bool:
@@ -368,6 +371,11 @@ def _described(model: Model, to: str | None) -> tuple[dict[str, Any], list[Entry
         if not lacks:
             return state, ARCHITECTURES[kind].entries(model, state)
         refused.append(f"{kind} has no {', no '.join(lacks)}")
+    if has_lines_of_ones_own(model.config.variant):
+        raise InterchangeError(
+            f"the model cannot be written for other libraries, which do not have its lines, {model.config.variant!r}; "
+            f'give --to {RUN} (to="{RUN}" in Python) for files of its own'
+        )
     raise InterchangeError(f"the model cannot be written: {'; '.join(refused)}")
 
 
@@ -380,6 +388,21 @@ def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer
         text = json.dumps({**state, **fields, "dtype": dtype}, indent=1, ensure_ascii=False)
         (directory / "config.json").write_text(text + "\n", encoding="utf-8")
         containers.write(directory, mapping.write(entries, leaves))
+
+    _write_whole(path, write)
+
+
+def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer: Tokenizer | None) -> None:
+    """Write a model as a run; without a tokenizer, texts are token IDs, the last three of them special."""
+    N_V = model.config.N_V
+    tokenizer = tokenizer or NumberTokenizer(SpecialTokens(N_V, mask=N_V - 3, bos=N_V - 2, eos=N_V - 1))
+    settings = settings_from(settings_of(model.task, model.config), task=model.task)
+    description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
+
+    def write(directory: Path) -> None:
+        run = RunDirectory(directory)
+        run.begin(description, tokenizer)
+        run.save_leaves(leaves)
 
     _write_whole(path, write)
 

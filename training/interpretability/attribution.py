@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms import DTransformerParams
-from algorithms.model.norm import RMSNorm
+from algorithms.lines import Attention, RMSNorm
 
 READS = ("X@3", "Y@2", "X@8")
 """The values of Algorithm 10 that `attribution` reads."""
@@ -107,6 +107,12 @@ def _check_adds_up(theta: DTransformerParams) -> None:
         raise ValueError(
             f"theta: expected parameters of Algorithm 10, got {type(theta).__name__}, whose layers normalize their sums"
         )
+    for line in theta.variant.attentions:
+        if type(line).write is not Attention.write:
+            raise ValueError(
+                f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, whose "
+                "heads need not have separate parts"
+            )
     if any(line.normalize_output is not None for line in theta.variant.attentions):
         raise ValueError(
             "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "

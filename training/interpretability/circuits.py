@@ -85,6 +85,15 @@ def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d
 
 
 def _output(W: MHAttentionParams) -> Float[Array, "L H d_out d_mid"]:
-    """``W_o^h``, the columns of W_o of each head."""
+    """``W_o^h``, the columns of W_o of each head.
+
+    Raises:
+        ValueError: if the parameters are those of an attention of one's own.
+    """
+    if not isinstance(W, MHAttentionParams):
+        raise ValueError(
+            f"W: expected MHAttentionParams, got {type(W).__name__} of an attention of one's own; give the "
+            "MHAttentionParams in it, if its circuits are products of those"
+        )
     L, H, d_mid = len(W.W_o), W.heads.W_q.shape[1], W.heads.W_v.shape[2]
     return jnp.moveaxis(W.W_o.reshape(L, -1, H, d_mid), 2, 1)

@@ -9,7 +9,7 @@ import optax
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms.ops.draws import by_own_key
+from algorithms.ops.dropout import by_own_key
 from training.settings import REMAT, Settings
 from training.tasks.low_rank import merged, scale_of
 from training.tasks.objectives import Objective, cast

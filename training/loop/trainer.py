@@ -63,6 +63,18 @@ class Facts(NamedTuple):
     seconds: float  # estimated duration of the remaining updates
 
 
+class Preview(NamedTuple):
+    """What an update would cost."""
+
+    parameters: int  # of the model, with what `vocabulary_multiple` adds
+    trained: int  # trained parameters: all of the model's, or the low-rank ones
+    needed: int  # bytes on each device, by the compiler; 0 if it does not say
+    limit: int  # bytes available on each device
+    flops: int  # of the matrix products
+    peak: float  # FLOP/s of a large matrix product, on all devices
+    device: str  # description of the devices
+
+
 class Observer(Protocol):
     """Receives training progress."""
 
@@ -163,25 +175,30 @@ class Trainer:
             writers.append(wandb_writer(files.path, settings_to_json(settings)))
         return writers
 
-    def _restore_or_begin(self) -> None:
-        def begin(key, params):
-            s, config = self._settings, self._description.config
-            if self._frozen is not None:
-                params = init_adapter(key, shapes, rank=s.lora_rank, matrices=s.lora_matrices)
-            else:
-                if params is None:
-                    N_C = len(self._description.labels)
-                    params = init_model(key, s.task, config, scheme=s.init, N_C=N_C)
-                params = padded(params, config.N_V, s.vocabulary_multiple)
-            return init_state(params, self._optimizer, ema_decay=s.ema_decay, dtype=s.dtype)
+    def _begin(self, key: Any, params: Any) -> TrainState:
+        """The state before the first update; `params` are the parameters to start from (None: random ones)."""
+        s, config = self._settings, self._description.config
+        if self._frozen is not None:
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._frozen)
+            params = init_adapter(key, shapes, rank=s.lora_rank, matrices=s.lora_matrices)
+        else:
+            if params is None:
+                N_C = len(self._description.labels)
+                params = init_model(key, s.task, config, scheme=s.init, N_C=N_C)
+            params = padded(params, config.N_V, s.vocabulary_multiple)
+        return init_state(params, self._optimizer, ema_decay=s.ema_decay, dtype=s.dtype)
 
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._frozen)
-        template = self._placement.placed(jax.eval_shape(begin, self._init_key, self._initial))
+    def _template(self) -> Any:
+        """The shapes of the state, with their shardings."""
+        return self._placement.placed(jax.eval_shape(self._begin, self._init_key, self._initial))
+
+    def _restore_or_begin(self) -> None:
+        template = self._template()
         self._where = shardings(template)
         restored = self._checkpoints.restore_latest(_items(template), self._observer.warned)
         if restored is None:
             self._cut_metrics(0)
-            once = jax.jit(begin, out_shardings=self._where, compiler_options=RUN_ONCE.get(jax.default_backend()))
+            once = jax.jit(self._begin, out_shardings=self._where, compiler_options=RUN_ONCE.get(jax.default_backend()))
             self._state: TrainState = once(self._init_key, self._initial)
             return
         trees = restored.trees
@@ -237,15 +254,37 @@ class Trainer:
 
     def _compiled(self) -> tuple[Any, Any, float]:
         """Return the compiled update, the compiled sums over a held-out batch, and the devices' peak FLOP/s."""
-        settings = self._settings
-        step = make_step(self._objective, self._optimizer, self._schedule, settings, N_V=self._N_V)
-        totals = make_totals(self._objective, settings, N_V=self._N_V)
-        peak = settings.peak or matmul_peak(self._clock, settings.dtype)
-        of_step = self._state, self._batch(0), np.int32(0), self._key, self._frozen
+        totals = make_totals(self._objective, self._settings, N_V=self._N_V)
         return (
-            self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0),
+            self._compiled_step(self._state),
             self._placement.compiled(totals, (self._model(), next(self._held_out()))),
-            peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1),  # CPU devices share cores
+            self._peak(),
+        )
+
+    def _compiled_step(self, state: Any) -> Any:
+        """Return the compiled update of a state, or of its shapes."""
+        step = make_step(self._objective, self._optimizer, self._schedule, self._settings, N_V=self._N_V)
+        of_step = state, self._batch(0), np.int32(0), self._key, self._frozen
+        return self._placement.compiled(step, of_step, out_shardings=(self._where, None), donate_argnums=0)
+
+    def _peak(self) -> float:
+        """The FLOP/s of all devices."""
+        peak = self._settings.peak or matmul_peak(self._clock, self._settings.dtype)
+        return peak * (self._placement.n_devices if jax.default_backend() != "cpu" else 1)  # CPU devices share cores
+
+    def preview(self) -> Preview:
+        """Compile the update without allocating its state, and return what it costs."""
+        settings, config, state = self._settings, self._description.config, self._template()
+        self._where = shardings(state)
+        compiled = self._interrupts.run(lambda: self._compiled_step(state))
+        return Preview(
+            parameters=_size(state.params if self._frozen is None else self._frozen),
+            trained=_size(state.params),
+            needed=memory.needed(compiled),
+            limit=memory.limit(self._placement.n_local_devices),
+            flops=step_flops(settings.task, config, batch_size=settings.batch_size, l=settings.l_max),
+            peak=self._peak(),
+            device=self._placement.devices,
         )
 
     def _batch(self, step: int) -> Any:

@@ -6,6 +6,7 @@ state, which are gathered where they are used. A mesh axis that does not divide 
 ``replica`` and ``context``, parameters are copied.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +21,18 @@ from algorithms import (
     EDTransformerParams,
     ETransformerParams,
     PatchParams,
+    Variant,
 )
 from algorithms.lines import MLP
 from algorithms.model.theta import theta_shapes
 from training.tasks.classify import ClassifierParams
+from training.tasks.own_lines import has_lines_of_ones_own
 
 DATA, MODEL = "data", "model"
 BOTH = (MODEL, DATA)
 
+LAYERS = ("L", "L_enc", "L_dec")
+"""Axes of layers, which are never divided."""
 DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "N_V"}
 """Axes that ``model`` divides."""
 WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}
@@ -36,10 +41,13 @@ WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}
 Row = tuple[str | tuple[str, ...] | None, ...]
 
 
-def _row(axes: tuple[str, ...]) -> Row:
-    """The mesh axes of an array: ``model`` divides the axes above, ``data`` the last of the others."""
-    row: list[Any] = [MODEL if axis in DIVIDED else None for axis in axes]
-    others = [i for i, axis in enumerate(axes) if axis not in DIVIDED | WHOLE]
+def _row(axes: tuple[str, ...], own: frozenset[str] = frozenset()) -> Row:
+    """The mesh axes of an array: ``model`` divides the first of the axes above, or of a line's own, and ``data`` the
+    last of the others.
+    """
+    divided = [i for i, axis in enumerate(axes) if axis in DIVIDED | own][:1]
+    row: list[Any] = [MODEL if i in divided else None for i in range(len(axes))]
+    others = [i for i, axis in enumerate(axes) if i not in divided and axis not in WHOLE]
     if others:
         row[others[-1]] = DATA
     return tuple(BOTH if len(row) == 1 and entry == MODEL else entry for entry in row)
@@ -52,19 +60,40 @@ def _axes() -> dict[str, tuple[str, ...]]:
         name: a.dim_str for params in classes for name, a in params.__annotations__.items() if hasattr(a, "dim_str")
     }
     for variant in (*VARIANTS.values(), PAPER.but(mlp=MLP(gated=True), pooler=True)):
-        kinds = (DTransformerParams, EDTransformerParams) * (not variant.embedding.factored)
-        for kind in (*kinds, ETransformerParams):
-            shapes = jax.tree_util.tree_leaves_with_path(theta_shapes(kind, variant))
-            found |= {path[-1].name: shape.axes for path, shape in shapes}
-    return {name: tuple(a for a in axes.split() if a not in ("L", "L_enc", "L_dec")) for name, axes in found.items()}
+        found |= _axes_of(variant)
+    return {name: tuple(a for a in axes.split() if a not in LAYERS) for name, axes in found.items()}
+
+
+def _axes_of(variant: Variant) -> dict[str, str]:
+    """The axes of each parameter of a variant."""
+    kinds = (DTransformerParams, EDTransformerParams) * (not variant.embedding.factored)
+    every = [theta_shapes(kind, variant) for kind in (*kinds, ETransformerParams)]
+    leaves = [leaf for shapes in every for leaf in jax.tree_util.tree_leaves_with_path(shapes)]
+    return {path[-1].name: shape.axes for path, shape in leaves}
 
 
 TABLE: dict[str, Row] = {name: _row(axes) for name, axes in _axes().items()}
 
 
-def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:
+@functools.cache
+def _table_of(variant: Variant) -> dict[str, Row]:
+    """The rows of a variant with lines of one's own, which may have symbols and axes of their own."""
+    own = frozenset(axis for line in (*variant.attentions, variant.mlp) if line for axis in line.divided)
+    axes = {name: tuple(a for a in axes.split() if a not in LAYERS) for name, axes in _axes_of(variant).items()}
+    return {name: _row(of, own) for name, of in axes.items()}
+
+
+def table_of(tree: Any) -> dict[str, Row]:
+    """Return the table for parameters or optimizer state, which hold their variant."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Variant))
+    variants = dict.fromkeys(node for node in nodes if isinstance(node, Variant))
+    own = [_table_of(variant) for variant in variants if has_lines_of_ones_own(variant)]
+    return {name: row for rows in (TABLE, *own) for name, row in rows.items()}
+
+
+def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int], table: Mapping[str, Row] = TABLE) -> P:
     """Return the partition of a parameter with this symbol, or of its optimizer state, which may have fewer axes."""
-    row = TABLE.get(name, ())
+    row = table.get(name, ())
     row = (None,) * (len(shape) - len(row)) + row[max(0, len(row) - len(shape)) :]
     return P(*(_dividing(axes, size, sizes) for axes, size in zip(row, shape, strict=True)))
 

@@ -39,6 +39,7 @@ from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
 from training.tasks.low_rank import adapter_shapes, merged, scale_of
 from training.tasks.models import config_from_json, config_to_json, model_shapes
+from training.tasks.own_lines import has_lines_of_ones_own
 
 FORMAT = "formal-algorithms run 4"
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -201,6 +202,11 @@ class RunDirectory:
     def check_continues(self, description: Description) -> None:
         """Check that the run here is the one described, or raise RunError, naming the difference."""
         began = self.description()
+        if has_lines_of_ones_own(began.config.variant) and began.config.variant != description.config.variant:
+            raise RunError(
+                f"the run in {self.path} began with another variant, {began.config.variant!r}, now "
+                f"{description.config.variant!r}: restore its lines to resume it, or name another directory"
+            )
         done = next(iter(saved_steps(self.checkpoints)), 0)
         changed = differences(began.settings, description.settings, done=done)
         if changed:

@@ -7,12 +7,11 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from algorithms import VARIANTS
-from algorithms.machinery.record import Record
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Settings
 from training.tasks import TASKS
 from training.tasks.flags import lines_from_flags
+from training.tasks.own_lines import variant_from_json, variant_named
 
 
 def model_config(settings: Settings, N_V: int) -> Any:
@@ -23,7 +22,7 @@ def model_config(settings: Settings, N_V: int) -> Any:
     sizes["H_kv"] = settings.H_kv or settings.H
     if "d_in" in sizes:
         sizes["d_in"] = settings.d_in or settings.d_e
-    variant = VARIANTS[settings.variant]
+    variant = variant_named(settings.variant)
     if settings.shared_layers or variant.shared_layers > 1:
         variant = variant.but(shared_layers=settings.shared_layers or settings.L)
     return config(**{**sizes, "N_V": N_V, "variant": variant})
@@ -54,5 +53,5 @@ def config_to_json(config: TransformerConfig) -> dict[str, Any]:
 def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
     """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError."""
     written = {name: value for name, value in state["variant"].items() if name != "dropout"}  # until 0.1 a line
-    variant = Record.from_json(written) if "record" in written else lines_from_flags(written)
+    variant = variant_from_json(written) if "record" in written else lines_from_flags(written)
     return TASKS[task].config(**{**state, "variant": variant})

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Int, Integer, Key
 
 from algorithms import log_loss
+from algorithms.machinery.sharding import Shares
 from algorithms.notation import Remat
-from algorithms.ops.chunked_logits import likeliest
+from algorithms.ops.chunked_log_loss import logits_of_rows
 from training.settings import Settings
 
 Batch = Mapping[str, Array]
@@ -112,3 +113,22 @@ def make_totals(objective: Objective, settings: Settings, *, N_V: int | None = N
         return objective.totals(cast(params, settings.dtype), batch, N_V=N_V)
 
     return totals
+
+
+def likeliest(
+    X: Float[Array, "d_e B l"], W_u: Float[Array, "n d_e"], b_u: Float[Array, "n"] | None, N_V: int | None = None
+) -> Integer[Array, "B l"]:
+    """Return the token of the largest logit of every column; rows of W_u after the first N_V are padding."""
+    shares, n = Shares.of(W_u, X), W_u.shape[0]
+
+    def of_device(X, W_u, b_u):
+        first = shares.first_row(W_u.shape[0])
+
+        def of_sequence(X):  # one sequence after another, since the logits of all would be a huge array
+            Y = logits_of_rows(n, n if N_V is None else N_V, first, X, W_u, b_u)
+            return Y.max(axis=0), first + jnp.argmax(Y, axis=0)
+
+        largest, token = jax.lax.map(of_sequence, jnp.moveaxis(X, 1, 0))
+        return -shares.max_over_rows(jnp.where(largest == shares.max_over_rows(largest), -token, -n))
+
+    return shares.each(of_device, X, W_u, b_u, out=shares.of_columns())

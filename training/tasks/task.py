@@ -1,6 +1,7 @@
 """The record of a task; training code reads it, and never branches on the task's name."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -37,13 +38,13 @@ class Task:
 
 def attention_flops(c: Any, l_x: int, l_z: int) -> int:
     """Return the FLOPs of Algorithm 5, for l_x tokens that attend to l_z."""
-    projections = 2 * c.d_e * (c.d_attn + c.d_mid) * (c.H * l_x + c.H_kv * l_z)
-    return projections + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+    products = _product_flops(c, c.variant.attentions[0].shapes(), l_x, W_k=l_z, W_v=l_z, W_r=0)
+    return products + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def layer_flops(c: Any, l: int) -> int:
     """Return the FLOPs of a layer: self-attention and the MLP."""
-    return attention_flops(c, l, l) + mlp_flops(c, l)
+    return attention_flops(c, l, l) + _product_flops(c, c.variant.mlp and c.variant.mlp.shapes(), l)
 
 
 def embedding_flops(c: Any, l: int) -> int:
@@ -51,9 +52,10 @@ def embedding_flops(c: Any, l: int) -> int:
     return 2 * c.d_in * c.d_e * l if c.variant.embedding.factored else 0
 
 
-def mlp_flops(c: Any, l: int) -> int:
-    """Return the FLOPs of an MLP's matrices."""
-    matrices = [
-        shape for shape in jax.tree.leaves(c.variant.mlp and c.variant.mlp.shapes()) if len(shape.axes.split()) == 2
-    ]
-    return 2 * len(matrices) * c.d_e * c.d_mlp * l
+def _product_flops(c: Any, shapes: Any, l: int, **columns: int) -> int:
+    """Return the FLOPs of the products of a line's matrices with l columns, or as many as `columns` says."""
+    return sum(
+        2 * math.prod(shape.of(c.sizes())) * columns.get(path[-1].name, l)
+        for path, shape in jax.tree.leaves_with_path(shapes)
+        if path[-1].name.startswith("W_")
+    )

@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float, Integer
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
-from algorithms.ops.attention.kernel import kernel
-from algorithms.ops.attention.tiles import for_each_tile, in_turn
+from algorithms.ops.attention.tiles import for_each_tile, in_turn, kernel
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
 

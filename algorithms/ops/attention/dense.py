@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.masks import StructuralMask
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
-from algorithms.ops.attention.kernel import kernel
-from algorithms.ops.attention.tiles import for_each_tile
+from algorithms.ops.attention.tiles import for_each_tile, kernel
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative, softmax, softmax_backward
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from algorithms.ops.attention.vendor import (
     pallas_refuses,
 )
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
-from algorithms.ops.softmax import capped
+from algorithms.ops.softmax import capped, softmax
 
 ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp")
 """The ``checkpoint_name`` of each array that the rules and the Pallas kernel keep for their backward passes."""
@@ -38,7 +38,15 @@ RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": s
 """Name of a hand-derived rule → the rule."""
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
-"""Name of a library's kernel → the kernel, and the function that says why it cannot serve."""
+"""Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""
+
+
+class Weights(NamedTuple):
+    """What replaces the softmax of scores: `Attention.weights` of a line of one's own."""
+
+    of_head: Callable[..., Array]  # (S, own) → A, for one head of one sequence
+    own: Any  # what it reads besides the scores: arrays with an axis of heads in front, or None
+    says: str  # whose it is, for error messages
 
 
 def attend(
@@ -54,6 +62,7 @@ def attend(
     key: Key[Array, "*batch"] | None,
     cap: float | None = None,
     by_distance: ByDistance = (),
+    weights: Weights | None = None,
 ) -> Float[Array, "... l_x"]:
     """Lines 4 to the end of Algorithm 4, of every head and every sequence.
 
@@ -71,14 +80,19 @@ def attend(
         cap: c, for scores ``c tanh(S/c)``, or None.
         by_distance: for scores by distance, U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of
             ``scores_by_distance``; otherwise empty.
+        weights: what replaces the softmax, which only the lines as printed can compute; None: the softmax.
     """
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
     seeds = _seeds(key, H, heads) if dropout else None
     options = {"heads": heads, "dropout": dropout, "cap": cap}
-    printed = functools.partial(_of_each, as_printed, Q, K, V, mask, seeds, by_distance, **options)
+    printed = functools.partial(_of_each, as_printed, Q, K, V, mask, seeds, by_distance, weights, **options)
     if implementation == "paper" or shows("printed"):
         return printed()
+    if weights is not None and implementation == "auto":
+        return printed()
+    if weights is not None:
+        raise ValueError(f'implementation="{implementation}" is not available: {weights.says}; give "auto" or "paper"')
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
@@ -155,23 +169,24 @@ def automatic(
 def _refuse(
     name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None, by_distance: ByDistance
 ) -> None:
-    """Raise ValueError if an implementation requested by name cannot serve."""
+    """Raise ValueError if an implementation requested by name is not available for these arguments."""
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
-        reason = "it has no scores by distance" if by_distance else reason
+        reason = "the kernel does not support ALiBi, T5 or Transformer-XL scores" if by_distance else reason
     elif name in ("blockwise", "strips") and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs known sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
-        raise ValueError(f'implementation="{name}" cannot serve: {reason}; give implementation="auto"')
+        raise ValueError(f'implementation="{name}" is not available: {reason}; give implementation="auto"')
 
 
-def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, dropout: float, cap: float | None):
+def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: bool, dropout: float, cap: float | None):
     """The lines as printed, of every head and sequence, by ``jax.vmap``."""
+    own = None if weights is None else weights.own
     if heads and len(K) < len(Q):
         K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
 
-    def of_one(Q, K, V, mask, seed, by_distance):
+    def of_one(Q, K, V, mask, seed, by_distance, own):
         l_z, l_x = K.shape[1], Q.shape[1]
 
         def drop(A):
@@ -181,15 +196,23 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, *, heads: bool, drop
 
         Mask = mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask
         D = gathered_by_distance(*by_distance, l_z=l_z) if by_distance else None
-        return as_printed(Q, K, V, Mask, functools.partial(scored, D=D, cap=cap, d_attn=Q.shape[0]), drop)
+        score = functools.partial(scored, D=D, cap=cap, d_attn=Q.shape[0])
+        return as_printed(Q, K, V, Mask, score, softmax_of(weights, own), drop)
 
     for_seeds, of_U_P = None if seeds is None else 0, (1, None)[: len(by_distance)]
     for _ in range(Q.ndim - 2 - heads):
-        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds, of_U_P), out_axes=1)
+        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds, of_U_P, None), out_axes=1)
     with for_each(Q.ndim - 2):
         if heads:
-            return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds, 0))(Q, K, V, mask, seeds, by_distance)
-        return of_one(Q, K, V, mask, None if seeds is None else seeds[0], by_distance)
+            return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds, 0, 0))(Q, K, V, mask, seeds, by_distance, own)
+        return of_one(Q, K, V, mask, None if seeds is None else seeds[0], by_distance, own)
+
+
+def softmax_of(weights: Weights | None, own: Any) -> Callable[[Array], Array]:
+    """The softmax of a head, or what replaces it with the head's arrays ``own``, also for one column of scores."""
+    if weights is None:
+        return softmax
+    return lambda S: weights.of_head(S.reshape(len(S), -1), own).reshape(S.shape)
 
 
 def scored(S: Array, D: Array | None, cap: float | None, d_attn: int) -> Array:

@@ -19,8 +19,7 @@ from algorithms.machinery.arrays import accumulation_dtype, in_rows
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
-from algorithms.ops.attention.kernel import kernel
-from algorithms.ops.attention.tiles import SMALL, ByDistance, in_groups, in_turn
+from algorithms.ops.attention.tiles import SMALL, ByDistance, in_groups, in_turn, kernel
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
-from algorithms.machinery.sharding import split_explicitly, tokens_are_split
+from algorithms.machinery.sharding import tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
@@ -36,7 +36,7 @@ CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 def cudnn_refuses(
     Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None
 ) -> str | None:
-    """Why cuDNN's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
+    """Why cuDNN's kernel cannot compute tiles ``[H, d, B, l]`` exactly, or None if it can."""
     d_attn, d_mid = Q.shape[1], V.shape[1]
     if platform not in ("gpu", "cuda"):
         return f"it runs on an NVIDIA GPU, and the platform is {platform}"
@@ -47,18 +47,18 @@ def cudnn_refuses(
     if dropout:
         return "its dropout is not drawn from the key"
     if cap is not None:
-        return "it has no cap of the scores"
+        return "it does not cap the scores"
     if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
         return reason
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
-        return "it has no mask for the borders of documents"
+        return "it does not mask by documents"
     return None
 
 
 def pallas_refuses(
     Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None
 ) -> str | None:
-    """Why the TPU's kernel cannot serve tiles ``[H, d, B, l]`` exactly, or None if it can."""
+    """Why the TPU's kernel cannot compute tiles ``[H, d, B, l]`` exactly, or None if it can."""
     block = PALLAS_BLOCKS[-1]
     if platform != "tpu":
         return f"it runs on a TPU, and the platform is {platform}"
@@ -71,18 +71,16 @@ def pallas_refuses(
     if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
         return reason
     if not isinstance(mask, StructuralMask):
-        return "its masks are structural ones"
+        return "it takes structural masks, not arrays"
     if mask.length is not None and mask.documents_z is not None:
         return "documents with padding may leave a token nothing to attend to, which the kernel does not report"
     return None
 
 
 def _refused_on_devices(Q: Array, K: Array, V: Array, mask: Mask) -> str | None:
-    """Why a library's kernel cannot serve tiles that several devices hold, or None if it can."""
+    """Why a library's kernel cannot compute tiles that several devices hold, or None if it can."""
     if varies_over((Q, K, V, mask)):
         return "inside jax.shard_map it needs check_vma=False"
-    if split_explicitly(Q):
-        return "XLA cannot split it along mesh axes of type Explicit; use AxisType.Auto, or call it in jax.shard_map"
     if tokens_are_split(Q) and depends_on_position(mask):
         return "its mask counts from the first token, and the mesh axis context divides the tokens"
     return None

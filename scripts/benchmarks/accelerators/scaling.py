@@ -181,7 +181,7 @@ def described(case: Case, found: Cost, seconds: float) -> str:
 
 
 def row(case: Case, found: Cost) -> str:
-    """Return a row of the tables in docs/scaling.md."""
+    """Return a row of the tables in docs/notes/scaling.md."""
     best, worst = found.seconds()
     low, high = found.mfu(case.chip)
     memory = found.report.memory
@@ -201,7 +201,7 @@ def parser() -> Parser:
     main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all chips)")
     main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences per update (default: 64)")
     main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer recomputes (default: nothing)")
-    main.add_argument("--row", action="store_true", help="print a row of the tables in docs/scaling.md")
+    main.add_argument("--row", action="store_true", help="print a row of the tables in docs/notes/scaling.md")
     return main
 
 

@@ -11,11 +11,11 @@ import pytest
 from algorithms import GPT2, LLAMA, PAPER, VASWANI, DTransformerConfig, d_inference, d_transformer
 from algorithms.alg14_inference import sample, tempered
 from algorithms.lines import MLP, RMSNorm
-from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
+from training.generation.int8 import Int8Matrix
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
 pytestmark = pytest.mark.sampled(2)
@@ -441,7 +441,7 @@ def test_wrong_requests_are_refused(options, error, message):
         (THETA._replace(variant=GPT2), CONFIG, ValueError, r"config.variant: expected θ's own, .* give the config"),
         (THETA, dataclasses.replace(CONFIG, N_V=18), ValueError, "W_e: expected .* = .11, 18. from the configuration"),
         (THETA, dataclasses.replace(CONFIG, l_max=5), ValueError, "W_p: expected .* = .11, 5. from the configuration"),
-        (THETA._replace(W_p=None), CONFIG, ValueError, "since Embedding has positions = 'learned'"),
+        (THETA._replace(W_p=None), CONFIG, ValueError, "W_p: expected an array .* in PAPER, got None"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(theta, config, error, message):

@@ -153,6 +153,12 @@ def test_with_every_memory_texts_continue_as_by_algorithm_14(continue_with, name
     continue_with(name)
 
 
+@pytest.mark.parametrize("continue_with", MEMORIES, ids=lambda memory: memory.__name__)
+@pytest.mark.parametrize("name", cases.OWN)
+def test_so_they_do_with_lines_of_ones_own(continue_with, name):
+    continue_with(name)
+
+
 def test_a_kept_prefix_has_the_positions_that_attention_reads():
     names = (name for name, (variant, _, _) in cases.EVERY.items() if variant.embedding.positions == "in_attention")
     a_kept_prefix(next(names))

@@ -178,3 +178,18 @@ def test_several_devices_share_a_cache_in_one_part():
         found.append(translator.translate(z, lengths=np.array([3, 2]), l_max=40))
     for alone, shared in zip(*found, strict=True):
         np.testing.assert_allclose(shared, alone, atol=1e-9)
+
+
+@pytest.mark.parametrize("prefixes", [None, 2**20])
+def test_several_devices_share_the_cache_of_a_prompt_in_one_part(prefixes):
+    """Read at once, joined by others, and with a prefix kept from an earlier text."""
+    config, theta = model("LLAMA")
+    divided = jax.device_put(theta, shardings(Placement("data=2,model=4").placed(theta)))
+    x, lengths = np.arange(24)[None] % config.N_V, np.array([24])
+    for one, kind in ((theta, Slots), (divided, cache.KeyValues)):
+        generator = Generator(one, config, prefixes=prefixes and Prefixes(prefixes))
+        for _ in range(2):
+            begun = generator.begin(x, key=jax.random.key(0), lengths=lengths, l_gen=9)
+            sampling, keys = generator.sampling_arrays([{"tau": 0.0}]), jax.random.split(jax.random.key(1), 1)
+            begun.join(x, keys=keys, lengths=lengths, rows=range(2), l_gen=9, sampling=sampling)
+            assert isinstance(begun._state.caches[0], kind)

@@ -10,10 +10,10 @@ import pytest
 
 from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
 from algorithms.alg14_inference import sample
-from algorithms.ops.int8 import Int8Matrix
 from tests.cases import random_theta
 from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
+from training.generation.int8 import Int8Matrix
 
 pytestmark = pytest.mark.sampled(2)
 

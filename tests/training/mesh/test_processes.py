@@ -271,7 +271,7 @@ def test_processes_that_differ_are_refused_in_each(command, tmp_path, of_last, s
         (("localhost:1", 2, 2), r"--process-id: expected 0 to 1, one less than --num-processes, got 2"),
     ],
 )
-def test_numbers_that_are_none_are_refused_before_anything_is_waited_for(arguments, message):
+def test_invalid_counts_fail_before_connecting(arguments, message):
     with pytest.raises(ProcessesError, match=message):
         Processes().join(*arguments, on_loss=pytest.fail)
 

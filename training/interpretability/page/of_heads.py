@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import d_hidden_state, e_encoding
+from algorithms import MHAttentionParams, d_hidden_state, e_encoding
 from algorithms.inside import record
 from training.interpretability import circuits, scores
 from training.interpretability.page.look import Circuits
@@ -32,9 +32,10 @@ def circuits_of(run: Run) -> Circuits | str:
         "duplicate token": scores.duplicate_token_scores(A, x),
         "induction": scores.induction_scores(A, x),
     }
-    if run.task == "d":
+    W = theta.variant.of_every_layer(theta.layers.attention)
+    if run.task == "d" and isinstance(W, MHAttentionParams):
         found["copying"] = circuits.copying_scores(theta)
-    composition, note = _composition(theta.variant.of_every_layer(theta.layers.attention))
+    composition, note = _composition(W)
     return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
 
 
@@ -46,6 +47,8 @@ def repeated_tokens(run: Run, n: int) -> np.ndarray:
 
 
 def _composition(W: Any) -> tuple[dict[str, np.ndarray], str]:
+    if not isinstance(W, MHAttentionParams):
+        return {}, f"Copying and composition are omitted: the attention has parameters of its own, {type(W).__name__}."
     L, H = W.heads.W_q.shape[:2]
     if L < 2:
         return {}, "A model with one layer has no heads that compose."

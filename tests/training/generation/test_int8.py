@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms.ops.int8 import Int8Matrix
 from algorithms.ops.linear import linear, logits
 from tests import cases
+from training.generation.int8 import Int8Matrix
 
 SHAPES = [((5,), ()), ((7,), (1,)), ((3, 2), (2, 3)), ((97,), (16,)), ((131,), (1,))]
 

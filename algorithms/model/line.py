@@ -1,0 +1,55 @@
+"""What a line of a model is: the base class of the attentions, MLPs and norms of a variant, ours and your own."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from algorithms.machinery.naming import is_tagged, numbered
+from algorithms.machinery.record import Record
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line(Record):
+    """A line of Algorithms 8 to 10: its parameters, and its formula, whose tagged statements have names for `record`.
+
+    A line of your own is a frozen, keyword-only dataclass in a module that can be imported, a subclass of `Attention`,
+    `MLP` or `LayerNorm`. Its parameters are any NamedTuple of arrays and of other such tuples. ``docs/research.md`` has
+    examples.
+
+    Raises:
+        TypeError: where a class is defined that has one of the methods in ``final``.
+    """
+
+    divided: ClassVar[tuple[str, ...]] = ()
+    """The axes of its own that the mesh axis ``model`` divides, such as one of experts."""
+
+    loops: ClassVar[str] = ""
+    """``PACKAGE.MODULE:NAME`` of its formula as NumPy loops, for the cross-check. The function gets the line, X, Z, the
+    parameters of one layer and the mask of one sequence; for an MLP, the line, X and the parameters."""
+
+    final: ClassVar[tuple[str, ...]] = ()
+    """Methods that no subclass has, since a cache of keys and values would not call them."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        of = next(base for base in cls.__mro__ if "final" in vars(base))
+        for name in of.final:
+            if getattr(cls, name) is not getattr(of, name):
+                methods = ", ".join(name for name in vars(of) if inspect.isfunction(vars(of)[name]) and name[0] != "_")
+                others = ", ".join(name for name in methods.split(", ") if name not in of.final)
+                raise TypeError(
+                    f"{cls.__qualname__}.{name}: expected {of.__name__}'s own, since generation from a cache does not "
+                    f"call another; put your formula into one or several of {others}"
+                )
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and not hasattr(method, "__wrapped__") and is_tagged(method):
+                setattr(cls, name, numbered(method))
+
+    def shapes(self) -> Any:
+        """The shapes of its parameters: a NamedTuple of what `array` returns, or None for what it does not have."""
+        raise NotImplementedError(f"{type(self).__name__}.shapes: expected the shapes of its parameters; define it")
+
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of the axes that the configuration of a model does not have, by name."""
+        return {}

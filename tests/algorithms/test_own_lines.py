@@ -1,0 +1,334 @@
+"""Lines of one's own: what they compute, what their parameters are, and what is refused."""
+
+import dataclasses
+import functools
+import importlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from algorithms import (
+    BIDIRECTIONAL,
+    LLAMA,
+    PAPER,
+    DTransformerConfig,
+    MHAttentionParams,
+    count_params,
+    d_token_losses,
+    d_transformer,
+    init_d_transformer,
+)
+from algorithms.inside import at, gradients, intervene, record
+from algorithms.lines import MLP, Attention, LayerNorm, Rotary, array
+from algorithms.machinery.record import Record
+from algorithms.model.attention import Memory
+from algorithms.model.distances import Table
+from tests.cases import random_theta
+from tests.own_lines.differential import DIFFERENTIAL
+from tests.own_lines.experts import EXPERTS, Experts
+from tests.own_lines.latent import LATENT
+from tests.own_lines.sinks import SINKS, SinkParams, Sinks
+
+OWN = {"EXPERTS": EXPERTS, "SINKS": SINKS, "DIFFERENTIAL": DIFFERENTIAL, "LATENT": LATENT}
+ATTENTIONS = {name: variant for name, variant in OWN.items() if name != "EXPERTS"}
+SIZES = {"N_V": 17, "l_max": 23, "L": 2, "H": 6, "H_kv": 3, "d_e": 10, "d_mlp": 11, "d_attn": 4, "d_mid": 5}
+own = pytest.mark.parametrize("name", OWN)
+
+
+def config_of(variant):
+    return DTransformerConfig(**SIZES, variant=variant)
+
+
+@functools.cache
+def theta_of(name):
+    return random_theta(config_of(OWN[name]))
+
+
+def loops_of(line):
+    module, _, name = line.loops.partition(":")
+    return functools.partial(getattr(importlib.import_module(module), name), line)
+
+
+def of_layer(tree, l):
+    return jax.tree.map(lambda a: a[l], tree)
+
+
+def as_numpy(tree):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+
+
+def attention_of(line, X, W, mask, implementation):
+    t = np.arange(X.shape[-1])
+    options = {"t_x": t, "t_z": t, "table": Table(), "implementation": implementation}
+    return line(X, X, W, mask, Memory(), **options)[0]
+
+
+def layer_of(name):
+    """The line, its parameters in a layer, the code as a function of X and W, and its loops."""
+    variant, layers = OWN[name], theta_of(name).layers
+    if name == "EXPERTS":
+        line, W = variant.mlp, of_layer(layers.mlp, 1)
+        return W, lambda X, W, how: line(X, W, f="silu", implementation=how), loops_of(line)
+    line, W = variant.attention, of_layer(layers.attention, 1)
+    mask = np.triu(np.ones((7, 7), bool))
+    code = functools.partial(_masked, line, mask)
+    return W, code, lambda X, W: loops_of(line)(X, X, W, mask)
+
+
+def _masked(line, mask, X, W, how):
+    return attention_of(line, X, W, jnp.asarray(mask), how)
+
+
+@pytest.mark.parametrize("how", ["auto", "paper"])
+@own
+def test_values_are_those_of_loops(name, how):
+    W, code, loops = layer_of(name)
+    X = np.random.default_rng(1).normal(size=(10, 2, 7))
+    Y = jax.jit(code, static_argnums=2)(jnp.asarray(X), W, how)
+    for b in range(2):
+        np.testing.assert_allclose(Y[:, b], loops(X[:, b], as_numpy(W)), rtol=0, atol=1e-11)
+
+
+@own
+def test_gradients_are_those_of_loops(name):
+    """By finite differences of the loops, for every parameter and for X."""
+    W, code, loops = layer_of(name)
+    rng = np.random.default_rng(2)
+    X, E = rng.normal(size=(10, 7)), rng.normal(size=(10, 7))
+    point = {"X": X, "W": as_numpy(W)}
+    gradient = jax.grad(lambda p: (code(p["X"], p["W"], "auto") * E).sum())({"X": jnp.asarray(X), "W": W})
+    paths = jax.tree_util.tree_leaves_with_path(gradient)
+    leaves, tree = jax.tree.flatten(point)
+    for i, (path, g) in enumerate(paths):
+        v, epsilon = rng.normal(size=g.shape), 1e-5
+
+        def loss(step, i=i, v=v):
+            moved = jax.tree.unflatten(tree, [*leaves[:i], leaves[i] + step * v, *leaves[i + 1 :]])
+            return (loops(moved["X"], moved["W"]) * E).sum()
+
+        expected = (loss(epsilon) - loss(-epsilon)) / (2 * epsilon)
+        np.testing.assert_allclose((g * v).sum(), expected, rtol=1e-6, atol=1e-7, err_msg=str(path))
+
+
+@own
+def test_later_tokens_do_not_matter(name):
+    """Causality by gradient, through whole models."""
+    theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5, 9, 2])
+
+    def of_column(E, t):
+        return jnp.log(d_transformer(E, theta)[:, t]).sum()
+
+    E = theta.W_e[:, x]
+    by_E = jax.jacobian(lambda E: jnp.stack([of_column(E, t) for t in range(7)]))(E)
+    size = jnp.abs(by_E).max(axis=1)  # [t, t']
+    assert jnp.all(jnp.triu(size, 1) == 0)
+    assert jnp.all(jnp.diagonal(size) > 0)
+    assert jnp.all(size[-1] > 0)
+
+
+@own
+def test_a_batch_with_padding_is_each_by_itself(name):
+    theta, rng = theta_of(name), np.random.default_rng(3)
+    x, lengths = rng.integers(0, 14, (3, 7)), np.array([7, 1, 4])
+    P = d_transformer(jnp.asarray(x), theta, length=lengths)
+    for b, l in enumerate(lengths):
+        np.testing.assert_allclose(P[:, b, :l], d_transformer(jnp.asarray(x[b, :l]), theta), rtol=0, atol=1e-12)
+    gradient = jax.grad(lambda theta: d_token_losses(jnp.asarray(x), theta, lengths=lengths).sum())(theta)
+    assert all(jnp.isfinite(g).all() and jnp.any(g != 0) for g in jax.tree.leaves(gradient))
+
+
+def test_a_token_with_nothing_to_attend_to_takes_the_sink():
+    line, W = SINKS.attention, of_layer(theta_of("SINKS").layers.attention, 0)
+    X, mask = jnp.ones((10, 3)), jnp.zeros((3, 3), bool)
+    Y, pullback = jax.vjp(lambda X, W: attention_of(line, X, W, mask, "auto"), X, W)
+    assert jnp.all(Y == 0)
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(pullback(jnp.ones_like(Y))))
+
+
+def test_names_are_those_of_the_tags():
+    x = jnp.array([3, 1, 4, 1, 5])
+    _, seen = record(d_transformer, "A_sink", "A")(x, theta_of("SINKS"))
+    assert seen["A_sink"].shape == (2, 6, 6, 5)
+    np.testing.assert_array_equal(seen["A_sink"][:, :, :-1], seen["A"])
+    np.testing.assert_allclose(seen["A_sink"].sum(2), 1)
+    _, seen = record(d_transformer, "router", "G")(x, theta_of("EXPERTS"))
+    assert seen["router"].shape == seen["G"].shape == (2, 4, 5)
+    assert jnp.all((seen["G"] > 0).sum(1) == 2)
+    np.testing.assert_allclose(seen["G"].sum(1), 1)
+    assert record(d_transformer, "D")(x, theta_of("DIFFERENTIAL"))[1]["D"].shape == (2, 6, 5, 5)
+    assert record(d_transformer, "c")(x, theta_of("LATENT"))[1]["c"].shape == (2, 8, 5)
+
+
+def test_a_value_of_ones_own_can_be_changed():
+    x, theta = jnp.array([3, 1, 4, 1, 5]), theta_of("EXPERTS")
+    closed = intervene(d_transformer, {at("G", layer=1): 0.0})(x, theta)
+    mlp = jax.tree.map(lambda a: a.at[1].set(0), theta.layers.mlp.experts)
+    without = theta._replace(layers=theta.layers._replace(mlp=theta.layers.mlp._replace(experts=mlp)))
+    np.testing.assert_allclose(closed, d_transformer(x, without))
+    _, _, by_G = gradients(lambda x, theta: d_transformer(x, theta)[3, -1], "G")(x, theta)
+    assert by_G["G"].shape == (2, 4, 5)
+    assert jnp.any(by_G["G"] != 0)
+
+
+def test_initial_parameters():
+    for name, variant in OWN.items():
+        theta = init_d_transformer(jax.random.key(0), config_of(variant))
+        assert jax.tree.structure(theta) == jax.tree.structure(theta_of(name))
+        assert count_params(init_d_transformer, config_of(variant)) == sum(a.size for a in jax.tree.leaves(theta))
+    W = init_d_transformer(jax.random.key(0), config_of(DIFFERENTIAL)).layers.attention
+    assert jnp.all(W.gamma == 1)
+    assert 0.05 < jnp.std(W.vectors) < 0.15
+    experts = init_d_transformer(jax.random.key(0), config_of(EXPERTS)).layers.mlp.experts
+    assert experts.W_mlp1.shape == (2, 4, 11, 10)
+    bound = (6 / (10 + 11)) ** 0.5
+    assert 0.9 * bound < jnp.abs(experts.W_mlp1).max() <= bound  # of each expert's matrix, not of all together
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_kernels_that_cannot_serve_are_refused(name):
+    theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5])
+    if name != "SINKS":  # which has weights of its own; the others keep the softmax
+        for how in ("dense", "blockwise"):
+            np.testing.assert_allclose(d_transformer(x, theta, implementation=how), d_transformer(x, theta))
+        return
+    for how in ("dense", "blockwise", "strips"):
+        with pytest.raises(ValueError, match=rf'implementation="{how}" cannot serve: Sinks has weights of its own; gi'):
+            d_transformer(x, theta, implementation=how)
+    np.testing.assert_array_equal(
+        d_transformer(x, theta, implementation="paper"), d_transformer(x, theta, implementation="auto")
+    )
+
+
+def defined(*bases, **methods):
+    return type("Mine", bases, methods)
+
+
+@pytest.mark.parametrize("name", ["__call__", "windowed", "context", "replaces_softmax"])
+def test_what_no_cache_would_call_is_refused_where_it_is_defined(name):
+    message = rf"Mine\.{name}: expected Attention's own, since generation from a cache .* of .*read, weights, write"
+    with pytest.raises(TypeError, match=message):
+        defined(Attention, **{name: lambda self, *_: None})
+    mixin = type("Mixin", (), {name: lambda self, *_: None})
+    with pytest.raises(TypeError, match="expected Attention's own"):
+        defined(mixin, Attention)
+    with pytest.raises(TypeError, match="expected Attention's own"):
+        defined(Sinks, **{name: lambda self, *_: None})
+
+
+def test_a_line_without_shapes_is_refused():
+    with pytest.raises(NotImplementedError, match="expected the shapes of its parameters; define it"):
+        super(MLP, MLP()).shapes()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("SINKS", lambda W: W._replace(s=None), r"theta\.layers\.attention\.s: expected an array \[L, H\].*, got None"),
+        (
+            "SINKS",
+            lambda W: W.attention,
+            r"theta\.layers\.attention: expected SinkParams, got MHAttentionParams",
+        ),
+        (
+            "SINKS",
+            lambda W: W._replace(s=W.s[:, :3]),
+            r"theta\.layers\.attention\.s: expected .* \[L, H\] with L = 2 .*, H = 6",
+        ),
+        (
+            "LATENT",
+            lambda W: W._replace(gamma_c=W.gamma_c[:, :5], W_c=W.W_c[:, :5]),
+            r"theta\.layers\.attention\.W_c: expected d_c = 8, as the variant's line has it, in \[L, d_c, d_e\], got",
+        ),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(name, change, message):
+    theta = theta_of(name)
+    theta = theta._replace(layers=theta.layers._replace(attention=change(theta.layers.attention)))
+    with pytest.raises((TypeError, ValueError), match=message):
+        d_transformer(jnp.array([1, 2]), theta)
+
+
+def test_a_size_that_a_configuration_has_is_refused():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Wide(Experts):
+        def sizes(self):
+            return {**super().sizes(), "d_mlp": 7}
+
+    with pytest.raises(ValueError, match="d_mlp is a size of the configuration, and of one of the variant's lines"):
+        config_of(LLAMA.but(mlp=Wide(n=4)))
+
+
+class ScaledParams(NamedTuple):
+    attention: MHAttentionParams
+    factor: Array | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaled(Attention):
+    """An attention whose output has a factor, which parameters may lack."""
+
+    def shapes(self):
+        return ScaledParams(super().shapes(), array("", start=2.0, may_lack=True))
+
+    def read(self, X, Z, W, **options):
+        return super().read(X, Z, W.attention, **options)
+
+    def write(self, Y, W, implementation):
+        factor = 1.0 if W.factor is None else W.factor
+        return factor * super().write(Y, W.attention, implementation)
+
+
+def test_a_parameter_may_be_absent():
+    theta = init_d_transformer(jax.random.key(0), config_of(PAPER.but(attention=Scaled())), dtype=jnp.float64)
+    W = theta.layers.attention
+    assert jnp.all(W.factor == 2)
+    halved = W.attention._replace(W_o=2 * W.attention.W_o, b_o=2 * W.attention.b_o)
+    absent = theta._replace(layers=theta.layers._replace(attention=ScaledParams(halved, None)))
+    x = jnp.array([3, 1, 4])
+    np.testing.assert_allclose(d_transformer(x, absent), d_transformer(x, theta))
+
+
+@own
+def test_records(name):
+    variant = OWN[name]
+    assert Record.from_json(variant.to_json()) == variant
+    assert hash(variant) == hash(Record.from_json(variant.to_json()))
+    written = str(variant.to_json())
+    assert f"tests.own_lines.{name.lower()}:" in written
+    assert variant not in (LLAMA, *(other for key, other in OWN.items() if key != name))
+
+
+def test_lines_in_turn():
+    """Sinks with and without a window: layer 0 sees three tokens, layer 1 all."""
+    line = SINKS.attention
+    theta = theta_of("SINKS")._replace(variant=SINKS.but(attention=(line.but(window=3), line)))
+    _, seen = record(d_transformer, "A")(jnp.array([3, 1, 4, 1, 5]), theta)
+    seen_tokens = np.asarray(seen["A"] > 0).sum(2)
+    assert np.all(seen_tokens[0] == [1, 2, 3, 3, 3])
+    assert np.all(seen_tokens[1] == [1, 2, 3, 4, 5])
+
+
+def test_a_norm_of_ones_own():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Scale(LayerNorm):
+        """γ ⊙ e."""
+
+        def __call__(self, X, norm, implementation):
+            return X * norm.gamma.reshape(-1, *(1,) * (X.ndim - 1)) + 0 * norm.beta.sum()
+
+    theta = random_theta(config_of(PAPER.but(norm=Scale())))
+    _, seen = record(d_transformer, "X@3", "X_tilde@5")(jnp.array([3, 1, 4]), theta)
+    np.testing.assert_allclose(seen["X_tilde@5"][0], theta.layers.norm1.gamma[0][:, None] * seen["X@3"])
+
+
+def test_an_encoder_with_a_line_of_ones_own():
+    """The same attention without a mask: Algorithm 5's caller decides, not the line."""
+    line, W = Sinks(positions=Rotary(), biases=False), of_layer(theta_of("SINKS").layers.attention, 1)
+    X = np.random.default_rng(4).normal(size=(10, 5))
+    Y = attention_of(line, jnp.asarray(X), W, BIDIRECTIONAL, "auto")
+    np.testing.assert_allclose(Y, loops_of(line)(X, X, as_numpy(W), np.ones((5, 5), bool)), rtol=0, atol=1e-11)
+    assert isinstance(W, SinkParams)

@@ -1,0 +1,76 @@
+"""What generation does for lines of one's own besides what `test_memories` checks: translation, int8, sizes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import PAPER, EDTransformerConfig, ed_inference
+from algorithms.lines import Attention, Read
+from tests import family_cases as cases
+from tests.cases import random_theta
+from tests.own_lines.experts import Experts
+from tests.own_lines.sinks import Sinks
+from training.generation import generate, translate
+from training.generation.layout import sizes_of_layers, unstacked
+from training.generation.prefixes import Prefixes
+
+Z = np.random.default_rng(0).integers(14, size=(3, 9))
+LENGTHS = np.array([9, 1, 4])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Direct(Attention):
+    """The paper's attention, by a formula that reads W_q, W_k and W_v itself."""
+
+    def read(self, X, Z, W, *, t_x, t_z, table, implementation):
+        of = [jnp.tensordot(M, Y, 1) for M, Y in zip(W.heads[::2], (X, Z, Z), strict=True)]
+        return Read(*(Y + b.reshape(*b.shape, *(1,) * (Y.ndim - 2)) for Y, b in zip(of, W.heads[1::2], strict=True)))
+
+
+LINES = {"sinks": {"attention": Sinks()}, "direct": {"attention": Direct()}, "experts": {"mlp": Experts(n=3)}}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_translations_are_those_of_algorithm_15(name):
+    sizes = {"N_V": 17, "l_max": 11, "L_enc": 1, "L_dec": 2, "H": 4, "H_kv": 2, "d_e": 10, "d_mlp": 13, "d_mid": 7}
+    config = EDTransformerConfig(**sizes, d_attn=5, variant=PAPER.but(**LINES[name]))
+    theta = random_theta(config)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(7), jnp.arange(3))
+    expected, lengths = ed_inference(Z, theta, z_length=LENGTHS, tau=0.8, key=keys)
+    options = {"lengths": LENGTHS, "config": config, "l_max": 11, "tau": 0.8, "key": jax.random.key(7)}
+    tokens, found, _ = translate(theta, Z, **options)
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_array_equal(found, lengths)
+
+
+def test_a_formula_that_reads_the_matrices_itself_continues_as_the_papers():
+    configs = [cases.config_of("SINKS", variant=variant) for variant in (PAPER.but(attention=Direct()), PAPER)]
+    theta = cases.theta_of(configs[0])
+    options = {"lengths": np.array([5]), "l_gen": 9, "key": jax.random.key(1)}
+    own, ours = (generate(theta._replace(variant=c.variant), Z[:1, :5], config=c, **options) for c in configs)
+    np.testing.assert_array_equal(own, ours)
+
+
+def test_what_int8_rounds():
+    """The matrices of ours within the parameters of others, and no others."""
+    config = cases.config_of("SINKS")
+    theta = cases.theta_of(config)
+    exact, rounded = (unstacked(theta, int8=int8).layers[0] for int8 in (False, True))
+    assert jax.tree.leaves(rounded.attention.attention.W)[0].dtype == jnp.int8
+    np.testing.assert_array_equal(rounded.attention.s, exact.attention.s)
+    experts = unstacked(cases.theta_of(cases.config_of("EXPERTS")), int8=True).layers[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves(experts.mlp)} == {jnp.dtype("float64")}
+    own = unstacked(theta._replace(variant=PAPER.but(attention=Direct())), int8=True).layers[0].attention.attention
+    with pytest.raises(ValueError, match=r"int8: expected an attention that projects by Attention\.read, got one that"):
+        _ = own.heads
+
+
+def test_what_a_token_takes_in_a_cache():
+    of = {name: sizes_of_layers(cases.theta_of(cases.config_of(name))) for name in ("SINKS", "DIFFERENTIAL", "LATENT")}
+    assert of == {"SINKS": (6, 2, 4, 5), "DIFFERENTIAL": (12, 4, 4, 5), "LATENT": (6, 1, 12, 8)}
+    config = cases.config_of("LATENT")
+    prefixes = Prefixes.for_texts(1, cases.theta_of(config), config)
+    assert prefixes.most == 24 * config.L * (12 + 8) * 8  # 17 tokens in a bucket of 24, float64
