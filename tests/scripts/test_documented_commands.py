@@ -20,8 +20,8 @@ from tests.crosscheck.mutations import LOCATED
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
-from training.commands.arguments import flag
 from training.interchange import convert
+from training.settings import flag
 from training.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("compile_once")
