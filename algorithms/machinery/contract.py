@@ -357,25 +357,11 @@ class Public(Protocol[P, R_co]):
     __name__: str
     __wrapped__: Callable[..., Any]
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """The result."""
-        ...
-
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
-        """The program, not yet compiled."""
-        ...
-
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
-        """The program as a jaxpr."""
-        ...
-
-    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The shapes of the result."""
-        ...
-
-    def clear_cache(self) -> None:
-        """Forget the compiled programs."""
-        ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered: ...  # noqa: D102
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced: ...  # noqa: D102
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...  # noqa: D102
+    def clear_cache(self) -> None: ...  # noqa: D102
 
 
 def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:

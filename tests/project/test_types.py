@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def test_the_examples_of_the_readme_have_no_type_errors(tmp_path):
     pytest.importorskip("pyright", reason="pyright is in the extra dev")
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
-    assert len(examples) > 1
+    assert examples
     for i, text in enumerate(examples):
         (tmp_path / f"example{i}.py").write_text(text, "utf-8")
     (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}"]}}', "utf-8")

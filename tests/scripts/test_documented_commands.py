@@ -20,8 +20,8 @@ from tests.crosscheck.mutations import LOCATED
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
-from training.commands.arguments import flag
 from training.interchange import convert
+from training.settings import flag
 from training.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("compile_once")
@@ -41,7 +41,8 @@ FILES = {
     "held-out.jsonl": "".join(map(chat, range(90, 120))),
     "classify.txt": "".join(f"{('ham', 'spam')[n % 2]}\tthe number {n} is what it is\n" for n in range(90)),
 }
-RUNS = {**dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/own"), "d"), "runs/words": "ed"}
+RUNS = dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/own"), "d")
+RUNS |= {"runs/words": "ed"}
 RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
 INPUT = "to be\n\n/reset\nor not\n"
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from training import commands
-from training.commands.arguments import flag
+from training.settings import flag
 from training.tasks import TASKS
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))

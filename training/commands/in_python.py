@@ -57,16 +57,8 @@ def train(
         known = ", ".join(name for name, (of, _) in PRESETS.items() if of == task) or "none"
         raise SettingsError(f"preset: expected one of {task} ({known}), got {preset!r}")
     given = {name: _plain(name, value) for name, value in settings.items()}
-    own = {
-        "task": task,
-        "run": str(run),
-        "config": None,
-        "preset": preset,
-        "epochs": epochs,
-        "cache": cache,
-        "quiet": quiet,
-    }
-    arguments = argparse.Namespace(**own, **given)
+    own = {"task": task, "run": str(run), "config": None, "preset": preset, "epochs": epochs, "dry_run": False}
+    arguments = argparse.Namespace(**own, cache=cache, quiet=quiet, **given)
     interrupts = _Interrupts()
     in_main_thread = threading.current_thread() is threading.main_thread()  # which alone gets signals
     with interrupts if in_main_thread else contextlib.nullcontext():

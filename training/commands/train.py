@@ -61,9 +61,9 @@ from training.tasks import TASKS, Task, settings_from, settings_to_json
 from training.tasks.models import check_sizes, config_to_json, model_config
 
 COMMON = (
-    "help", "help_all", "run", "preset", "epochs", "data", "tokenizer", "N_V", "l_max", "variant", "L", "L_enc",
-    "L_dec", "H", "d_e", "d_mlp", "start_from", "lora_rank", "dropout", "steps", "batch_size", "learning_rate", "dtype",
-    "seed", "mesh", "eval_every", "patience",
+    "help", "help_all", "dry_run", "run", "preset", "epochs", "data", "tokenizer", "N_V", "l_max", "variant", "L",
+    "L_enc", "L_dec", "H", "d_e", "d_mlp", "start_from", "lora_rank", "dropout", "steps", "batch_size", "learning_rate",
+    "dtype", "seed", "mesh", "eval_every", "patience",
 )  # fmt: skip
 """What --help shows; --help-all shows everything."""
 FILES = ("data", "validation_data", "pairs", "labeled")
