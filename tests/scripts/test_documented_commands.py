@@ -41,7 +41,10 @@ FILES = {
     "held-out.jsonl": "".join(map(chat, range(90, 120))),
     "classify.txt": "".join(f"{('ham', 'spam')[n % 2]}\tthe number {n} is what it is\n" for n in range(90)),
 }
-RUNS = {**dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/own"), "d"), "runs/words": "ed"}
+RUNS = {
+    **dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/own"), "d"),
+    "runs/words": "ed",
+}
 RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
 INPUT = "to be\n\n/reset\nor not\n"
 
