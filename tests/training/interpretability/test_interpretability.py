@@ -39,10 +39,10 @@ def test_the_logit_lens_of_a_decoder_whose_norms_come_last(shared_layers):
     lines = {"order": "norm_last", "final_norm": False, "shared_layers": shared_layers}
     variant = VARIANTS["OPT"].but(**lines)
     theta = cases.random_theta(DTransformerConfig(**SIZES, variant=variant))
-    P, seen = record(d_transformer, "X@8", "X@7")(BATCH, theta)
+    P, seen = record(d_transformer, "X@8", "X_tilde@5")(BATCH, theta)
     found = logit_lens(seen["X@8"], theta)
     cases.assert_close(jax.nn.softmax(found[-1], axis=0), P)
-    cases.assert_close(found[0], variant.unembedding.logits(seen["X@7"][0], theta))
+    cases.assert_close(found[0], variant.unembedding.logits(seen["X_tilde@5"][1], theta))
 
 
 def test_the_logit_lens_of_an_encoder_decoder():
