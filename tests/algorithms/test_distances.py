@@ -197,7 +197,7 @@ REFUSED = [
                 variant=variant_of("distances").but(attention=Attention(positions=Distances()))
             ),
         ),
-        "theta.distances: expected [H, 32], since Distances has buckets = 32, got [6, 6]; use the variant",
+        "theta.distances: expected N_buckets = 32, as the variant's line has it, in [H, N_buckets], got [6, 6]",
     ),
     (
         lambda: d_hidden_state(X, theta_of("alibi"), positions=jnp.arange(13)),

@@ -171,7 +171,7 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 32}, "d_attn = d_mid"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": documents(NUMBERS)}, "no mask for the borders"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": documents(NUMBERS)}, "does not mask by documents"),
         (pallas_refuses, "cpu", {}, "runs on a TPU, and the platform is cpu"),
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),

@@ -214,7 +214,7 @@ def test_an_exploding_run_ends_with_status_1(train, text):
 @pytest.mark.parametrize("task", TASKS)
 def test_help_has_every_setting_with_its_default(capsys, task):
     with pytest.raises(SystemExit) as ended:
-        commands.train_main([task, "--help"])
+        commands.train_main([task, "--help-all"])
     assert ended.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("(default: ") == len(TASKS[task].all_settings()) + 2  # --cache and --compilation-cache

@@ -191,7 +191,7 @@ def test_what_a_bare_encoder_lacks_is_said(tmp_path):
     without = theta._replace(W_t=None)
     with pytest.raises(ValueError, match=r"types: expected None, since theta.W_t is None"):
         e_encoding(jnp.arange(3), without, types=jnp.zeros(3, int))
-    with pytest.raises(ValueError, match=r"theta.W_pool: expected None, since Variant has pooler = False"):
+    with pytest.raises(ValueError, match=r"theta.W_pool: expected None in BERT, got parameters"):
         e_encoding(jnp.arange(3), theta._replace(variant=BERT))
 
 
