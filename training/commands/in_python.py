@@ -32,7 +32,7 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a model as ``train.py TASK --run DIR`` does, or resume the run, and return it.
+    """Train a model as the command ``train.py`` does, or resume the run, and return it.
 
     Progress, samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
     checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is.
