@@ -19,6 +19,7 @@ BIN := $(VENV)/bin
 COMMA := ,
 FLOOR := $(shell sed -n 's/^    "jax>=\(.*\)",/\1/p' pyproject.toml | head -1)
 INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
+WHOLE := "(thorough or end_to_end or download) and not (slow or compilers)"
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
@@ -34,8 +35,9 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests, which need neither PyTorch nor a download
 	$(PYTEST)
 
+# What fails runs once more: XLA aborts a worker now and then, once seen while it stored a compiled program.
 end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
-	$(PYTEST) -m "(thorough or end_to_end or download) and not (slow or compilers)"
+	$(PYTEST) -m $(WHOLE) || $(PYTEST) -m $(WHOLE) --last-failed --last-failed-no-failures none
 
 test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the slow ones, with all of XLA's optimizations
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""
