@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from algorithms.machinery.naming import is_tagged, numbered
@@ -18,7 +18,7 @@ class Line(Record):
     examples.
 
     Raises:
-        TypeError: where a class is defined that has one of the methods in ``final``.
+        TypeError: where a class is defined that has one of the methods in ``final``, or no ``shapes``.
     """
 
     divided: ClassVar[tuple[str, ...]] = ()
@@ -31,8 +31,13 @@ class Line(Record):
     final: ClassVar[tuple[str, ...]] = ()
     """Methods that no subclass has, since a cache of keys and values would not call them."""
 
+    shapes: ClassVar[Callable[..., Any]]
+    """The shapes of its parameters: a NamedTuple of what `array` returns, or None for what it does not have."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if not hasattr(cls, "shapes"):
+            raise TypeError(f"{cls.__qualname__}.shapes: expected a method, got none; return its parameters' shapes")
         of = next(base for base in cls.__mro__ if "final" in vars(base))
         for name in of.final:
             if getattr(cls, name) is not getattr(of, name):
@@ -45,10 +50,6 @@ class Line(Record):
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not hasattr(method, "__wrapped__") and is_tagged(method):
                 setattr(cls, name, numbered(method))
-
-    def shapes(self) -> Any:
-        """The shapes of its parameters: a NamedTuple of what `array` returns, or None for what it does not have."""
-        raise NotImplementedError(f"{type(self).__name__}.shapes: expected the shapes of its parameters; define it")
 
     def sizes(self) -> Mapping[str, int]:
         """The sizes of the axes that the configuration of a model does not have, by name."""

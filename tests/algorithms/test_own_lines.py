@@ -23,7 +23,7 @@ from algorithms import (
     init_d_transformer,
 )
 from algorithms.inside import at, gradients, intervene, record
-from algorithms.lines import MLP, Attention, LayerNorm, Rotary, array
+from algorithms.lines import Attention, LayerNorm, Line, Rotary, array
 from algorithms.machinery.record import Record
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
@@ -220,9 +220,9 @@ def test_what_no_cache_would_call_is_refused_where_it_is_defined(name):
         defined(Sinks, **{name: lambda self, *_: None})
 
 
-def test_a_line_without_shapes_is_refused():
-    with pytest.raises(NotImplementedError, match="expected the shapes of its parameters; define it"):
-        super(MLP, MLP()).shapes()
+def test_a_line_without_shapes_is_refused_where_it_is_defined():
+    with pytest.raises(TypeError, match=r"Mine\.shapes: expected a method, got none; return its parameters' shapes"):
+        defined(Line)
 
 
 @pytest.mark.parametrize(
