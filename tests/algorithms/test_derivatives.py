@@ -62,6 +62,11 @@ def both(x):
     return jnp.stack([x, x[::-1]])
 
 
+def of_columns(function, *first, **options):
+    """A function of activations in place of tokens, with an implementation."""
+    return lambda how, **arguments: function(*first, **arguments, **options, implementation=how)
+
+
 def embedding(algorithm, how, theta):
     """Lines 1-3, which the loop over the layers starts from."""
     return lines_of(algorithm, x, theta, implementation=how).embedding(x, theta)
@@ -180,51 +185,19 @@ CASES = {
     ),
     "lines 1-3 of Algorithm 10": (functools.partial(embedding, "Algorithm 10"), {"theta": D}, EVERY),
     "lines 1-3 of Algorithm 9": (functools.partial(embedding, "Algorithm 9"), {"theta": E}, EVERY),
-    "d_hidden_state, of columns": (
-        lambda how, **a: algorithms.d_hidden_state(**a, implementation=how),
-        {"x": X, "theta": D},
-        EVERY,
-    ),
-    "d_transformer, of columns": (
-        lambda how, **a: algorithms.d_transformer(**a, implementation=how),
-        {"x": X, "theta": D},
-        EVERY,
-    ),
-    "e_encoding, of columns": (
-        lambda how, **a: algorithms.e_encoding(**a, length=4, implementation=how),
-        {"x": X, "theta": E},
-        EVERY,
-    ),
-    "e_hidden_state, of columns": (
-        lambda how, **a: algorithms.e_hidden_state(**a, length=4, implementation=how),
-        {"x": X, "theta": E},
-        EVERY,
-    ),
-    "e_transformer, of columns": (
-        lambda how, **a: algorithms.e_transformer(**a, length=4, implementation=how),
-        {"x": X, "theta": E},
-        EVERY,
-    ),
-    "ed_encoding, of columns": (
-        lambda how, **a: algorithms.ed_encoding(**a, z_length=3, implementation=how),
-        {"z": Z, "theta": ED},
-        EVERY,
-    ),
-    "ed_decoding, of columns": (
-        lambda how, **a: algorithms.ed_decoding(**a, z_length=3, implementation=how),
-        {"Z": Z, "x": X, "theta": ED},
-        EVERY,
-    ),
+    "d_hidden_state, of columns": (of_columns(algorithms.d_hidden_state), {"x": X, "theta": D}, EVERY),
+    "d_transformer, of columns": (of_columns(algorithms.d_transformer), {"x": X, "theta": D}, EVERY),
+    "e_encoding, of columns": (of_columns(algorithms.e_encoding, length=4), {"x": X, "theta": E}, EVERY),
+    "e_hidden_state, of columns": (of_columns(algorithms.e_hidden_state, length=4), {"x": X, "theta": E}, EVERY),
+    "e_transformer, of columns": (of_columns(algorithms.e_transformer, length=4), {"x": X, "theta": E}, EVERY),
+    "ed_encoding, of columns": (of_columns(algorithms.ed_encoding, z_length=3), {"z": Z, "theta": ED}, EVERY),
+    "ed_decoding, of columns": (of_columns(algorithms.ed_decoding, z_length=3), {"Z": Z, "x": X, "theta": ED}, EVERY),
     "ed_hidden_state, of columns": (
-        lambda how, **a: algorithms.ed_hidden_state(z, **a, z_length=3, implementation=how),
+        of_columns(algorithms.ed_hidden_state, z, z_length=3),
         {"x": X, "theta": ED},
         EVERY,
     ),
-    "ed_transformer, of columns": (
-        lambda how, **a: algorithms.ed_transformer(z, **a, z_length=3, implementation=how),
-        {"x": X, "theta": ED},
-        EVERY,
-    ),
+    "ed_transformer, of columns": (of_columns(algorithms.ed_transformer, z, z_length=3), {"x": X, "theta": ED}, EVERY),
     "mu_law": (lambda how, **a: algorithms.mu_law(**a), {"x": X}, ("paper",)),
     "inverse_mu_law": (lambda how, **a: algorithms.inverse_mu_law(**a), {"y": 0.9 * jnp.tanh(X)}, ("paper",)),
     "raster_patches": (lambda how, **a: algorithms.raster_patches(**a, side=2), {"image": IMAGE}, ("paper",)),
