@@ -1,6 +1,6 @@
-"""What type checkers make of code that uses the library; pyright reads this file, and nothing runs it.
+"""Code that uses the library, for pyright to check; it is never run.
 
-Each ``pyright: ignore`` is of an error that pyright has to report: one that it does not report is an error, too.
+Each ``pyright: ignore`` marks an error that pyright must report; if it does not, that is an error, too.
 """
 
 from typing import assert_type

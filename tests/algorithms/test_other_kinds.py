@@ -69,7 +69,7 @@ def test_boolean_weights_say_which_tokens_count():
 
 
 class Tensor:
-    """As in other libraries: with a shape and a dtype, of which neither NumPy nor JAX knows anything."""
+    """Like the tensors of other libraries: it has a shape, and a dtype that neither NumPy nor JAX knows."""
 
     def __init__(self, dtype, *shape):
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)

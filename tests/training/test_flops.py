@@ -30,7 +30,7 @@ def flops_in(jaxpr):
             (summed, _), _ = eqn.params["dimension_numbers"]
             total += 2 * eqn.outvars[0].aval.size * math.prod(eqn.invars[0].aval.shape[i] for i in summed)
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        # of a choice between attentions, all of which have the same products, one is computed
+        # a cond chooses between attentions with the same products, and computes one of them
         inner = (
             eqn.params["branches"][:1] if eqn.primitive.name == "cond" else jax.tree.leaves(tuple(eqn.params.values()))
         )

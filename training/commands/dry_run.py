@@ -15,7 +15,7 @@ def described(settings: Settings, preview: Preview, tokens: int) -> str:
             lines.append(f"  {GROUPS[name]}")
         if name in TASKS[settings.task].all_settings():
             lines.append(f"    {_words(name, getattr(settings, name))}")
-    of_them = f", of which {preview.trained:,} are trained" if preview.trained != preview.parameters else ""
+    of_them = f" ({preview.trained:,} of them trained)" if preview.trained != preview.parameters else ""
     seconds = preview.flops / preview.peak
     products = f"{preview.flops:.3g} FLOPs in matrix products, at {preview.peak:.3g} FLOP/s"
     needed = f"{_size(preview.needed)} on each device by the compiler" if preview.needed else "not known"

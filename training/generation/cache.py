@@ -288,7 +288,7 @@ class Projections:
 
 
 def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any = None) -> Read:
-    """Return what an attention reads of a column of zeros, of which only shapes, and the keys of distances, matter."""
+    """Return what an attention reads of a column of zeros: for its shapes, and for the keys of distances."""
     X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
     return line.read(X, X, W, t_x=t, t_z=t, table=Table(table), implementation="paper")
 

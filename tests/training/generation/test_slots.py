@@ -32,7 +32,7 @@ def queries():
 @pytest.mark.parametrize("window", [None, 1, 6])
 @pytest.mark.parametrize("slot", [0, 3, 4, 15, 16, 29, 31])
 def test_parts_give_what_all_rows_give(slot, window):
-    """Sequences that begin at different slots, one of which may attend to nothing; unread rows are NaN."""
+    """Sequences begin at different slots, and one may attend to nothing; rows that are not read are NaN."""
     rows, s = random_cache(), np.arange(R)
     permitted = (s <= slot) & (s >= np.array([[0], [slot // 2], [R]])) & (window is None or slot - s < window)
     of_distances = jnp.asarray(np.random.default_rng(2).normal(size=(H, B, R)))
