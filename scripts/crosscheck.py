@@ -1,4 +1,4 @@
-"""The command of tests/crosscheck/command.py: see --help."""
+"""The command of training/commands/crosscheck.py: see --help."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from training.commands import Arguments, command
 @command
 def crosscheck_main(argv: Arguments) -> int:
     """Run the command."""
-    from tests.crosscheck.command import main
+    from training.commands.crosscheck import main
 
     return main(argv)
 

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 import algorithms
-from tests.crosscheck import command, values
-from tests.crosscheck.algorithms import PSEUDOCODE
-from tests.crosscheck.command import ROOT
-from tests.crosscheck.comparison import compare
-from tests.crosscheck.mutations import LOCATED, locate
-from tests.crosscheck.report import as_json, summary
-from tests.crosscheck.scenarios import Scenarios
-from tests.crosscheck.tags import Tag, numbers, read
 from tests.mutations import Mutation
+from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
+from training.commands.crosscheck import ROOT
+from training.crosscheck import values
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.comparison import compare
+from training.crosscheck.mutations import LOCATED, locate
+from training.crosscheck.report import as_json, summary
+from training.crosscheck.scenarios import Scenarios
+from training.crosscheck.tags import Tag, numbers, read
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)

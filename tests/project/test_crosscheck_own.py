@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 import algorithms
-from tests.crosscheck import command
-from tests.crosscheck.command import ROOT
-from tests.crosscheck.own import OwnScenarios, compare_own
-from tests.crosscheck.report import summary
 from tests.own_lines import loops
 from tests.own_lines.sinks import Sinks
+from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
+from training.commands.crosscheck import ROOT
+from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.report import summary
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}

@@ -23,7 +23,7 @@ MODULES = {
     name: f"training.commands.{name}"
     for name in ("train", "generate", "evaluate", "compress", "convert", "serve", "look_inside", "gato")
 }
-MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "tests.crosscheck.command"}
+MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "training.commands.crosscheck"}
 MODULES |= {"scaling": "scripts.benchmarks.accelerators.scaling"}
 COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py( [^`#<|\n)]*)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")

@@ -37,7 +37,7 @@ FLOORS = {
         {"runs"},
         {"generation"},
         {"evaluation"},
-        {"compression", "interchange", "interpretability", "serving"},
+        {"compression", "crosscheck", "interchange", "interpretability", "serving"},
         {"loop"},
         {"commands"},
     ),

@@ -16,10 +16,10 @@ import pytest
 
 from algorithms import LLAMA, DTransformerConfig
 from scripts.benchmarks import attention, decode, training_step
-from tests.crosscheck.mutations import LOCATED
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
+from training.crosscheck.mutations import LOCATED
 from training.interchange import convert
 from training.settings import flag
 from training.tasks import TASKS

@@ -18,9 +18,10 @@ __all__ = ["ARCHITECTURES", "CHANGES", "SHARING", "Change", "ChangedLine", "chan
 Lines = Mapping[int, str]  # an algorithm → the numbers of some of its lines
 Edits = tuple[tuple[str, str], ...]  # regular expression → replacement, in which VALUE is the row's value
 
-ARCHITECTURES = dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT", "T5"), 8) | dict.fromkeys(
-    ("BERT", "ROBERTA", "ALBERT"), 9
-)
+ARCHITECTURES: Mapping[str, int] = {
+    **dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT", "T5"), 8),
+    **dict.fromkeys(("BERT", "ROBERTA", "ALBERT"), 9),
+}
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")

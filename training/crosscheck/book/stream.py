@@ -7,8 +7,8 @@ import numpy as np
 from markupsafe import Markup, escape
 from scipy.special import softmax
 
-from tests.crosscheck.records import CodeRecord
-from tests.crosscheck.values import plain
+from training.crosscheck.records import CodeRecord
+from training.crosscheck.values import plain
 
 CELL, SMALL_CELL = 10, 7
 TOP, STREAM, BOTTOM = 80, 225, 350  # heights of the attentions, the stream, and the MLPs

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import oracle
+from training.crosscheck import oracle
 
 from .algorithms import PSEUDOCODE
 from .pseudocode import Also, Line
@@ -188,7 +188,7 @@ def _where(call: Call) -> tuple[str, int | None]:
         for first, turn in reversed(ancestor.turns.items()):
             statement = ancestor.function.statements[first]
             for tag in statement.tags:
-                algorithm = tag.algorithm or ancestor.algorithm
+                algorithm = tag.algorithm or ancestor.algorithm or 0
                 label = PSEUDOCODE[algorithm].line(tag.first).label
                 turns.append(f"{label} {turn}")
                 if label == "head" and head is None:

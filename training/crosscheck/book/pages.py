@@ -11,10 +11,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from tests.crosscheck.algorithms import PSEUDOCODE
-from tests.crosscheck.comparison import TOLERANCE, LineResult, Results
-from tests.crosscheck.pseudocode import Algorithm
-from tests.crosscheck.report import shape_text
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.comparison import TOLERANCE, LineResult, Results
+from training.crosscheck.pseudocode import Algorithm
+from training.crosscheck.report import shape_text
 
 from .backward import BackwardRule, backward_rules
 from .listing import CodeLine, Excerpt, excerpts, listing, page_of

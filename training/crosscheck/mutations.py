@@ -8,19 +8,20 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 from rich.console import Console
-
-from tests.mutations import MUTATIONS, Mutation, apply, edited
 
 from .algorithms import PSEUDOCODE
 from .comparison import OracleCache, Results, compare
 from .scenarios import Scenarios
 from .variants import VariantScenarios, compare_variant
 
+planted: Any = importlib.import_module("tests.mutations")  # of a checkout
+
 __all__ = ["LOCATED", "Caches", "check_mutations", "locate"]
 
-LOCATED: dict[str, Mutation] = {name: mutation for name, mutation in MUTATIONS.items() if mutation.line is not None}
+LOCATED: dict[str, Any] = {name: mutation for name, mutation in planted.MUTATIONS.items() if mutation.line is not None}
 """Those of the one list that change what a line computes."""
 
 Caches = defaultdict[str | None, OracleCache]
@@ -50,7 +51,7 @@ def imported(root: pathlib.Path) -> Iterator[ModuleType]:
 
 
 def locate(
-    mutation: Mutation,
+    mutation: Any,
     root: pathlib.Path,
     seed: int,
     caches: Caches,
@@ -65,7 +66,7 @@ def locate(
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder).resolve()
-        apply(mutation, root, copy)
+        planted.apply(mutation, root, copy)
         with imported(copy) as package:
             settings = {"seed": seed, "sizes": {}}
             of_this = caches[mutation.variant]
@@ -92,7 +93,7 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
     if unknown:
         raise ValueError(f"--mutations: expected names among {', '.join(LOCATED)}; got {', '.join(unknown)}")
     for name in names:
-        edited(LOCATED[name], root)
+        planted.edited(LOCATED[name], root)
     for count, name in enumerate(names, 1):
         mutation = LOCATED[name]
         first = locate(mutation, root, seed, caches).first

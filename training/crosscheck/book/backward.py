@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.crosscheck.values import difference
+from training.crosscheck.values import difference
 
 from .listing import CodeLine, listing, page_of
 

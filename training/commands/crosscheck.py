@@ -12,16 +12,15 @@ from types import ModuleType
 import jax
 from rich.console import Console
 
-from docs.book import write_book
-from training.commands.arguments import Parser, local
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.book import write_book
+from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.report import as_json, print_results
+from training.crosscheck.scenarios import Scenarios
+from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 
-from .algorithms import PSEUDOCODE
-from .comparison import OracleCache, Results, compare
-from .mutations import LOCATED, check_mutations
-from .own import OwnScenarios, compare_own
-from .report import as_json, print_results
-from .scenarios import Scenarios
-from .variants import NAMES, VariantScenarios, compare_variant
+from .arguments import Parser, local
 
 __all__ = ["main"]
 
@@ -54,15 +53,15 @@ def parser() -> Parser:
     parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
                         help="only this algorithm; may be given several times")  # fmt: skip
     parser.add_argument("--variant", action="append", default=[], type=_variant, metavar="NAME",
-                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or a "
-                        "decoder with lines of your own, PACKAGE.MODULE:NAME; may be given several times; a book has the "
-                        "paper's algorithms, too")  # fmt: skip
+                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or "
+                        "a decoder with lines of your own, PACKAGE.MODULE:NAME; may be given several times; a book has "
+                        "the paper's algorithms, too")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
                         help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
     parser.add_argument("--implementation",
-                        help="only this one; lines that it fuses are shown as one step (default: paper, which shows every "
-                        "line, and auto, which callers get)")  # fmt: skip
+                        help="only this one; lines that it fuses are shown as one step (default: paper, which shows "
+                        "every line, and auto, which callers get)")  # fmt: skip
     parser.add_argument("--json", type=local, metavar="FILE", help="write the result to FILE as well")
     parser.add_argument("--html", type=local, metavar="DIR", help="write the result to DIR as a book of pages")
     parser.add_argument("--mutations", nargs="*", metavar="NAME",
@@ -87,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=width)
     try:
         if options.mutations is not None:
+            from training.crosscheck.mutations import LOCATED, check_mutations
+
             return check_mutations(options.mutations or list(LOCATED), ROOT, options.seed, console)
         every = _compared(options, package, console)
         _write(every, options, console)

@@ -11,7 +11,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from tests.crosscheck.comparison import LineResult, Place
+from training.crosscheck.comparison import LineResult, Place
 
 
 @dataclasses.dataclass(frozen=True)

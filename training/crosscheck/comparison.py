@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests import oracle
+from training.crosscheck import oracle
 
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine
@@ -272,7 +272,7 @@ def _check_run(
 def _run_paper(run: Run) -> OracleRecord:
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
-    with traced(folder, folder.parent.parent, record):
+    with traced(folder, folder.parents[2], record):
         run.paper(record)
     return record
 
@@ -380,7 +380,8 @@ def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> tup
     for (sequence, head), (expected, actual) in groups.items():
         for want, have in zip(expected, actual, strict=False):
             apart = _difference(want.value, have.value, run.padded and cell.variable not in SETS)
-            where = ", ".join(filter(None, [run.what, want.where, sequence is not None and f"sequence {sequence + 1}"]))
+            of = "" if sequence is None else f"sequence {sequence + 1}"
+            where = ", ".join(filter(None, [run.what, want.where, of]))
             cell.visits += 1
             cell.shape = cell.shape if cell.shape is not None else _shape(want.value)
             if apart > cell.worst:

@@ -2,7 +2,7 @@
 
 Of a decoder, Algorithm 14 runs with it, too.
 
-The shipped function runs with the variant, the oracle is `tests.oracle.family`, and each line that differs from the
+The shipped function runs with the variant, the oracle is `training.crosscheck.oracle.family`, and each line that differs from the
 paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations are small in the run, so that they matter at
 its sizes; the formulas have the published ones.
 """
@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.model.variants import VARIANTS
-from tests.family_cases import family_parameters, options_of, small
-from tests.oracle import family, inference
+from training.crosscheck.oracle import family, inference
 
 from .algorithms import PSEUDOCODE
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import LineResult, OracleCache, Results, check_runs
+from .models import family_parameters, options_of, small
 from .printed import lines_not_printed
 from .scenarios import Run, Scenarios, sampler
 

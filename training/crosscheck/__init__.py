@@ -1,8 +1,8 @@
 """The cross-check: every numbered line of the paper's fifteen algorithms beside the code that executes it.
 
 The shipped functions run eagerly while a tracing function reads their locals after each statement tagged `# line n`;
-so does the NumPy oracle (`tests.oracle`). What the two computed is compared, visit by visit: of every layer, head,
-token and step. `scripts/crosscheck.py` is the command line; docs/crosscheck.md says how to read the result, and `docs.book` makes a book of it.
+so does the NumPy oracle (`training.crosscheck.oracle`). What the two computed is compared, visit by visit: of every layer, head,
+token and step. `scripts/crosscheck.py` is the command line; docs/crosscheck.md says how to read the result, and `training.crosscheck.book` makes a book of it.
 
 * `pseudocode`   what the paper prints: the lines, their formulas, their variables
 * `tags`         which statements of a source file are tagged with which lines

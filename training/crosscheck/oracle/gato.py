@@ -99,7 +99,7 @@ def gato_embedding(sequence: list[Any], theta: Any) -> Array:
     for t in range(l):
         element = sequence[t]
         if isinstance(element, tuple):
-            of_element = patch_embedding(*element, theta.image)
+            of_element = patch_embedding(*element, theta.image)  # pyright: ignore[reportCallIssue]
         else:
             of_element = token_embedding(element, theta.transformer.W_e)
         e.append(of_element + positional_embedding(t, theta.transformer.W_p))  # line 2

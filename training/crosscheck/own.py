@@ -24,12 +24,12 @@ import numpy as np
 from algorithms.lines import MLP, Attention
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
-from tests.family_cases import family_parameters, options_of
 from training.tasks.own_lines import variant_named
 
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines
 from .comparison import OracleCache, Results
+from .models import family_parameters, options_of
 from .scenarios import Run
 from .variants import CALLED, VariantScenarios, compare_variant
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
-from tests import oracle
+from training.crosscheck import oracle
 
 __all__ = ["AbstractValueError", "difference", "mapped", "plain", "prefix", "tree"]
 
@@ -25,14 +26,15 @@ def mapped(value: Any) -> tuple[np.ndarray, int]:
     """
     axes = 0
     if isinstance(value, jax.core.Tracer):
+        tracer: Any = value  # whose attributes depend on its transformation
         if hasattr(value, "primal"):  # of differentiation
-            return mapped(value.primal)
+            return mapped(tracer.primal)
         if not hasattr(value, "batch_dim"):  # vmap's tracers have one
             raise AbstractValueError(f"expected a computed value, got {type(value).__name__}")
-        array, axes = mapped(value.val)
-        if value.batch_dim is None:
+        array, axes = mapped(tracer.val)
+        if tracer.batch_dim is None:
             return array, axes
-        return np.moveaxis(array, axes + value.batch_dim, axes), axes + 1
+        return np.moveaxis(array, axes + tracer.batch_dim, axes), axes + 1
     return np.asarray(value), axes
 
 

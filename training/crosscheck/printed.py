@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests import oracle
-from tests.oracle.components import softmax
-from tests.oracle.lines import before, mh_attention, normalize, part
-from tests.oracle.transformers import causal_mask, ones_mask
+from training.crosscheck import oracle
+from training.crosscheck.oracle.components import softmax
+from training.crosscheck.oracle.lines import before, mh_attention, normalize, part
+from training.crosscheck.oracle.transformers import causal_mask, ones_mask
 
 from .records import OracleRecord
 from .values import difference
@@ -28,12 +28,12 @@ class _MissingError(Exception):
 
 
 def lines_not_printed(
-    record: OracleRecord, algorithm: int, tokens: Sequence[Sequence[int]], theta: Any, model: Mapping[str, Any]
+    record: OracleRecord, algorithm: int, tokens: Sequence[Any], theta: Any, model: Mapping[str, Any]
 ) -> set[tuple[int, str]]:
     """The lines of Algorithms 4 to 7 and of 8, 9 or 10 that are not as printed.
 
     `record`: a run of the oracle on one sequence, or one pair; `algorithm`: 8, 9 or 10; `tokens`: what was run: x,
-    or z and x; `theta`: the parameters, unstacked; `model`: the options of `tests.oracle.family`.
+    or z and x; `theta`: the parameters, unstacked; `model`: the options of `training.crosscheck.oracle.family`.
     """
     walk = _Walk(record, theta, model)
     X = {8: _ed, 9: _e, 10: _d}[algorithm](walk, *tokens)
@@ -86,7 +86,8 @@ class _Walk:
         """A line that normalizes every column: by γ and β, as this model's Algorithm 6 does."""
 
         def printed(_: np.ndarray) -> np.ndarray:
-            _given(norm), _given(norm.gamma), _given(part(norm, "beta"))
+            for parameter in (norm, part(norm, "gamma"), part(norm, "beta")):
+                _given(parameter)
             return normalize(X, norm, self.model)
 
         Y = self.see(n, number, printed)
@@ -118,7 +119,7 @@ class _Walk:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
         if "own" in line:
             return self.see(n, number, _is_own)
-        X_in, Z, *printed = reads
+        X_in, Z, X_printed, Z_printed = reads
         groups = W.heads if part(W, "groups") is None else W.groups
         heads = []
         for h in range(len(W.heads)):
@@ -138,7 +139,9 @@ class _Walk:
         where = {"x_positions": range(X.shape[1]), "z_positions": range(Z.shape[1]), "distances": distances}
         where["bidirectional"] = number == "5"
         options = {**line, "window": None}
-        return self.see(n, number, lambda _: X + mh_attention(*printed, W, mask, options, self.model, **where))
+        return self.see(
+            n, number, lambda _: X + mh_attention(X_printed, Z_printed, W, mask, options, self.model, **where)
+        )
 
     def mlp(self, n: int, number: str, X: np.ndarray, X_tilde: np.ndarray, W: Any, f: Any) -> np.ndarray:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
