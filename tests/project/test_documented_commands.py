@@ -18,13 +18,8 @@ from training.tasks.models import check_sizes
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
-PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
-MODULES = {
-    name: f"training.commands.{name}"
-    for name in ("train", "generate", "evaluate", "compress", "convert", "serve", "look_inside", "gato")
-}
-MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "training.commands.crosscheck"}
-MODULES |= {"scaling": "scripts.benchmarks.accelerators.scaling"}
+NAMES = ("benchmark", "compress", "convert", "crosscheck", "evaluate", "gato", "generate", "look_inside", "scaling")
+MODULES = {name: f"training.commands.{name}" for name in (*NAMES, "serve", "train")}
 COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py( [^`#<|\n)]*)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 

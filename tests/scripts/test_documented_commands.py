@@ -15,10 +15,10 @@ import sys
 import pytest
 
 from algorithms import LLAMA, DTransformerConfig
-from scripts.benchmarks import attention, decode, training_step
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
+from training.benchmarks import attention, decode, training_step
 from training.crosscheck.mutations import LOCATED
 from training.interchange import convert
 from training.settings import flag
@@ -159,9 +159,9 @@ SCALING = [
 ]
 SMALL_MODELS = f"""
 import os, runpy, sys
-from scripts.benchmarks.accelerators import ENVIRONMENT
+from training.benchmarks.accelerators import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
-from scripts.benchmarks.accelerators import scaling
+from training.commands import scaling
 scaling.MODELS |= dict.fromkeys(scaling.MODELS, {MODEL | {"H": 8, "d_e": 256, "d_mlp": 512}})
 sys.argv[0] = {str(ROOT / "scripts" / "scaling.py")!r}
 runpy.run_path(sys.argv[0], run_name="__main__")

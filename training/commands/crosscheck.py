@@ -46,7 +46,6 @@ def _variant(name: str) -> str:
 
 def parser() -> Parser:
     parser = Parser(
-        prog="crosscheck.py",
         description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
         epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",
     )

@@ -2,17 +2,19 @@
 
 import os
 import pydoc_data.topics
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from scripts.benchmarks.timing import table
+from training.benchmarks.timing import table
+from training.system import processor_seconds_of_children
 
 ROOT = Path(__file__).resolve().parents[2]
+"""The folder that the packages are in, of a checkout or of an environment."""
 TRAIN = "--tokenizer bytes --L 2 --d_e 32 --d_mlp 64 --H 2 --l_max 32 --batch-size 8 --steps 20 --quiet"
+MAIN = "import sys; from training.commands import {0}_main; sys.exit({0}_main())"
 
 
 def run(rounds: int) -> str:
@@ -31,8 +33,8 @@ def run(rounds: int) -> str:
 
 def _commands(place: Path, i: int) -> dict[str, list[str]]:
     """Return the commands by name; round i starts with an empty cache, which each command fills for the next one."""
-    train = [str(ROOT / "scripts/train.py"), "d", "--data", str(place / "book.txt"), *TRAIN.split()]
-    generate = [str(ROOT / "scripts/generate.py"), str(place / f"cold-{i}"), "--prompt", "The "]
+    train = ["-c", MAIN.format("train"), "d", "--data", str(place / "book.txt"), *TRAIN.split()]
+    generate = ["-c", MAIN.format("generate"), str(place / f"cold-{i}"), "--prompt", "The "]
     imports = "import jax, jax.numpy, jaxtyping, numpy, optax"
     return {
         "`train.py`, empty cache": [*train, "--run", str(place / f"cold-{i}"), "--clear-compilation-cache"],
@@ -47,7 +49,6 @@ def _commands(place: Path, i: int) -> dict[str, list[str]]:
 def _processor_seconds(arguments: list[str], place: Path) -> float:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"XDG_CACHE_HOME": str(place / "cache"), "PYTHONPATH": str(ROOT)}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = processor_seconds_of_children()
     subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return processor_seconds_of_children() - before

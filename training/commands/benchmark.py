@@ -9,8 +9,8 @@ lower and upper quartile. PyTorch and transformers are included if installed (pi
 
 from collections.abc import Sequence
 
-from scripts.benchmarks import accelerators, attention, decode, startup, training_step
-from scripts.benchmarks.timing import machine
+from training.benchmarks import accelerators, attention, decode, startup, training_step
+from training.benchmarks.timing import machine
 from training.commands.arguments import Parser, at_least
 
 PARTS = {

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
-from scripts.benchmarks.timing import Timing, alternate, table
+from training.benchmarks.timing import Timing, alternate, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.cache import capacity
 from training.generation.continuation import ROOM

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from algorithms import UNIDIRECTIONAL, banded, scaled_dot_product_attention
 from algorithms.masks import StructuralMask
 from algorithms.notation import Implementation
-from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
+from training.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
 SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))

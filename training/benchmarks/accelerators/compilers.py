@@ -4,7 +4,6 @@ compiled = compile_for(step, arguments, tpu("v5e:2x4", chips=8))
 """
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from collections.abc import Callable
@@ -16,6 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
+
+from training.system import wait_for_lock
 
 H100 = """gpu_device_info {{ cuda_compute_capability {{ major: 9 }} core_count: 132 fpus_per_core: 128
   clock_rate_ghz: 1.98 memory_bandwidth: 3352320000000 device_memory_size: 84929347584 l2_cache_size: 52428800
@@ -38,7 +39,7 @@ def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
     _installed("libtpu", extra="tpu")
     if not _LOCK:  # a bare descriptor stays open until the process is gone, when libtpu has removed its own lock
         _LOCK.append(os.open(Path(tempfile.gettempdir()) / "compilers-libtpu.lock", os.O_CREAT | os.O_RDWR))
-        fcntl.flock(_LOCK[0], fcntl.LOCK_EX)
+        wait_for_lock(_LOCK[0])
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # whatever libtpu raises

@@ -13,8 +13,8 @@ import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from algorithms.notation import Implementation
-from scripts.benchmarks.accelerators import reference
-from scripts.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
+from training.benchmarks.accelerators import reference
+from training.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
 from training.mesh.cpu import keep_memory
 
 SIZES: dict[str, Any] = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}

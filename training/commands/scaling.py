@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from scripts.benchmarks.accelerators import compilers, programs
-from scripts.benchmarks.accelerators.reference import GPT2_124M
+from training.benchmarks.accelerators import compilers, programs
+from training.benchmarks.accelerators.reference import GPT2_124M
 from training.commands.arguments import Parser
 from training.loop.flops import step_flops
 from training.loop.optimizers import optimizer_from

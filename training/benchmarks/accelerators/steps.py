@@ -1,6 +1,6 @@
 """The cost of training and decoding steps of GPT-2 124M and Llama 1.1 G, compiled for TPUs and H100s.
 
-python -m scripts.benchmarks.accelerators.steps [--details]
+python -m training.benchmarks.accelerators.steps [--details]
 """
 
 import argparse
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, for_platform, init_d_transformer
-from scripts.benchmarks.accelerators import compilers, llama, programs, reference
-from scripts.benchmarks.timing import table
-from scripts.benchmarks.training_step import loss
+from training.benchmarks.accelerators import compilers, llama, programs, reference
+from training.benchmarks.timing import table
+from training.benchmarks.training_step import loss
 from training.generation.decoding import step
 from training.generation.layout import unstacked
 from training.generation.states import empty_state
