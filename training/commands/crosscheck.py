@@ -15,7 +15,9 @@ from rich.console import Console
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.book import write_book
 from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.mutations import check_mutations
 from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.planted import PLANTED
 from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
@@ -85,9 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=width)
     try:
         if options.mutations is not None:
-            from training.crosscheck.mutations import LOCATED, check_mutations
-
-            return check_mutations(options.mutations or list(LOCATED), ROOT, options.seed, console)
+            return check_mutations(options.mutations or list(PLANTED), ROOT, options.seed, console)
         every = _compared(options, package, console)
         _write(every, options, console)
     except ValueError as error:

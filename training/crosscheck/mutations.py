@@ -3,26 +3,23 @@
 import contextlib
 import importlib
 import pathlib
+import shutil
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 from rich.console import Console
 
 from .algorithms import PSEUDOCODE
 from .comparison import OracleCache, Results, compare
+from .edits import Planted
+from .planted import PLANTED
 from .scenarios import Scenarios
 from .variants import VariantScenarios, compare_variant
 
-planted: Any = importlib.import_module("tests.mutations")  # of a checkout
-
-__all__ = ["LOCATED", "Caches", "check_mutations", "locate"]
-
-LOCATED: dict[str, Any] = {name: mutation for name, mutation in planted.MUTATIONS.items() if mutation.line is not None}
-"""Those of the one list that change what a line computes."""
+__all__ = ["Caches", "check_mutations", "locate"]
 
 Caches = defaultdict[str | None, OracleCache]
 """What the oracle computed, by variant; None for the paper."""
@@ -51,7 +48,7 @@ def imported(root: pathlib.Path) -> Iterator[ModuleType]:
 
 
 def locate(
-    mutation: Any,
+    mutation: Planted,
     root: pathlib.Path,
     seed: int,
     caches: Caches,
@@ -66,7 +63,8 @@ def locate(
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder).resolve()
-        planted.apply(mutation, root, copy)
+        shutil.copytree(root / "algorithms", copy / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+        (copy / mutation.edit.file).write_text(mutation.edit.made(root), "utf-8")
         with imported(copy) as package:
             settings = {"seed": seed, "sizes": {}}
             of_this = caches[mutation.variant]
@@ -89,13 +87,13 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
     """
     caches: Caches = defaultdict(dict)
     missed = count = 0
-    unknown = sorted(set(names) - set(LOCATED))
+    unknown = sorted(set(names) - set(PLANTED))
     if unknown:
-        raise ValueError(f"--mutations: expected names among {', '.join(LOCATED)}; got {', '.join(unknown)}")
+        raise ValueError(f"--mutations: expected names among {', '.join(PLANTED)}; got {', '.join(unknown)}")
     for name in names:
-        planted.edited(LOCATED[name], root)
+        PLANTED[name].edit.made(root)
     for count, name in enumerate(names, 1):
-        mutation = LOCATED[name]
+        mutation = PLANTED[name]
         first = locate(mutation, root, seed, caches).first
         wanted = (mutation.algorithm, mutation.line)
         found = first is not None and first[:2] == wanted
@@ -103,6 +101,6 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
         of = f"{mutation.variant}: " if mutation.variant else ""
         where = "nothing differs" if first is None else f"{of}Algorithm {first[0]}, line {first[1]} ({first[2]})"
         verdict = "located" if found else f"EXPECTED Algorithm {wanted[0]}, line {wanted[1]}"
-        console.print(f"{count:3} {name} [{mutation.file}]: {where}: {verdict}", markup=False, highlight=False)
+        console.print(f"{count:3} {name} [{mutation.edit.file}]: {where}: {verdict}", markup=False, highlight=False)
     console.print(f"{count - missed} of {count} mutations located", highlight=False)
     return 1 if missed else 0
