@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
         optimizer_from(settings)
     else:
         assert arguments[0] == "--run"
+
+
+def test_every_command_is_in_the_table_once_and_installed():
+    rows = re.findall(
+        r"^\| `(\w+)\.py` \| `(formal-[a-z-]+)` \|", (ROOT / "docs" / "commands.md").read_text("utf-8"), re.M
+    )
+    scripts = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
+    assert sorted(rows) == [(name, f"formal-{name.replace('_', '-')}") for name in scripts]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        installed = tomllib.load(file)["project"]["scripts"]
+    assert installed == {command: f"training.commands:{name}_main" for name, command in rows}
 
 
 @pytest.mark.parametrize("name", MODULES)

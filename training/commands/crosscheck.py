@@ -42,7 +42,7 @@ def _sizes(text: str) -> tuple[str, int]:
 def _variant(name: str) -> str:
     if name not in (*NAMES, "all") and ":" not in name:
         known = ", ".join((*NAMES, "all"))
-        raise argparse.ArgumentTypeError(f"expected one of {known}, or PACKAGE.MODULE:NAME, got {name!r}")
+        raise argparse.ArgumentTypeError(f"expected one of {known}, or PACKAGE.MODULE:NAME[:e|:ed], got {name!r}")
     return name
 
 
@@ -55,8 +55,8 @@ def parser() -> Parser:
                         help="only this algorithm; may be given several times")  # fmt: skip
     parser.add_argument("--variant", action="append", default=[], type=_variant, metavar="NAME",
                         help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or "
-                        "a decoder with lines of your own, PACKAGE.MODULE:NAME; may be given several times; a book has "
-                        "the paper's algorithms, too")  # fmt: skip
+                        "a model with lines of your own, PACKAGE.MODULE:NAME, a decoder (with :e behind it an encoder, "
+                        "with :ed both); may be given several times; a book has the paper's, too")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
                         help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip

@@ -58,13 +58,22 @@ class VariantScenarios(Scenarios):
 
     `package`: the package `algorithms`, or a mutated copy of it; `name`: of the variant; `seed`: of all inputs and
     parameters; `sizes`: those that differ from the default; `implementation`: the implementation that functions
-    with a choice are asked for.
+    with a choice are asked for; `algorithm`: 8, 9 or 10; None: that of a published variant.
     """
 
     called: tuple[int, ...] = CALLED
 
-    def __init__(self, package: ModuleType, name: str, *, seed: int, sizes: dict[str, int], implementation: str):
-        self.name, self.algorithm = name, ARCHITECTURES.get(name, 10)
+    def __init__(
+        self,
+        package: ModuleType,
+        name: str,
+        *,
+        seed: int,
+        sizes: dict[str, int],
+        implementation: str,
+        algorithm: int | None = None,
+    ):
+        self.name, self.algorithm = name, algorithm or ARCHITECTURES.get(name, 10)
         self.sharing = 2 if name in SHARING else 1
         self.record = self._record(package)
         L = max(3, len(self.record.attentions))

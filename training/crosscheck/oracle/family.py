@@ -286,6 +286,7 @@ def decode(
     for l, W in enumerate(theta.decoder):  # line 13
         line = model["attention"][l % len(model["attention"])]
         across = {"scale": line.get("scale"), "cap": line.get("cap")}
+        across |= {"own": line["own_across"]} if "own_across" in line else {}
         self_mask, cross_mask = masks(line.get("window"))
         table = part(theta, "decoder_distances")
         norm3, norm4, norm5 = part(W, "norm3"), part(W, "norm4"), part(W, "norm5")
