@@ -6,6 +6,7 @@ error as one sentence, never as a traceback. Commands import their modules when 
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -97,89 +98,24 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-@command
-def train_main(argv: Arguments) -> int:
-    """Run scripts/train.py."""
-    from training.commands.train import main
+def _main_of(module: str) -> Callable[..., int]:
+    """Return the command line of a module of this package, which is imported when it is called."""
 
-    return main(argv)
+    def main(argv: Arguments) -> int:
+        return importlib.import_module(f"{__name__}.{module}").main(argv)
 
-
-@command
-def generate_main(argv: Arguments) -> int:
-    """Run scripts/generate.py."""
-    from training.commands.generate import main
-
-    return main(argv)
+    main.__name__, main.__doc__ = f"{module}_main", f"Run scripts/{module}.py."
+    return command(main)
 
 
-@command
-def ensemble_main(argv: Arguments) -> int:
-    """Run scripts/ensemble.py."""
-    from training.commands.ensemble import main
-
-    return main(argv)
-
-
-@command
-def cross_validate_main(argv: Arguments) -> int:
-    """Run scripts/cross_validate.py."""
-    from training.commands.cross_validate import main
-
-    return main(argv)
-
-
-@command
-def evaluate_main(argv: Arguments) -> int:
-    """Run scripts/evaluate.py."""
-    from training.commands.evaluate import main
-
-    return main(argv)
-
-
-@command
-def compress_main(argv: Arguments) -> int:
-    """Run scripts/compress.py."""
-    from training.commands.compress import main
-
-    return main(argv)
-
-
-@command
-def convert_main(argv: Arguments) -> int:
-    """Run scripts/convert.py."""
-    from training.commands.convert import main
-
-    return main(argv)
-
-
-@command
-def induction_main(argv: Arguments) -> int:
-    """Run scripts/induction.py."""
-    from training.commands.induction import main
-
-    return main(argv)
-
-
-@command
-def look_inside_main(argv: Arguments) -> int:
-    """Run scripts/look_inside.py."""
-    from training.commands.look_inside import main
-
-    return main(argv)
-
-
-@command
-def gato_main(argv: Arguments) -> int:
-    """Run scripts/gato.py."""
-    from training.commands.gato import main
-
-    return main(argv)
-
-
-@command
-def serve_main(argv: Arguments) -> int:
-    """Run scripts/serve.py."""
-    from training.commands.serve import main
-
-    return main(argv)
+train_main = _main_of("train")
+generate_main = _main_of("generate")
+ensemble_main = _main_of("ensemble")
+cross_validate_main = _main_of("cross_validate")
+evaluate_main = _main_of("evaluate")
+compress_main = _main_of("compress")
+convert_main = _main_of("convert")
+induction_main = _main_of("induction")
+look_inside_main = _main_of("look_inside")
+gato_main = _main_of("gato")
+serve_main = _main_of("serve")

@@ -20,7 +20,6 @@ from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
 from training.generation.sampling import SamplingArrays
 from training.generation.states import Likeliest, State
-from training.generation.windows import window_start
 
 ROOM = 256
 """Tokens that a new cache has room for, so that a typical answer needs one compiled loop."""
@@ -57,10 +56,25 @@ class Model(NamedTuple):
         return prefill(theta, x, lengths, C=C, most=self.most)
 
 
+def window_start(t: int, l_max: int) -> int:
+    """Return the index of the first token that token t of a text, counted from 0, is predicted from.
+
+    The first window begins with the text and predicts its tokens up to token l_max. Each new window begins with the
+    last half of the one before. So every token, given or generated, is predicted from at least l_max/2 tokens before
+    it, or from all of them; l_max is the most tokens that the model reads at once.
+
+    Example:
+        >>> [window_start(t, 6) for t in range(15)]
+        [0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8]
+    """
+    stride = l_max + 1 - max(1, l_max // 2)
+    return max(0, -(-(t - l_max) // stride)) * stride
+
+
 class Continuation:
     """The continuations of a batch of prompts, so far.
 
-    A text that outgrows l_max continues in the windows of `windows.window_start`. Each new window is read in one
+    A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one
     forward pass, and its further tokens are generated from the cache, so a text of any length costs at most about three
     columns per token. When one request needs a new window, all of them are read again.
 

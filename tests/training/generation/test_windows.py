@@ -15,9 +15,9 @@ from tests.cases import random_theta
 from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
+from training.generation.continuation import window_start
 from training.generation.repetition import History, penalized
 from training.generation.sampling import SamplingArrays
-from training.generation.windows import window_start
 
 pytestmark = pytest.mark.sampled(2)
 
