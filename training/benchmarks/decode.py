@@ -17,6 +17,7 @@ from training.benchmarks.timing import Timing, alternate, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.cache import capacity
 from training.generation.continuation import ROOM
+from training.generation.sampling import SamplingArrays
 
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)
 LLAMA_135M = DTransformerConfig(N_V=49152, l_max=2048, L=30, H=9, H_kv=3, d_e=576, d_mlp=1536, tied=True, variant=LLAMA)
@@ -143,7 +144,7 @@ def per(timing: Timing, n: int) -> str:
 def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any]:
     """Return a call that generates n tokens of B sequences; the last is preceded by `context` tokens."""
     state = states.empty_state(model.weights, B=B, C=capacity(context + ROOM), bos=0)
-    keys, greedy = jax.random.split(jax.random.key(0), B), model.sampling_arrays([Sampling(tau=0.0)] * B)
+    keys, greedy = jax.random.split(jax.random.key(0), B), SamplingArrays.of([Sampling(tau=0.0)] * B, model.config.N_V)
     ready = [state]
 
     def call() -> None:
