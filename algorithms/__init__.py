@@ -50,6 +50,7 @@ from algorithms.model.theta import DTransformerParams as DTransformerParams, ETr
 from algorithms.model.theta import EDTransformerParams as EDTransformerParams
 from algorithms.parameters import AttentionParams as AttentionParams, MHAttentionParams as MHAttentionParams
 from algorithms.parameters import EDDecoderLayerParams as EDDecoderLayerParams, LayerNormParams as LayerNormParams
+from algorithms.parameters import ExpertsParams as ExpertsParams
 from algorithms.parameters import MLPParams as MLPParams, TransformerLayerParams as TransformerLayerParams
 
 # Published models

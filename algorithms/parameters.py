@@ -91,6 +91,21 @@ class MLPParams(NamedTuple):
 
 
 @serializable
+class ExpertsParams(NamedTuple):
+    """A mixture of experts in place of an MLP; not in the paper. Of ``experts``, all arrays have the experts in front.
+
+    The router has a row for each expert; b_choice only decides which experts are chosen, and has no gradient.
+    """
+
+    W_r: Array
+    b_r: Array | None
+    b_choice: Array | None
+    experts: MLPParams
+    shared: MLPParams | None = None
+    norm_out: LayerNormParams | None = None
+
+
+@serializable
 class TransformerLayerParams(NamedTuple):
     """One layer of Algorithms 9 and 10 and of the encoder of Algorithm 8: 𝓦_l, γ¹ β¹, the MLP, γ² β².
 

@@ -183,6 +183,34 @@ def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: 
     return jax.numpy.concatenate(computed, axis=-1)
 
 
+def split_experts(of_device: Callable[..., Array], columns: tuple[Any, ...], experts: Any) -> Array:
+    """``of_device(*columns, experts, first)``, run by each device of the mesh for its tokens and experts, and summed.
+
+    XLA would send all tokens to all devices to sort them.
+
+    Args:
+        of_device: returns what these experts, of which the first is number ``first``, add to the tokens, ``[d, …]``.
+        columns: arrays ``[d, *batch, l]``, or None.
+        experts: a pytree of arrays with an axis of all experts in front.
+    """
+    X, n = columns[0], len(jax.tree.leaves(experts)[0])
+    sizes, (model, context, _) = _sizes(X), _names.value
+    if not sizes or X.ndim < 2:
+        return of_device(*columns, experts, 0)
+    of_experts, tokens = _dividing(sizes, (model,), n), _dividing(sizes, (context,), X.shape[-1])
+    sequences = [_dividing(sizes, _of_sequences(sizes), b) for b in X.shape[1:-1][:1]]
+    of_columns = *sequences, *[()] * (X.ndim - 2 - len(sequences)), tokens
+
+    def of_share(*arguments):
+        *columns, experts = arguments
+        here = len(jax.tree.leaves(experts)[0])
+        first = jax.lax.axis_index(of_experts) * here if of_experts else 0
+        return of_device(*columns, experts, first)[None]
+
+    specs = *[P(None, *of_columns)] * len(columns), P(of_experts)
+    return _on_each_device(of_share, _mesh(X), specs, P(of_experts, None, *of_columns))(*columns, experts).sum(0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Shares:
     """How the mesh in use divides a product W X of ``[n, d]`` and ``[d, B, l]``; by default not at all."""
