@@ -30,10 +30,12 @@ class Read(NamedTuple):
 
     Q: Float[Array, "H d_attn *columns"]
     K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the memory has all keys and values
-    V: Float[Array, "H_kv d_mid *columns"] | Any
+    V: Float[Array, "H_kv d_mid *columns"] | Any  # without rows: K serves as V, and is cached once
     U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
     P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
     own: Any = None  # what `Attention.weights` reads of each head: arrays with an axis of heads in front
+    whole: "Read | None" = None  # the same for whole sequences, from keys and values that no cache keeps; None: this
+    result: Callable[[Any], Any] | None = None  # a sum of a cache's values → that of the values of ``whole``
 
 
 class Full(NamedTuple):
@@ -211,7 +213,7 @@ def products(X: Any, Z: Any, W: Any, implementation: Any, *, of_positions: bool 
 
 def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
     """Lines 4 to the end of Algorithm 4 for whole sequences, by the best kernel."""
-    Q, K, V, U, P, own = read
+    Q, K, V, U, P, own, *_ = read.whole or read
     l_x, l_z = Q.shape[-1], K.shape[-1]
     by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
     weights = weights_of(line, own)

@@ -97,7 +97,7 @@ class KeyValues(NamedTuple):
         """Return the cache with the key and value of one more token of each sequence, in this slot."""
 
         def store(cache, column):
-            rows = column.transpose(0, 2, 1).reshape(-1, column.shape[1])[:, None, :]
+            rows = column.transpose(0, 2, 1).reshape(len(cache), 1, column.shape[1])
             return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot % cache.shape[1], axis=1)
 
         return KeyValues(store(self.K, K), store(self.V, V))
@@ -110,9 +110,10 @@ class KeyValues(NamedTuple):
         """Return the cache with the given rows of each of B sequences; a negative index gives an arbitrary row."""
 
         def arrange(cache):
-            of_heads = cache.reshape(-1, len(rows), *cache.shape[1:])
+            B, R = rows.shape
+            of_heads = cache.reshape(len(cache) // B, B, *cache.shape[1:])
             chosen = jnp.clip(rows, 0, cache.shape[1] - 1)[None, :, :, None]
-            return jnp.take_along_axis(of_heads, chosen, axis=2).reshape(-1, rows.shape[1], cache.shape[2])
+            return jnp.take_along_axis(of_heads, chosen, axis=2).reshape(len(cache), R, cache.shape[2])
 
         return KeyValues(arrange(self.K), arrange(self.V))
 
@@ -165,8 +166,9 @@ def sequences_beside(cache: Cache, other: Cache, B: int) -> Cache:
     """Return a cache of B sequences, followed by the sequences of another."""
 
     def both(cache, of_others):
-        parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]
-        return jnp.concatenate(parts, axis=1).reshape(-1, *cache.shape[1:])
+        H = len(cache) // B
+        parts = [a.reshape(H, len(a) // H, *a.shape[1:]) for a in (cache, of_others)]
+        return jnp.concatenate(parts, axis=1).reshape(len(cache) + len(of_others), *cache.shape[1:])
 
     return jax.tree.map(both, cache, other)
 
@@ -175,8 +177,8 @@ def chosen_sequences(cache: Cache, chosen: Int[Array, "n"], B: int) -> Cache:
     """Return the cache of the chosen sequences among B, in that order."""
 
     def choose(cache):
-        of_heads = cache.reshape(-1, B, *cache.shape[1:])
-        return of_heads[:, chosen].reshape(-1, *cache.shape[1:])
+        H = len(cache) // B
+        return cache.reshape(H, B, *cache.shape[1:])[:, chosen].reshape(H * len(chosen), *cache.shape[1:])
 
     return jax.tree.map(choose, cache)
 
@@ -215,17 +217,22 @@ def attend_cached(
 
 
 def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array, "HB g d_mid"]:
-    HB, g, d_attn = queries.shape
+    (HB, g, d_attn), (K, V) = queries.shape, values_too(*cache)
     equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
     queries = jnp.broadcast_to(queries, (HB, equal, d_attn))
-    S = jnp.einsum("rcd,rqd->rqc", cache.K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
+    S = jnp.einsum("rcd,rqd->rqc", K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
     if of_distances is not None:
         S = S + of_distances
     S = capped(S, cap, d_attn)
     of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2])
     S = jnp.where(permitted[None, :, None], of_sequences, -jnp.inf).reshape(S.shape)
     A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
-    return jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
+    return jnp.einsum("rqc,rcd->rqd", A.astype(V.dtype), V)[:, :g]
+
+
+def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) -> tuple[Array, Array]:
+    """Return the keys and values of a cache, whose keys serve as values if it has none."""
+    return K, V if V.shape[2] else K
 
 
 @functools.partial(
@@ -305,7 +312,7 @@ def check_reads_columns(line: Attention, W: Any, d_e: int, dtype: Any) -> None:
 
     X, t = jnp.asarray(np.random.default_rng(0).standard_normal((d_e, 3)), dtype), jnp.arange(3)
     for name, alone, among in zip("QKV", of_last(W, X[:, -1:], t[-1:]), of_last(W, X, t), strict=True):
-        if jnp.abs(alone - among).max() > ROUNDING * jnp.abs(alone).max():
+        if alone.size and jnp.abs(alone - among).max() > ROUNDING * jnp.abs(alone).max():
             raise ValueError(
                 f"{type(line).__name__}.read: expected a column of {name} that depends on that column of X or Z alone, "
                 "got one that changes with the columns before it, which a step of generation does not read; use "
@@ -342,9 +349,10 @@ def of_rows(
 ) -> Float[Array, "H d_mid B"]:
     """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
     H, _, B = read.Q.shape
+    result = read.result or (lambda Y: Y)
 
     def printed():
-        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in whole(cache))
+        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(*whole(cache)))
         D = None if of_distances is None else of_distances()
         of_one, of_D, weights = of_one_head(), None if D is None else 0, weights_of(line, read.own)
 
@@ -354,12 +362,12 @@ def of_rows(
 
         with for_each(2):
             of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D, None), 1)
-            return jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, permitted, D, read.own)
+            return result(jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, permitted, D, read.own))
 
     if shows("printed") or line.replaces_softmax:
         return printed()
     Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window)
-    return beside(Y.reshape(H, -1, B), printed)
+    return beside(result(Y.reshape(H, -1, B)), printed)
 
 
 class Prompt(NamedTuple):
