@@ -20,6 +20,7 @@ from algorithms.lines import (
     Attention,
     Distances,
     Embedding,
+    Experts,
     LayerNorm,
     Linear,
     Llama3,
@@ -130,6 +131,8 @@ def small(variant: Variant) -> Variant:
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
         fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
+        if isinstance(getattr(a.positions, "scaling", None), Yarn):
+            changes["scaling"] = POSITIONS["yarn"].scaling
         return a.but(
             positions=None if a.positions is None else a.positions.but(**changes),
             window=None if a.window is None else 5,
@@ -138,12 +141,18 @@ def small(variant: Variant) -> Variant:
         )
 
     cap = None if variant.unembedding.cap is None else 0.7
-    lines = {"attention": tuple(map(line, variant.attentions)), "unembedding": variant.unembedding.but(cap=cap)}
+    mlp = variant.mlp
+    if mlp is not None and mlp.clip is not None:
+        mlp = mlp.but(clip=0.7)
+    if type(mlp) is Experts:
+        groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
+        mlp = mlp.but(n=6, k=min(mlp.k, 3), **groups)
+    lines = {"attention": tuple(map(line, variant.attentions)), "mlp": mlp, "unembedding": variant.unembedding.but(cap=cap)}
     return variant.but(**lines, shared_layers=1 if variant.shared_layers == 1 else SIZES["L"])
 
 
 DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX")
-DECODERS += ("GPT_NEO", "OPT", "OLMO2")
+DECODERS += ("GPT_NEO", "OPT", "OLMO2", "MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
@@ -216,6 +225,8 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "norm_offset": getattr(norm, "offset", 0.0),
         "order": "norm_first" if variant.order == "no_norm" else variant.order,
         "activation": variant.mlp.activation if variant.mlp else None,
+        "clip": variant.mlp and variant.mlp.clip,
+        "experts": _experts(variant.mlp),
         "attention": [_line(a) for a in variant.attentions],
         "L": L if variant.shared_layers > 1 else None,
         "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else 1.0,
@@ -237,6 +248,11 @@ def _positions(positions: Any) -> dict[str, Any] | None:
         return {"kind": kind, **dataclasses.asdict(positions)}
     rotary = {"kind": "rotary", **dataclasses.asdict(positions)}
     return rotary if positions.scaling is None else rotary | {"scaling": _scaling(positions.scaling)}
+
+
+def _experts(line: Any) -> dict[str, Any] | None:
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    return {name: getattr(line, name) for name in names} if type(line) is Experts else None
 
 
 def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Experts(MLP):
             in_groups = scores.reshape(*scores.shape[:-1], self.groups, self.n // self.groups)
             best = jax.lax.top_k(in_groups, min(2, in_groups.shape[-1]))[0].sum(-1)
             groups = jax.lax.top_k(best, self.chosen_groups)[1]
-            within = (groups[..., None] == jnp.arange(self.groups)).any(-2)
+            within = jax.nn.one_hot(groups, self.groups, dtype=bool).any(-2)
             scores = jnp.where(within[..., None], in_groups, -jnp.inf).reshape(scores.shape)
         return jnp.moveaxis(jax.lax.top_k(scores, self.k)[1], -1, 0)
 
@@ -134,7 +134,7 @@ class Experts(MLP):
         self, scores: Float[Array, "N_experts *columns"], chosen: Int[Array, "k *columns"]
     ) -> Float[Array, "N_experts *columns"]:
         """G: the weights of the chosen experts, and 0 for others."""
-        experts = jnp.arange(self.n).reshape(-1, *(1,) * (scores.ndim - 1))
+        experts = jnp.arange(self.n).reshape(1, -1, *(1,) * (scores.ndim - 1))
         G = jnp.where((chosen[:, None] == experts).any(0), scores, 0)
         if self.renormalized:
             total = G.sum(0, keepdims=True)

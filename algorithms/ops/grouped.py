@@ -22,11 +22,11 @@ LARGEST, SMALLEST = 256, 8
 
 
 class Blocks(NamedTuple):
-    """Where each of R rows is: m blocks of b places each, and every block has rows of a single group."""
+    """Where each of R rows is, in one of S places: m blocks of S/m, and every block has rows of a single group."""
 
     group: Int[Array, "m"]  # the group of each block; n for blocks without rows, which are the last
-    row: Int[Array, "m*b"]  # the row in each place; R where there is none
-    place: Int[Array, "R"]  # the place of each row; m*b for rows that are in none of the groups
+    row: Int[Array, "S"]  # the row in each place; R where there is none
+    place: Int[Array, "R"]  # the place of each row; S for rows that are in none of the groups
 
     @staticmethod
     def of(group: Int[Array, "R"], n: int) -> "Blocks":
@@ -61,13 +61,13 @@ def _rows_of_a_block(R: int, n: int) -> int:
     return b
 
 
-def spread(X: Float[Array, "T d"], blocks: Blocks, k: int) -> Float[Array, "m*b d"]:
+def spread(X: Float[Array, "T d"], blocks: Blocks, k: int) -> Float[Array, "S d"]:
     """Row r // k of X in the place of each row r; 0 in empty places."""
     R = len(blocks.place)
     return _gathered(X, jnp.where(blocks.row < R, blocks.row // k, len(X)), blocks.place.reshape(-1, k))
 
 
-def collect(Y: Float[Array, "m*b d"], blocks: Blocks) -> Float[Array, "R d"]:
+def collect(Y: Float[Array, "S d"], blocks: Blocks) -> Float[Array, "R d"]:
     """The rows of Y from their places; 0 for rows that have none."""
     return _gathered(Y, blocks.place, blocks.row[:, None])
 
@@ -86,8 +86,8 @@ _gathered = hand_derived(_gather_forward, _gather_backward)
 
 
 def grouped_product(
-    W: Float[Array, "n d_out d_in"], X: Float[Array, "m*b d_in"], blocks: Blocks
-) -> Float[Array, "m*b d_out"]:
+    W: Float[Array, "n d_out d_in"], X: Float[Array, "S d_in"], blocks: Blocks
+) -> Float[Array, "S d_out"]:
     """``W_g X[i]`` for the rows i of every block, which is of group g; 0 for blocks of no group."""
     if len(X) == len(blocks.group):  # each row is a block: only its matrix is read
         return jnp.einsum("roi,ri->ro", jnp.take(W, blocks.group, axis=0, mode="clip"), X)

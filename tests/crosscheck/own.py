@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.lines import MLP, Attention
+from algorithms.lines import MLP, Attention, Experts
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
 from tests.family_cases import family_parameters, options_of
@@ -41,7 +41,7 @@ LINES = {"attention": "6", "mlp": "8"}
 
 def is_own(line: Any) -> bool:
     """Whether a line is of a class of one's own."""
-    return line is not None and type(line) not in (Attention, MLP)
+    return line is not None and type(line) not in (Attention, MLP, Experts)
 
 
 class OwnScenarios(VariantScenarios):

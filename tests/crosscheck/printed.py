@@ -143,7 +143,7 @@ class _Walk:
     def mlp(self, n: int, number: str, X: np.ndarray, X_tilde: np.ndarray, W: Any, f: Any) -> np.ndarray:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
 
-        if "own_mlp" in self.model:
+        if "own_mlp" in self.model or self.model["experts"] is not None:
             return self.see(n, number, _is_own)
 
         def printed(_: np.ndarray) -> np.ndarray:

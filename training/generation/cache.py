@@ -191,13 +191,14 @@ def attend_cached(
     of_distances: Callable[..., Float[Array, "H B n"]] | None = None,
     slot: Int[Array, ""] | None = None,
     window: int | None = None,
+    sinks: Float[Array, "H"] | None = None,
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
     If the cache has fewer heads, each of them serves several consecutive ones. A query with nothing to attend to
     outputs 0. ``of_distances()``, if given, is added to the scores: a bias for the distance to each row's token; of n
     rows from `start` on ``of_distances(start, n)``. A cache in parts needs the `slot` of the queries' tokens, and their
-    window (None: all of the slots before), to read only these.
+    window (None: all of the slots before), to read only these. Sinks take weight in the softmax, and have no value.
     """
     _, d_attn, B = Q.shape
     H_kv = jax.tree.leaves(cache)[0].shape[0] // B
@@ -208,16 +209,23 @@ def attend_cached(
         assert of_distances is not None
         return of_distances(*rows).reshape(H_kv, g, B, -1).swapaxes(1, 2).reshape(H_kv * B, g, -1)
 
+    if sinks is not None:
+        sinks = jnp.repeat(sinks.reshape(H_kv, g, 1), B, axis=0)
     if isinstance(cache, Slots):
         assert slot is not None
-        Y = cache.attend(queries, permitted, cap, None if of_distances is None else added, slot, window)
+        Y = cache.attend(queries, permitted, cap, None if of_distances is None else added, slot, window, sinks)
     else:
-        Y = _attend_to_rows(queries, cache, permitted, cap, None if of_distances is None else added())
+        Y = _attend_to_rows(queries, cache, permitted, cap, None if of_distances is None else added(), sinks)
     return Y.reshape(H_kv, B, g, -1).transpose(0, 2, 3, 1).reshape(-1, B)
 
 
+<<<<<<< HEAD
 def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array, "HB g d_mid"]:
     (HB, g, d_attn), (K, V) = queries.shape, values_too(*cache)
+=======
+def _attend_to_rows(queries, cache, permitted, cap, of_distances, sinks) -> Float[Array, "HB g d_mid"]:
+    HB, g, d_attn = queries.shape
+>>>>>>> moe
     equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
     queries = jnp.broadcast_to(queries, (HB, equal, d_attn))
     S = jnp.einsum("rcd,rqd->rqc", K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
@@ -226,6 +234,7 @@ def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array
     S = capped(S, cap, d_attn)
     of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2])
     S = jnp.where(permitted[None, :, None], of_sequences, -jnp.inf).reshape(S.shape)
+<<<<<<< HEAD
     A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
     return jnp.einsum("rqc,rcd->rqd", A.astype(V.dtype), V)[:, :g]
 
@@ -233,11 +242,18 @@ def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array
 def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) -> tuple[Array, Array]:
     """Return the keys and values of a cache, whose keys serve as values if it has none."""
     return K, V if V.shape[2] else K
+=======
+    S = S / jnp.sqrt(d_attn).astype(S.dtype)
+    if sinks is not None:
+        S = jnp.concatenate([S, jnp.broadcast_to(sinks.astype(S.dtype), (HB, equal, 1))], axis=2)
+    A = jax.vmap(jax.vmap(softmax))(S)[:, :, : cache.K.shape[1]]
+    return jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
+>>>>>>> moe
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v"),
+    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v", "s"),
     meta_fields=("rows",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -254,6 +270,7 @@ class Projections:
     W_r: Any  # Transformer-XL's projection of distances
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
+    s: Any  # the sinks
     rows: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
 
     @staticmethod
@@ -366,8 +383,14 @@ def of_rows(
 
     if shows("printed") or line.replaces_softmax:
         return printed()
+<<<<<<< HEAD
     Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window)
     return beside(result(Y.reshape(H, -1, B)), printed)
+=======
+    sinks = read.own if line.sinks else None
+    Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window, sinks)
+    return beside(Y.reshape(H, -1, B), printed)
+>>>>>>> moe
 
 
 class Prompt(NamedTuple):

@@ -110,16 +110,19 @@ class Slots:
         of_distances: Callable[..., Array] | None,
         slot: Int[Array, ""],
         window: int | None,
+        sinks: Float[Array, "HB g _"] | None = None,
     ) -> Float[Array, "HB g d_mid"]:
         """Lines 4 to the end of Algorithm 4 for g queries of each head of each sequence, whose token is in `slot`.
 
-        ``of_distances(start, n)``, if given, is added to the scores of n rows from `start` on, as ``[HB, g, n]``.
+        Sinks are one more score of each query, which has no value. ``of_distances(start, n)``, if given, is added to the scores of n rows from `start` on, as ``[HB, g, n]``.
         """
         HB, g, d_attn = queries.shape
         dtype = accumulation_dtype(queries.dtype)
-        nothing = jnp.full((HB, g, 1), -jnp.inf, dtype), jnp.zeros((HB, g, 1), dtype)
+        first = jnp.full((HB, g, 1), -jnp.inf, dtype), jnp.zeros((HB, g, 1), dtype)
+        if sinks is not None:
+            first = sinks.astype(dtype), jnp.ones((HB, g, 1), dtype)
         d_mid = self.V[0].shape[2] or d_attn
-        so_far = (*nothing, jnp.zeros((HB, g, d_mid), dtype))  # largest, sum, product
+        so_far = (*first, jnp.zeros((HB, g, d_mid), dtype))  # largest, sum, product
 
         def read(so_far, K, V, permitted, start):
             before, total, Y = so_far
