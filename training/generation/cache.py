@@ -219,13 +219,8 @@ def attend_cached(
     return Y.reshape(H_kv, B, g, -1).transpose(0, 2, 3, 1).reshape(-1, B)
 
 
-<<<<<<< HEAD
-def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array, "HB g d_mid"]:
-    (HB, g, d_attn), (K, V) = queries.shape, values_too(*cache)
-=======
 def _attend_to_rows(queries, cache, permitted, cap, of_distances, sinks) -> Float[Array, "HB g d_mid"]:
-    HB, g, d_attn = queries.shape
->>>>>>> moe
+    (HB, g, d_attn), (K, V) = queries.shape, values_too(*cache)
     equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
     queries = jnp.broadcast_to(queries, (HB, equal, d_attn))
     S = jnp.einsum("rcd,rqd->rqc", K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
@@ -234,21 +229,16 @@ def _attend_to_rows(queries, cache, permitted, cap, of_distances, sinks) -> Floa
     S = capped(S, cap, d_attn)
     of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2])
     S = jnp.where(permitted[None, :, None], of_sequences, -jnp.inf).reshape(S.shape)
-<<<<<<< HEAD
-    A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
+    S = S / jnp.sqrt(d_attn).astype(S.dtype)
+    if sinks is not None:
+        S = jnp.concatenate([S, jnp.broadcast_to(sinks.astype(S.dtype), (HB, equal, 1))], axis=2)
+    A = jax.vmap(jax.vmap(softmax))(S)[:, :, : K.shape[1]]
     return jnp.einsum("rqc,rcd->rqd", A.astype(V.dtype), V)[:, :g]
 
 
 def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) -> tuple[Array, Array]:
     """Return the keys and values of a cache, whose keys serve as values if it has none."""
     return K, V if V.shape[2] else K
-=======
-    S = S / jnp.sqrt(d_attn).astype(S.dtype)
-    if sinks is not None:
-        S = jnp.concatenate([S, jnp.broadcast_to(sinks.astype(S.dtype), (HB, equal, 1))], axis=2)
-    A = jax.vmap(jax.vmap(softmax))(S)[:, :, : cache.K.shape[1]]
-    return jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
->>>>>>> moe
 
 
 @functools.partial(
@@ -383,14 +373,9 @@ def of_rows(
 
     if shows("printed") or line.replaces_softmax:
         return printed()
-<<<<<<< HEAD
-    Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window)
-    return beside(result(Y.reshape(H, -1, B)), printed)
-=======
     sinks = read.own if line.sinks else None
     Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window, sinks)
-    return beside(Y.reshape(H, -1, B), printed)
->>>>>>> moe
+    return beside(result(Y.reshape(H, -1, B)), printed)
 
 
 class Prompt(NamedTuple):
