@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -82,6 +83,10 @@ class Experts(MLP):
             norm_out=self.normalize_output and self.normalize_output.shapes(),
         )
 
+    def share_read(self, name: str) -> Fraction:
+        """Of the experts k/n."""
+        return Fraction(self.k, self.n) if name == "experts" else Fraction(1)
+
     def sizes(self) -> dict[str, int]:
         """The number of experts, and of those that are shared, if there are any."""
         return {"N_experts": self.n} | ({"N_shared": self.shared} if self.shared else {})
@@ -140,6 +145,27 @@ class Experts(MLP):
             total = G.sum(0, keepdims=True)
             G = G / jnp.where(total == 0, 1, total)
         return self.factor * G
+
+    def balancing_loss(
+        self,
+        router: Float[Array, "L N_experts *columns"],
+        G: Float[Array, "L N_experts *columns"],
+        counted: Float[Array, "*columns"],
+    ) -> Float[Array, ""]:
+        """``n Σ_i f_i p_i``: f_i is the share of the tokens that choose expert i, and p_i its mean share of the scores.
+
+        Both are over the counted tokens of all layers, as in Mixtral's code. It is k if all f_i or all p_i are equal,
+        and has a gradient by p alone.
+
+        Source: Fedus et al. 2022, equations (4) to (6).
+        """
+        scores = jax.vmap(self.scored)(router)
+        shares = scores / scores.sum(1, keepdims=True)
+
+        def mean(a):
+            return jnp.einsum("li...,...->i", a, counted.astype(a.dtype)) / (len(a) * jnp.maximum(counted.sum(), 1))
+
+        return self.n * jnp.vdot(mean((G > 0).astype(shares.dtype)), mean(shares))
 
     def _of_chosen(
         self,
