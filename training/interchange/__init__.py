@@ -43,7 +43,7 @@ from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
-from training.interchange.gguf_models import GGUFTensors, open_gguf
+from training.interchange.gguf_models import GGUFTensors, in_gguf, open_gguf
 from training.interchange.hub import downloaded
 from training.interchange.license import license_of
 from training.interchange.mapping import Entry
@@ -329,9 +329,10 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
     fields.check()
     consistency.check(fields, model, tensors)
     template = model_shapes(model.task, model.config, N_C=len(model.labels))
+    entries = architecture.entries(model, state)
     leaves = mapping.read(
         tensors,
-        architecture.entries(model, state),
+        in_gguf(entries) if isinstance(tensors, GGUFTensors) else entries,
         template,
         prefix=architecture.prefix,
         ignored=architecture.ignored,
@@ -420,7 +421,7 @@ def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer
 
 def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
     def draft(state: dict[str, Any], entries: list[Entry]) -> gguf_writing.Draft:
-        return gguf_writing.draft(path, model, state, entries, leaves)
+        return gguf_writing.draft(path, model, state, in_gguf(entries), leaves)
 
     def lacks(state: dict[str, Any], entries: list[Entry]) -> list[str]:
         return gguf_writing.lost(draft(state, entries), model, ARCHITECTURES[state["model_type"]])
@@ -432,6 +433,7 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     file = draft(state, entries)
     if tokenizer is not None:
         file.metadata.update(gguf_vocabulary.metadata_of(path, tokenizer, model, gguf_writing.OF_TYPE[state["model_type"]]))
+    entries = in_gguf(entries)
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 
 

@@ -19,6 +19,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile
+from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -32,13 +33,22 @@ _LINEARS = {
     "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm",
 }
-_LLAMA = {**_LINEARS, "ffn_norm": "post_attention_layernorm"}
+_EXPERTS = {f"ffn_{a}_exps": f"mlp.experts.{a}_proj" for a in ("gate", "up", "down")}
+_LLAMA = {**_LINEARS, **_EXPERTS, "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "block_sparse_moe.gate"}
+_QWEN_MOE = {**_LLAMA, "ffn_gate_inp": "mlp.gate"}
 _OLMO2 = {
     **_LINEARS,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA2 = {**_OLMO2, "ffn_norm": "pre_feedforward_layernorm"}
+_GPT_OSS = {
+    **_LINEARS,
+    **_EXPERTS,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
 _GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -56,14 +66,11 @@ _GPT2_OUTER = {
 }
 IN_TRANSFORMERS = {
     "command-r": "cohere",
-    "deepseek2": "deepseek_v2",
-    "gpt-oss": "gpt_oss",
     "gptneox": "gpt_neox",
     "modern-bert": "modernbert",
     "nomic-bert": "nomic_bert",
     "phi2": "phi",
     "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
     "starcoder": "gpt_bigcode",
 }
 """The names in transformers of architectures that GGUF names differently."""
@@ -81,6 +88,9 @@ _ROTARY = {
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+_MIXTRAL = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _GPT2_FIELDS = {
@@ -91,6 +101,9 @@ _GPT2_FIELDS = {
     "attention.head_count": "n_head",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
+
+
+_PARTS = {"gate": "gate_proj", "mlp1": "up_proj", "mlp2": "down_proj"}
 
 
 class Kind(NamedTuple):
@@ -267,7 +280,9 @@ def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
 
 def _llama(m: _Metadata) -> dict[str, Any]:
     window = m.get("attention.sliding_window")
-    found = _with_rotary(m, "mistral" if window else "llama")
+    has_experts = m.has("blk.0.ffn_gate_inp.weight")
+    found = _with_rotary(m, "mixtral" if has_experts else "mistral" if window else "llama")
+    found |= m.fields(_MIXTRAL) if has_experts else {}
     return found | {"mlp_bias": m.has("blk.0.ffn_gate.bias")} | ({"sliding_window": window} if window else {})
 
 
@@ -279,6 +294,24 @@ def _smollm3(m: _Metadata) -> dict[str, Any]:
 
 def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
     return _with_rotary(m, kind) | {"use_sliding_window": False}
+
+
+def _qwen3_moe(m: _Metadata) -> dict[str, Any]:
+    """Return the fields; the weights of the chosen experts are divided by their sum, as in llama.cpp."""
+    return _qwen(m, "qwen3_moe") | m.fields({**_CHOICE, **_WIDTH}) | {"norm_topk_prob": True}
+
+
+def _olmoe(m: _Metadata) -> dict[str, Any]:
+    return _with_rotary(m, "olmoe") | m.fields(_CHOICE) | {"norm_topk_prob": False}
+
+
+def _gpt_oss(m: _Metadata) -> dict[str, Any]:
+    """Return the fields; every second layer attends to all tokens, and the rows of YaRN are not rounded."""
+    found = _with_rotary(m, "gpt_oss", 150_000.0) | m.fields(_MIXTRAL)
+    m.integer("expert_feed_forward_length", found["intermediate_size"])
+    if found["rope_parameters"]["rope_type"] == "yarn":
+        found["rope_parameters"]["truncate"] = False
+    return found | {"sliding_window": m.integer("attention.sliding_window", 128)}
 
 
 def _gemma(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
@@ -338,11 +371,14 @@ def _gpt2(m: _Metadata) -> dict[str, Any]:
 
 
 KINDS: dict[str, Kind] = {
-    "llama": Kind(_llama, {**_ROTARY, **_WINDOW}, ("llama", "mistral"), permuted=True),
+    "llama": Kind(_llama, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
     "smollm3": Kind(_smollm3, permuted=True),
     "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
     "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
     "olmo2": Kind(functools.partial(_with_rotary, kind="olmo2"), inner=_OLMO2),
+    "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
+    "olmoe": Kind(_olmoe, {**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
+    "gpt-oss": Kind(_gpt_oss, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("gpt_oss",), inner=_GPT_OSS),
     "gemma": Kind(functools.partial(_gemma, kind="gemma"), shifted=True),
     "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True),
@@ -407,6 +443,22 @@ def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
     ends = list(dict.fromkeys(of("eos") + of("eot") + of("eom")))
     found = {"bos_token_id": of("bos"), "pad_token_id": of("padding"), "eos_token_id": ends}
     return {name: ids if len(ids) > 1 else ids[0] for name, ids in found.items() if ids}
+
+
+def in_gguf(entries: list[Entry]) -> list[Entry]:
+    """Return the tensors of a checkpoint with the experts of a layer together, each matrix of theirs by itself."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.name.endswith(".sinks"):
+            entry = entry._replace(name=f"{entry.name}.weight")
+        if ".mlp.experts." not in entry.leaves[0]:
+            found[entry.name] = entry
+            continue
+        for leaf in entry.leaves:
+            field, _, part = leaf.rpartition(".")[2].partition("_")
+            name = f"model.layers.{entry.layer}.mlp.experts.{_PARTS[part]}.{'weight' if field == 'W' else 'bias'}"
+            found[name] = Entry(name, (leaf,), entry.layer, of_experts=True)
+    return list(found.values())
 
 
 class GGUFTensors(Tensors):

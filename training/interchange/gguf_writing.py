@@ -1,8 +1,8 @@
 """Write a decoder as a GGUF file, which llama.cpp, Ollama and this library open: metadata, tokenizer and tensors.
 
 The tables of `gguf_models` and `gguf_tokenizer` serve in both directions. What a file would not say is found by reading
-its metadata back before anything is written. Matrices keep their type; norms and biases become float32, as llama.cpp
-expects. One tensor at a time is in memory.
+its metadata back before anything is written. Matrices keep their type; norms, biases and routers become float32, as
+llama.cpp expects. One tensor at a time is in memory.
 """
 
 import dataclasses
@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.model.positions import Llama3, Rotary
+from algorithms.lines import Experts, Llama3, Rotary
 from training.interchange import mapping
 from training.interchange.description import Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_models import KINDS, ROPE_FACTORS, Kind, state_of
+from training.interchange.gguf_models import KINDS, ROPE_FACTORS, state_of
 from training.interchange.mapping import Entry
 
 ARCHITECTURE = "general.architecture"
+ROUTER = "ffn_gate_inp"
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """GGUF's names of the types of matrices."""
 OF_TYPE = {kind: name for name, own in KINDS.items() for kind in own.types or (name,)}
@@ -55,7 +56,8 @@ def draft(path: Path, model: Model, state: dict[str, Any], entries: list[Entry],
     for entry in entries:
         name, shape = kind.name(entry.name), entry.shape(shapes)
         shape = shape[::-1] if kind.is_transposed(name.split(".")[-2], shape) else shape
-        form = "F32" if len(shape) == 1 else _type(leaves[entry.leaves[0]].dtype)
+        is_exact = len(shape) == 1 or name.endswith(".bias") or ROUTER in name
+        form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
         tensors[name] = TensorInfo(shape, form, shape[-1] * (4 if form == "F32" else 2), 0)
     return Draft(path, metadata, tensors, factors)
 
@@ -96,6 +98,8 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
         return [f"metadata for it: {error}"]
     ours = model.config
     variant = ours.variant.but(unembedding=ours.variant.unembedding.but(tied=ours.tied))
+    if isinstance(variant.mlp, Experts):
+        variant = variant.but(mlp=variant.mlp.but(balance=0.0))  # which only training reads
     sizes = [
         f"{field.name} = {getattr(ours, field.name)}"
         for field in dataclasses.fields(ours)
@@ -122,11 +126,7 @@ def write(path: Path, file: Draft, state: dict[str, Any], entries: list[Entry], 
     if file.factors is not None:
         writer.write_tensor_data(file.factors)
     for theirs, array in mapping.write(entries, leaves):
-        writer.write_tensor_data(_stored(kind, kind.name(theirs), array, state))
+        array = np.ascontiguousarray(kind.convert(kind.name(theirs), array, state, write=True))
+        is_exact = file.tensors[kind.name(theirs)].type == "F32"
+        writer.write_tensor_data(array.astype(np.float32) if is_exact else array)
     writer.close()
-
-
-def _stored(kind: Kind, name: str, array: np.ndarray, state: dict[str, Any]) -> np.ndarray:
-    """Return the numbers of a tensor as the file has them."""
-    array = np.ascontiguousarray(kind.convert(name, array, state, write=True))
-    return array.astype(np.float32) if array.ndim == 1 else array

@@ -20,6 +20,7 @@ NEEDS = {
     "cohere": f"{ONE_NORM}, and a scale factor of the logits",
     "ctrl": "sinusoidal positions in a decoder, and control tokens",
     "dbrx": EXPERTS,
+    "deepseek2": UNMAPPED,
     "deberta": "disentangled attention to contents and positions",
     "deberta-v2": "disentangled attention to contents and positions",
     "electra": "a head that detects replaced tokens, and an embedding size that differs from that of the layers",
