@@ -21,6 +21,7 @@ from algorithms.lines import (
     Distances,
     Embedding,
     Experts,
+    Latent,
     LayerNorm,
     Linear,
     Llama3,
@@ -133,7 +134,9 @@ def small(variant: Variant) -> Variant:
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
         if isinstance(getattr(a.positions, "scaling", None), Yarn):
             changes["scaling"] = POSITIONS["yarn"].scaling
+        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is Latent else {}
         return a.but(
+            **rows,
             positions=None if a.positions is None else a.positions.but(**changes),
             window=None if a.window is None else 5,
             cap=None if a.cap is None else 0.5,
@@ -152,7 +155,7 @@ def small(variant: Variant) -> Variant:
 
 
 DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX")
-DECODERS += ("GPT_NEO", "OPT", "OLMO2", "MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS")
+DECODERS += ("GPT_NEO", "OPT", "OLMO2", "MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
@@ -235,6 +238,9 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
 
 
 def _line(a: Attention) -> dict[str, Any]:
+    if type(a) is Latent:
+        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
+        return {"positions": _positions(a.positions), "window": a.window, **latent}
     return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
 
 

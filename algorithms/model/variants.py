@@ -4,6 +4,7 @@ from algorithms.model.attention import Attention
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
 from algorithms.model.experts import Experts
+from algorithms.model.latent import Latent
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary, Yarn
@@ -205,6 +206,25 @@ GPT_OSS = LLAMA.but(
     mlp=Experts(n=32, k=4, activation="gelu_sigmoid", gated=True, clip=7.0, router_bias=True, balance=0.01),
 )
 """Agarwal et al. 2025: LLAMA with biases, sinks, windows in alternate layers, and 4 of 32 MLPs with a clipped gate."""
+
+DEEPSEEK = LLAMA.but(
+    norm=RMSNorm(epsilon=1e-6),
+    attention=Latent(d_c=512, d_r=64, d_q=1536, positions=Rotary(base=10_000.0, pairs="neighbors")),
+    mlp=Experts(
+        n=256,
+        k=8,
+        activation="silu",
+        gated=True,
+        biases=False,
+        scores="sigmoid",
+        factor=2.5,
+        choice_bias=True,
+        groups=8,
+        chosen_groups=4,
+        shared=1,
+    ),
+)
+"""DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids, all layers alike."""
 
 VARIANTS.update({name: line for name, line in globals().items() if isinstance(line, Variant)})
 

@@ -160,6 +160,19 @@ def _activation(variant: Any) -> str | None:
     return variant.mlp and variant.mlp.activation
 
 
+def _is_latent(variant: Any) -> bool:
+    return hasattr(variant.attentions[0], "d_q")
+
+
+def _latent(variant: Any) -> str:
+    """What latent attention has in place of Algorithm 5."""
+    line = variant.attentions[0]
+    q = "X̃" if line.d_q is None else "q"
+    norms = "c = rms_norm(W_c X̃)" + ("" if line.d_q is None else ", q = rms_norm(W_cq X̃)")
+    rotary = f"R rotates {_rotation(variant)}".replace("d_attn", "d_r")
+    return f"queries [W_q^h {q}; R W_qr^h {q}], keys [W_k^h c; R W_kr X̃], values W_v^h c; {norms}; {rotary}"
+
+
 def _has_experts(variant: Any) -> bool:
     return type(variant.mlp).__name__ == "Experts"
 
@@ -291,6 +304,8 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.normalize_output", _if(_any("normalize_output"), lambda v: _norm_name(v.norm)), ATTENTION,
            ((r"\+ (MHAttention.*)$", r"+ VALUE(\1 | γ_l^out)"),),
            ((r"\+ (\\text\{MHAttention.*)$", r"+ \\text{VALUE}(\1 \\mid \\gamma_l^\\text{out})"),)),
+    Change("attention", _if(_is_latent, _latent), {10: "6"},
+           (("MHAttention", "LatentAttention"),), (("MHAttention", "LatentAttention"),), "LatentAttention: VALUE"),
     Change("mlp.gated", _if(lambda v: v.mlp and v.mlp.gated), MLP,
            ((r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)",
              r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"),),

@@ -116,7 +116,7 @@ class _Walk:
         distances: Any = None,
     ) -> np.ndarray:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
-        if "own" in line:
+        if "own" in line or "latent" in line:
             return self.see(n, number, _is_own)
         X_in, Z, *printed = reads
         groups = W.heads if part(W, "groups") is None else W.groups

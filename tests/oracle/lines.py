@@ -319,13 +319,15 @@ def mh_attention(
     gamma_k?, s?, W_o, b_o?; `mask`: boolean [l_z, l_x]; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
     "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and
-    the mask); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
+    the mask), "latent" (see `latent_attention`); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
     x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's tables [H,
     num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021,
     "Shortformer"). Result: [d_out, l_x].
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)
+    if "latent" in line:
+        return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
     for h in range(len(W.heads)):  # line 1
         Y_h = attention(h, X, Z, W, mask, line, model, **where)  # line 2
@@ -333,6 +335,42 @@ def mh_attention(
     Y = np.concatenate(heads, axis=0)  # line 3
     V_tilde: Array = linear(W.W_o, part(W, "b_o"), Y)  # return
     return V_tilde
+
+
+def latent_attention(
+    X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], x_positions: Positions, z_positions: Positions
+) -> Array:
+    """Return multi-head latent attention (DeepSeek-V2, DeepSeek-AI 2024, equations 9 to 19, and 37 to 47).
+
+    With YaRN, scores are multiplied by (1 + s ln(factor) / 10)^2 (the authors' code: mscale_all_dim).
+
+    `X`: [d_e, l_x]; `Z`: [d_e, l_z]; `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c
+    [d_c, d_e], norm_c, W_kr [d_r, d_e], W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `mask`: boolean
+    [l_z, l_x]; `line`: "positions" (those of `rotate`), "epsilon" of the latents' norms, "scores": s; `x_positions`,
+    `z_positions`: [l_x], [l_z]. Result: [d_e, l_x].
+    """
+    rotary, epsilon = line["positions"], line["epsilon"]
+
+    def normed(columns: Array, gamma: Array) -> Array:
+        each = [e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in columns.T]
+        return np.stack(each, axis=1)
+
+    C_q = X if part(W, "W_cq") is None else normed(W.W_cq @ X, W.norm_q.gamma)
+    C = normed(W.W_c @ Z, W.norm_c.gamma)
+    K_r = rotate(W.W_kr @ Z, z_positions, rotary)
+    factor = rotary["scaling"]["factor"] if rotary.get("scaling") else 1.0
+    scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
+    heads = []
+    for h in range(len(W.W_q)):
+        Q = np.concatenate([W.W_q[h] @ C_q, rotate(W.W_qr[h] @ C_q, x_positions, rotary)])
+        K, V = np.concatenate([W.W_k[h] @ C, K_r]), W.W_v[h] @ C
+        columns = []
+        for t_x in range(X.shape[1]):
+            S = scale / math.sqrt(len(Q)) * (K.T @ Q[:, t_x])
+            S = np.where(mask[:, t_x], S, -np.inf)
+            columns.append(V @ softmax(S) if mask[:, t_x].any() else np.zeros(len(V), V.dtype))
+        heads.append(np.stack(columns, axis=1))
+    return np.asarray(W.W_o @ np.concatenate(heads))
 
 
 def join_masks(

@@ -93,6 +93,7 @@ _CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_
 _WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_GPT_OSS_FIELDS = {**_ROTARY, **_WINDOW, **_MIXTRAL, "expert_feed_forward_length": "intermediate_size"}
 _GPT2_FIELDS = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
@@ -378,7 +379,7 @@ KINDS: dict[str, Kind] = {
     "olmo2": Kind(functools.partial(_with_rotary, kind="olmo2"), inner=_OLMO2),
     "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
     "olmoe": Kind(_olmoe, {**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
-    "gpt-oss": Kind(_gpt_oss, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("gpt_oss",), inner=_GPT_OSS),
+    "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS),
     "gemma": Kind(functools.partial(_gemma, kind="gemma"), shifted=True),
     "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True),
