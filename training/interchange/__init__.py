@@ -35,6 +35,7 @@ from training.interchange import (
     gguf_vocabulary,
     gguf_writing,
     mapping,
+    mxfp4,
     peft,
     positions,
     tokenizer_files,
@@ -318,7 +319,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
         _check_files(path)
         state = read_json(path / "config.json")
         architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
-        tensors = containers.Tensors(path)
+        tensors = mxfp4.dequantized(containers.Tensors(path), fields.get("quantization_config"))
     try:
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
