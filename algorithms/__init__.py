@@ -50,14 +50,17 @@ from algorithms.model.theta import DTransformerParams as DTransformerParams, ETr
 from algorithms.model.theta import EDTransformerParams as EDTransformerParams
 from algorithms.parameters import AttentionParams as AttentionParams, MHAttentionParams as MHAttentionParams
 from algorithms.parameters import EDDecoderLayerParams as EDDecoderLayerParams, LayerNormParams as LayerNormParams
+from algorithms.parameters import ExpertsParams as ExpertsParams
 from algorithms.parameters import MLPParams as MLPParams, TransformerLayerParams as TransformerLayerParams
 
 # Published models
 from algorithms import lines as lines
 from algorithms.model.variant import VARIANTS as VARIANTS, Variant as Variant
 from algorithms.model.variants import ALBERT as ALBERT, BART as BART, BERT as BERT, BLOOM as BLOOM, FSMT as FSMT
+from algorithms.model.variants import DEEPSEEK as DEEPSEEK
 from algorithms.model.variants import GEMMA as GEMMA, GEMMA2 as GEMMA2, GEMMA3 as GEMMA3, GOPHER as GOPHER
 from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT_NEO, LLAMA as LLAMA, MARIAN as MARIAN
+from algorithms.model.variants import GPT_OSS as GPT_OSS, MIXTRAL as MIXTRAL, OLMOE as OLMOE, QWEN3_MOE as QWEN3_MOE
 from algorithms.model.variants import MISTRAL as MISTRAL, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
 from algorithms.model.variants import QWEN2 as QWEN2, QWEN3 as QWEN3, ROBERTA as ROBERTA, T5 as T5, VASWANI as VASWANI
 

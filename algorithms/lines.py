@@ -6,6 +6,8 @@ from algorithms.machinery.contract import array as array
 from algorithms.model.attention import Attention as Attention, Read as Read
 from algorithms.model.distances import ALiBi as ALiBi, Distances as Distances, TransformerXL as TransformerXL
 from algorithms.model.embedding import Embedding as Embedding
+from algorithms.model.experts import Experts as Experts
+from algorithms.model.latent import Latent as Latent
 from algorithms.model.line import Line as Line
 from algorithms.model.mlp import MLP as MLP
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm

@@ -56,8 +56,8 @@ class LayerNormParams(NamedTuple):
 class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
 
-    The rest is not in the paper: the norms of queries and keys, the norm of the output, and Transformer-XL's W_r, u
-    and v.
+    The rest is not in the paper: the norms of queries and keys, the norm of the output, Transformer-XL's W_r, u and v,
+    and the sinks s.
     """
 
     heads: AttentionParams
@@ -69,6 +69,7 @@ class MHAttentionParams(NamedTuple):
     W_r: Array | None = None
     u: Array | None = None
     v: Array | None = None
+    s: Array | None = None
 
     def __shapes__(self) -> "MHAttentionParams":
         return MHAttentionParams(head_shapes("H", d_x="d_x", d_z="d_z"), array("d_out H*d_mid"), array("d_out"))
@@ -87,6 +88,21 @@ class MLPParams(NamedTuple):
     b_mlp2: Array | None
     W_gate: Array | None = None
     b_gate: Array | None = None
+    norm_out: LayerNormParams | None = None
+
+
+@serializable
+class ExpertsParams(NamedTuple):
+    """A mixture of experts in place of an MLP; not in the paper. Of ``experts``, all arrays have the experts in front.
+
+    The router has a row for each expert; b_choice only decides which experts are chosen, and has no gradient.
+    """
+
+    W_r: Array
+    b_r: Array | None
+    b_choice: Array | None
+    experts: MLPParams
+    shared: MLPParams | None = None
     norm_out: LayerNormParams | None = None
 
 

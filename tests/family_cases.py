@@ -26,14 +26,13 @@ from algorithms.lines import (
     Rotary,
     TransformerXL,
     Unembedding,
-    Yarn,
 )
 from tests import cases
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS, Sinks
-from training.crosscheck.models import family_parameters, options_of, small
+from training.crosscheck.models import YARN, family_parameters, options_of, small
 from training.crosscheck.oracle import family
 
 SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
@@ -44,7 +43,7 @@ POSITIONS = {
     "neighbors": Rotary(base=20.0, share=0.5, pairs="neighbors"),
     "linear": Rotary(base=20.0, scaling=Linear(factor=3.0)),
     "llama3": Rotary(base=20.0, scaling=Llama3(factor=4.0, low=0.5, high=2.0, l_original=7)),
-    "yarn": Rotary(base=20.0, scaling=Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)),
+    "yarn": Rotary(base=20.0, scaling=YARN),
     "distances": Distances(buckets=6, farthest=7),
     "alibi": ALiBi(),
     "transformer_xl": TransformerXL(base=20.0),
@@ -123,7 +122,7 @@ def variant_of(row: Mapping[str, Any]) -> tuple[Variant, int, bool]:
 
 
 DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX")
-DECODERS += ("GPT_NEO", "OPT", "OLMO2")
+DECODERS += ("GPT_NEO", "OPT", "OLMO2", "MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}

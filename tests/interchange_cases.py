@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from training.interchange.description import Fields, read_json
 from training.runs.named_arrays import flatten
 
 # Relative to the largest of all logits, or of all gradients of a parameter.
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 DTYPES = ("float64", "float32")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "rounded": 1e-5}
 """Of DTYPES; rounded: float64 in which transformers rounds norms and the angles of positions to float32."""
@@ -89,7 +91,7 @@ def assert_same(ours, theirs, dtype, what):
 
 def assert_gradients(model, path, gradients, dtype):
     """Compare the gradient of every parameter of a model of PyTorch's, by its name, with ours."""
-    ours = by_name(path, gradients)
+    ours = with_experts_together(by_name(path, gradients))
     compared = set()
     largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     worst = 0.0
@@ -105,6 +107,20 @@ def assert_gradients(model, path, gradients, dtype):
     assert compared
     record(type(model).__name__, "gradients", dtype, worst)
     return compared
+
+
+def with_experts_together(tensors):
+    """Tensors by name, and those of one expert each also as transformers has them: all in two tensors."""
+    found = {name.replace("block_sparse_moe", "mlp"): a for name, a in tensors.items()}
+    numbers = [match for match in map(EXPERT.fullmatch, found) if match]
+    for module in dict.fromkeys(match[1] for match in numbers):
+        parts = {}
+        for match in sorted((m for m in numbers if m[1] == module), key=lambda match: int(match[2])):
+            name = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(match[3], match[3])
+            parts.setdefault(name, []).append(found[match[0]])
+        found[f"{module}.down_proj"] = np.stack(parts["down_proj"])
+        found[f"{module}.gate_up_proj"] = np.concatenate([parts["gate_proj"], parts["up_proj"]], axis=1)
+    return found
 
 
 def record(model, what, dtype, value):

@@ -119,9 +119,10 @@ def split_attention(
     mask: Any,
     of_mask: Any,
     seeds: Array | None,
+    sinks: Array | None = None,
     balanced: bool = False,
 ) -> Array:
-    """``kernel(*tiles, by_distance, mask, seeds, first)``, run by each device of the mesh for its heads and queries.
+    """``kernel(*tiles, by_distance, mask, seeds, sinks, first)``, run by each device of the mesh for its heads and queries.
 
     XLA cannot split a library's kernel, and splits a loop over tiles by sending all tiles to all devices.
 
@@ -133,13 +134,14 @@ def split_attention(
         of_mask: for each of these arrays, the index of its axis of sequences and of its axis of queries; None for an
             axis that it does not have.
         seeds: ``[H, B, 2]``, or None.
+        sinks: ``[H]``, or None.
         balanced: whether the cost of a query grows with its position. If so, and ``context`` divides the queries into
             n parts, device i computes halves i and 2n − 1 − i of the 2n half parts, so that all have the same work.
     """
     Q = tiles[0]
     sizes = _sizes(Q)
     if not sizes:
-        return kernel(*tiles, by_distance, mask, seeds, None)
+        return kernel(*tiles, by_distance, mask, seeds, sinks, None)
     _, _, B, l_x = Q.shape
     axis_of_tokens = _names.value.context
     heads, sequences = _dividing(sizes, (_names.value.model,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
@@ -159,8 +161,9 @@ def split_attention(
 
     of_seeds = None if seeds is None else P(heads, sequences)
     of_U_P = (queries, P(heads))[: len(by_distance)]
-    in_specs = queries, context, context, of_U_P, jax.tree.map(spec, mask, of_mask), of_seeds
-    return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, by_distance, mask, seeds)
+    of_sinks = None if sinks is None else P(heads)
+    in_specs = queries, context, context, of_U_P, jax.tree.map(spec, mask, of_mask), of_seeds, of_sinks
+    return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, by_distance, mask, seeds, sinks)
 
 
 def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: Any, axis: str, n: int) -> Array:
@@ -181,6 +184,34 @@ def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: 
         h = jax.numpy.where(i % 2 == which, i, 2 * n - 1 - i)
         computed.append(jax.lax.ppermute(kernel(*received, h * l), axis, [(b, a) for a, b in there]))
     return jax.numpy.concatenate(computed, axis=-1)
+
+
+def split_experts(of_device: Callable[..., Array], columns: tuple[Any, ...], experts: Any) -> Array:
+    """``of_device(*columns, experts, first)``, run by each device of the mesh for its tokens and experts, and summed.
+
+    XLA would send all tokens to all devices to sort them.
+
+    Args:
+        of_device: returns what these experts, of which the first is number ``first``, add to the tokens, ``[d, …]``.
+        columns: arrays ``[d, *batch, l]``, or None.
+        experts: a pytree of arrays with an axis of all experts in front.
+    """
+    X, n = columns[0], len(jax.tree.leaves(experts)[0])
+    sizes, (model, context, _) = _sizes(X), _names.value
+    if not sizes or X.ndim < 2:
+        return of_device(*columns, experts, 0)
+    of_experts, tokens = _dividing(sizes, (model,), n), _dividing(sizes, (context,), X.shape[-1])
+    sequences = [_dividing(sizes, _of_sequences(sizes), b) for b in X.shape[1:-1][:1]]
+    of_columns = *sequences, *[()] * (X.ndim - 2 - len(sequences)), tokens
+
+    def of_share(*arguments):
+        *columns, experts = arguments
+        here = len(jax.tree.leaves(experts)[0])
+        first = jax.lax.axis_index(of_experts) * here if of_experts else 0
+        return of_device(*columns, experts, first)[None]
+
+    specs = *[P(None, *of_columns)] * len(columns), P(of_experts)
+    return _on_each_device(of_share, _mesh(X), specs, P(of_experts, None, *of_columns))(*columns, experts).sum(0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
@@ -30,10 +31,12 @@ class Read(NamedTuple):
 
     Q: Float[Array, "H d_attn *columns"]
     K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the memory has all keys and values
-    V: Float[Array, "H_kv d_mid *columns"] | Any
+    V: Float[Array, "H_kv d_mid *columns"] | Any  # without rows: K serves as V, and is cached once
     U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
     P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
     own: Any = None  # what `Attention.weights` reads of each head: arrays with an axis of heads in front
+    whole: "Read | None" = None  # the same for whole sequences, from keys and values that no cache keeps; None: this
+    result: Callable[[Any], Any] | None = None  # a sum of a cache's values → that of the values of ``whole``
 
 
 class Full(NamedTuple):
@@ -84,6 +87,8 @@ class Attention(Line):
         normalize_heads: a norm of queries and keys, applied before their positions.
         heads_together: whether that norm is over all heads together, as in OLMo 2.
         normalize_output: a norm of the result, before it is added to the residual stream.
+        sinks: whether each head has a score s of its own, which takes weight in the softmax and has no value:
+            ``A[t_z, t_x] = exp S[t_z, t_x] / (exp s + Σ_u exp S[u, t_x])``.
     """
 
     positions: Rotary | Distances | ALiBi | TransformerXL | None = None
@@ -94,6 +99,7 @@ class Attention(Line):
     normalize_heads: RMSNorm | None = None
     heads_together: bool = False
     normalize_output: LayerNorm | None = None
+    sinks: bool = False
 
     final: ClassVar[tuple[str, ...]] = ("__call__", "context", "windowed", "replaces_softmax")
 
@@ -111,6 +117,7 @@ class Attention(Line):
             W_r=array("H d_attn d_e", relative),
             u=array("H d_attn", relative),
             v=array("H d_attn", relative),
+            s=array("H", self.sinks),
         )
 
     def sizes(self) -> dict[str, int]:
@@ -162,18 +169,21 @@ class Attention(Line):
                 P = functools.partial(self.positions.keys, W=W, table=table, like=Q)
             Q = self.positions.contents(Q, W)
         Q = Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
-        return Read(Q, K, V, U, P)
+        return Read(Q, K, V, U, P, W.s if self.sinks else None)
 
     def weights(self, S: Float[Array, "l_z l_x"], own: Any) -> Float[Array, "l_z l_x"]:
         """What replaces the softmax: the weights of the values by the scores of one head of one sequence.
 
         S is scaled, and −∞ where the mask is False, also in whole columns; ``own`` is that head's part of `Read.own`.
         """
-        return softmax(S)
+        if not self.sinks:
+            return softmax(S)
+        with_sink = jnp.concatenate([S, jnp.full_like(S, own, shape=(1, S.shape[1]))])
+        return softmax(with_sink)[:-1]
 
     @property
     def replaces_softmax(self) -> bool:
-        """Whether `weights` is another than the softmax, which only the lines as printed compute."""
+        """Whether `weights` is overridden, by what only the lines as printed compute."""
         return type(self).weights is not Attention.weights
 
     @numbered
@@ -211,7 +221,7 @@ def products(X: Any, Z: Any, W: Any, implementation: Any, *, of_positions: bool 
 
 def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
     """Lines 4 to the end of Algorithm 4 for whole sequences, by the best kernel."""
-    Q, K, V, U, P, own = read
+    Q, K, V, U, P, own, *_ = read.whole or read
     l_x, l_z = Q.shape[-1], K.shape[-1]
     by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
     weights = weights_of(line, own)
@@ -221,6 +231,7 @@ def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Flo
 
 def weights_of(line: Attention, own: Any) -> Weights | None:
     """What replaces the softmax, if the line does; ``own`` is `Read.own`."""
-    if not line.replaces_softmax:
+    if not line.replaces_softmax and not line.sinks:
         return None
-    return Weights(line.weights, own, f"{type(line).__name__} has weights of its own")
+    sinks = None if line.replaces_softmax else own
+    return Weights(line.weights, own, f"{type(line).__name__} has weights of its own", sinks)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from algorithms.machinery.naming import is_tagged, numbered
@@ -50,6 +51,10 @@ class Line(Record):
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not hasattr(method, "__wrapped__") and is_tagged(method):
                 setattr(cls, name, numbered(method))
+
+    def share_read(self, name: str) -> Fraction:
+        """The share of the parameters in its field of this name that each token's column is multiplied by."""
+        return Fraction(1)
 
     def sizes(self) -> Mapping[str, int]:
         """The sizes of the axes that the configuration of a model does not have, by name."""

@@ -1,14 +1,16 @@
 """Line 8 of Algorithm 10, line 7 of Algorithm 9, and lines 7 and 18 of Algorithm 8: the MLP."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.sharding import shard_hidden_units
+from algorithms.machinery.record import Range
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate
@@ -16,7 +18,7 @@ from algorithms.ops.dropout import dropout
 from algorithms.ops.linear import linear
 from algorithms.parameters import MLPParams
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,14 @@ class MLP(Line):
         activation: f; None is the algorithm's own, ReLU in 8 and GELU in 9 and 10.
         gated: whether ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` replaces ``f(W_mlp1 X + b_mlp1 1ᵀ)``.
         biases: whether there are biases.
+        clip: c: ``f(min(G, c)) ⊙ (1 + max(−c, min(U, c)))`` replaces the gate's ``f(G) ⊙ U``, as in gpt-oss; None: not.
         normalize_output: a norm of the result, before it is added to the residual stream.
     """
 
     activation: Activation | None = None
     gated: bool = False
     biases: bool = True
+    clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
     normalize_output: LayerNorm | None = None
 
     def shapes(self) -> MLPParams:
@@ -60,10 +64,16 @@ class MLP(Line):
     ) -> Float[Array, "d_e *columns"]:
         """The MLP; ``key`` draws the hidden units to drop."""
         U = linear(W.W_mlp1, X, W.b_mlp1, implementation)  # inside
-        if W.W_gate is None:
-            hidden = activate(f, U, implementation)  # inside
-        else:
-            hidden = activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U  # inside
+        G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate, implementation)
+        hidden = self.hidden(U, G, f, implementation)  # inside
         hidden = dropout(shard_hidden_units(hidden), rate, key)
         Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)
+
+    def hidden(self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, f: Activation, implementation: Any):
+        """``f(U)``, or with a gate ``f(G) ⊙ U``."""
+        if G is None:
+            return activate(f, U, implementation)
+        if self.clip is not None:
+            U, G = 1 + jnp.clip(U, -self.clip, self.clip), jnp.minimum(G, self.clip)
+        return activate(f, G, implementation) * U

@@ -64,6 +64,7 @@ class Yarn(Record):
         fast: rotations within ``l_original`` tokens from which a frequency is kept.
         attention_factor: factor of sines and cosines; None: 1 + ln(factor)/10.
         truncate: whether to round the rows at which the interpolation starts and ends.
+        scores: s: `Latent` multiplies its scores by (1 + s ln(factor)/10)², DeepSeek's ``mscale_all_dim``.
     """
 
     factor: float
@@ -72,6 +73,16 @@ class Yarn(Record):
     fast: float = 32.0
     attention_factor: float | None = None
     truncate: bool = True
+    scores: float = 0.0
+
+    @property
+    def of_scores(self) -> float:
+        """The factor of the scores of latent attention."""
+        return self.magnitude(self.scores) ** 2
+
+    def magnitude(self, share: float = 1.0) -> float:
+        """``1 + share · ln(factor)/10``; 1 if sequences are no longer than those first trained on."""
+        return 0.1 * share * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The scaled frequencies, and a factor for sines and cosines."""
@@ -85,9 +96,7 @@ class Yarn(Record):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, 2 * n - 1)
         divided = np.clip((np.arange(n) - low) / max(high - low, 0.001), 0, 1)
-        factor = self.attention_factor
-        if factor is None:
-            factor = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        factor = self.magnitude() if self.attention_factor is None else self.attention_factor
         return frequencies * ((1 - divided) + divided / self.factor), factor
 
 

@@ -3,9 +3,11 @@
 from algorithms.model.attention import Attention
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
+from algorithms.model.experts import Experts
+from algorithms.model.latent import Latent
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
-from algorithms.model.positions import Rotary
+from algorithms.model.positions import Rotary, Yarn
 from algorithms.model.unembedding import Unembedding
 from algorithms.model.variant import VARIANTS, Variant
 
@@ -177,6 +179,52 @@ FSMT = PAPER.but(
     mlp=MLP(activation="relu"),
 )
 """Ng et al. 2019: sinusoidal positions that start at 2, the slowest angle exactly t/10000; ReLU; two vocabularies."""
+
+MIXTRAL = LLAMA.but(
+    attention=Attention(positions=Rotary(base=1_000_000.0), biases=False),
+    mlp=Experts(n=8, k=2, activation="silu", gated=True, biases=False, balance=0.02),
+)
+"""Jiang et al. 2024: LLAMA in which each token takes two of eight gated MLPs."""
+
+QWEN3_MOE = QWEN3.but(mlp=Experts(n=128, k=8, activation="silu", gated=True, biases=False, balance=0.001))
+"""Yang et al. 2025: QWEN3 in which each token takes 8 of 128 gated MLPs."""
+
+OLMOE = LLAMA.but(
+    attention=Attention(
+        positions=Rotary(base=10_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-5), heads_together=True
+    ),
+    mlp=Experts(n=64, k=8, activation="silu", gated=True, biases=False, renormalized=False, balance=0.01),
+)
+"""Muennighoff et al. 2024: LLAMA with norms of queries and keys across heads, and 8 of 64 MLPs by the whole softmax."""
+
+_GPT_OSS_ATTENTION = Attention(
+    positions=Rotary(base=150_000.0, scaling=Yarn(factor=32.0, l_original=4096, truncate=False)), sinks=True
+)
+
+GPT_OSS = LLAMA.but(
+    attention=(_GPT_OSS_ATTENTION.but(window=128), _GPT_OSS_ATTENTION),
+    mlp=Experts(n=32, k=4, activation="gelu_sigmoid", gated=True, clip=7.0, router_bias=True, balance=0.01),
+)
+"""Agarwal et al. 2025: LLAMA with biases, sinks, windows in alternate layers, and 4 of 32 MLPs with a clipped gate."""
+
+DEEPSEEK = LLAMA.but(
+    norm=RMSNorm(epsilon=1e-6),
+    attention=Latent(d_c=512, d_r=64, d_q=1536, positions=Rotary(base=10_000.0, pairs="neighbors")),
+    mlp=Experts(
+        n=256,
+        k=8,
+        activation="silu",
+        gated=True,
+        biases=False,
+        scores="sigmoid",
+        factor=2.5,
+        choice_bias=True,
+        groups=8,
+        chosen_groups=4,
+        shared=1,
+    ),
+)
+"""DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids, all layers alike."""
 
 VARIANTS.update({name: line for name, line in globals().items() if isinstance(line, Variant)})
 

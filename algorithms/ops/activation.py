@@ -1,4 +1,4 @@
-"""The activations of the MLPs: ReLU, GELU in the paper's form and in GPT-2's, and SiLU."""
+"""The activations of the MLPs: ReLU, GELU in the paper's form and by two approximations, and SiLU."""
 
 import functools
 import math
@@ -84,6 +84,22 @@ def _gelu_tanh_derivative(x):
 
 
 @_rounded_once
+def gelu_sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """``x σ(1.702 x)``, an approximation of GELU, also called quick GELU.
+
+    Source: Hendrycks and Gimpel 2016, section 2.
+    """
+    return x * jax.lax.logistic(1.702 * x)
+
+
+@_rounded_once
+def _gelu_sigmoid_derivative(x):
+    """``σ(1.702 x) (1 + 1.702 x (1 − σ(1.702 x)))``, since ``σ' = σ (1 − σ)``."""
+    sigma = jax.lax.logistic(1.702 * x)
+    return sigma * (1 + 1.702 * x * (1 - sigma))
+
+
+@_rounded_once
 def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``x σ(x)`` with ``σ(x) = 1/(1 + exp(−x))``, also called swish.
 
@@ -103,6 +119,7 @@ _FUNCTIONS = {
     "relu": (relu, _relu_derivative),
     "gelu": (gelu, _gelu_derivative),
     "gelu_tanh": (gelu_tanh, _gelu_tanh_derivative),
+    "gelu_sigmoid": (gelu_sigmoid, _gelu_sigmoid_derivative),
     "silu": (silu, _silu_derivative),
 }
 

@@ -101,7 +101,7 @@ def test_devices_that_divide_the_queries_of_a_causal_mask_have_as_much_to_do(n):
     """Of 2n halves each computes two whose numbers add up to 2n − 1, and all of them reach their places."""
     seen = [[] for _ in range(n)]
 
-    def kernel(Q, K, V, by_distance, mask, seeds, first):
+    def kernel(Q, K, V, by_distance, mask, seeds, sinks, first):
         jax.debug.callback(lambda i, first: seen[i].append(int(first)), jax.lax.axis_index("context"), first)
         return Q + first
 

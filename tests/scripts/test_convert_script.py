@@ -160,7 +160,7 @@ def test_nothing_is_written_over(tmp_path, runs, capsys):
     (tmp_path / "out" / "precious").write_text("")
     status, _, error = called("convert", runs["bytes"], tmp_path / "out", capsys=capsys)
     assert (status, [p.name for p in (tmp_path / "out").iterdir()]) == (2, ["precious"])
-    assert "already exists; name another directory, or delete it" in error
+    assert "already exists; give another name, or delete it" in error
     status, _, error = called("convert", tmp_path / "none", tmp_path / "new", capsys=capsys)
     assert (status, (tmp_path / "new").exists()) == (2, False)
     assert error.startswith("convert.py: there is no directory")

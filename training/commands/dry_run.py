@@ -15,6 +15,7 @@ def described(settings: Settings, preview: Preview, tokens: int) -> str:
             lines.append(f"  {GROUPS[name]}")
         if name in TASKS[settings.task].all_settings():
             lines.append(f"    {_words(name, getattr(settings, name))}")
+    active = f", {preview.active:,} of them active for each token" if preview.active != preview.parameters else ""
     of_them = f" ({preview.trained:,} of them trained)" if preview.trained != preview.parameters else ""
     seconds = preview.flops / preview.peak
     products = f"{preview.flops:.3g} FLOPs in matrix products, at {preview.peak:.3g} FLOP/s"
@@ -22,7 +23,7 @@ def described(settings: Settings, preview: Preview, tokens: int) -> str:
     return "\n".join(
         [
             *lines,
-            f"parameters: {preview.parameters:,}{of_them}",
+            f"parameters: {preview.parameters:,}{active}{of_them}",
             f"training data: {tokens:,} tokens",
             f"devices: {preview.device}",
             f"memory: {needed}; available: {_size(preview.limit)}",

@@ -25,6 +25,7 @@ ARCHITECTURES: Mapping[str, int] = {
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
+SHARING += ("MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""
 
 
@@ -160,7 +161,35 @@ def _activation(variant: Any) -> str | None:
     return variant.mlp and variant.mlp.activation
 
 
-ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU_tanh", "silu": "SiLU"}
+def _is_latent(variant: Any) -> bool:
+    return hasattr(variant.attentions[0], "d_q")
+
+
+def _latent(variant: Any) -> str:
+    """What latent attention has in place of Algorithm 5."""
+    line = variant.attentions[0]
+    q = "X̃" if line.d_q is None else "q"
+    norms = "c = rms_norm(W_c X̃)" + ("" if line.d_q is None else ", q = rms_norm(W_cq X̃)")
+    rotary = f"R rotates {_rotation(variant)}".replace("d_attn", "d_r")
+    return f"queries [W_q^h {q}; R W_qr^h {q}], keys [W_k^h c; R W_kr X̃], values W_v^h c; {norms}; {rotary}"
+
+
+def _has_experts(variant: Any) -> bool:
+    return type(variant.mlp).__name__ == "Experts"
+
+
+def _experts(variant: Any) -> str:
+    m = variant.mlp
+    scores = "W_r X̃ + b_r 1ᵀ" if m.router_bias else "W_r X̃"
+    scores = f"{'softmax' if m.scores == 'softmax' else 'σ'}({scores})"
+    by = f"{scores} + b_choice 1ᵀ" if m.choice_bias else "these"
+    groups = f", within {m.chosen_groups} of {m.groups} groups" if m.groups > 1 else ""
+    share = ", divided by their sum" if m.renormalized else ""
+    factor = "" if m.factor == 1 else f", times {m.factor:g}"
+    return f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{groups}{share}{factor}; 0 in the others"
+
+
+ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU_tanh", "gelu_sigmoid": "GELU_sigmoid", "silu": "SiLU"}
 
 EMBEDDING: Lines = {8: "2 11", 9: "2", 10: "2"}
 CONTEXT: Lines = {8: "2"}
@@ -265,6 +294,9 @@ CHANGES: tuple[Change, ...] = (
            (("$", ", else S[t_z,t_x] ← c√d_attn tanh(S[t_z,t_x]/(c√d_attn))"),),
            (("$", r" \\text{, else } S[t_z, t_x] \\leftarrow c\\sqrt{d_\\text{attn}} \\tanh\\frac{S[t_z, t_x]}{c\\sqrt{d_\\text{attn}}}"),),
            "c = VALUE"),
+    Change("attention.sinks", _if(lambda v: v.attentions[0].sinks), {4: "return"},
+           ((r"softmax\((.*)\)", r"softmax_s(\1)"),), ((r"\\text\{softmax\}", r"\\text{softmax}_s"),),
+           "softmax_s: with exp s of this head's sink in the denominator, too"),
     Change("attention.window", _if(_any("window"), _each("window")), CAUSAL,
            (("t ≤ t'", "t' − w < t ≤ t'"),), ((r"t \\le t'", r"t' - w < t \\le t'"),), "w = VALUE"),
     Change("attention.window", _if(_any("window"), _each("window")), TO_ALL,
@@ -273,6 +305,8 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.normalize_output", _if(_any("normalize_output"), lambda v: _norm_name(v.norm)), ATTENTION,
            ((r"\+ (MHAttention.*)$", r"+ VALUE(\1 | γ_l^out)"),),
            ((r"\+ (\\text\{MHAttention.*)$", r"+ \\text{VALUE}(\1 \\mid \\gamma_l^\\text{out})"),)),
+    Change("attention", _if(_is_latent, _latent), {10: "6"},
+           (("MHAttention", "LatentAttention"),), (("MHAttention", "LatentAttention"),), "LatentAttention: VALUE"),
     Change("mlp.gated", _if(lambda v: v.mlp and v.mlp.gated), MLP,
            ((r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)",
              r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"),),
@@ -285,6 +319,17 @@ CHANGES: tuple[Change, ...] = (
     Change("mlp.normalize_output", _if(lambda v: v.mlp and v.mlp.normalize_output, lambda v: _norm_name(v.norm)), MLP,
            ((r"\+ (W_mlp.*)$", r"+ VALUE(\1 | γ_l^out)"),),
            ((r"\+ (W_\{\\text\{mlp.*)$", r"+ \\text{VALUE}(\1 \\mid \\gamma_l^\\text{out})"),)),
+    Change("mlp.clip", _if(lambda v: v.mlp and v.mlp.clip, lambda v: f"{v.mlp.clip:g}"), MLP,
+           ((r"(\w+)\((W_gate[^)]*)\) ⊙ \((W_mlp[^)]*)\)", r"\1(min(\2, c)) ⊙ (1 + clip(\3, −c, c))"),),
+           ((r"(\\text\{[^}]+\})\((W_\{\\text\{gate[^)]*)\) \\odot \((W_\{\\text\{mlp[^)]*)\)",
+             r"\1(\\min(\2, c)) \\odot (1 + \\text{clip}(\3, -c, c))"),), "c = VALUE"),
+    Change("mlp", _if(_has_experts, _experts), MLP,
+           ((r"([Wb]_(?:mlp\d|gate))\^l", r"\1^{l,i}"), (r"\+ (W_mlp.*)$", r"+ Σ_i G[i,:] ⊙ (\1)")),
+           ((r"([Wb]_\{\\text\{(?:mlp\d|gate)\}\})\^l", r"\1^{l,i}"),
+            (r"\+ (W_\{\\text\{mlp.*)$", r"+ \\sum_i G[i,:] \\odot (\1)")), "G: VALUE"),
+    Change("mlp.shared", _if(lambda v: _has_experts(v) and v.mlp.shared), MLP,
+           (("$", " + MLP(X̃ | 𝓦_l^shared)"),), (("$", r" + \\text{MLP}(\\tilde X \\mid \\mathcal{W}_l^\\text{shared})"),),
+           "MLP: line 8 without experts, which every token takes"),
     Change("mlp", _if(lambda v: v.mlp is None), {10: "7"}, DROP_NORM, DROP_NORM_LATEX),
     Change("mlp", _if(lambda v: v.mlp is None), MLP, ((r" \+ W_mlp.*", ""),), ((r" \+ W_\{\\text\{mlp.*", ""),)),
     Change("order", _if(lambda v: v.order == "side_by_side"), {10: "6"},

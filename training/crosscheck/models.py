@@ -4,15 +4,18 @@ import dataclasses
 from typing import Any
 
 from algorithms import Variant
-from algorithms.lines import ALiBi, Attention, Distances, Linear, Llama3, RMSNorm, TransformerXL, Yarn
+from algorithms.lines import ALiBi, Attention, Distances, Experts, Latent, Linear, Llama3, RMSNorm, TransformerXL, Yarn
 
 from .oracle import family
 from .oracle.parameters import unstack_family
 
-__all__ = ["family_parameters", "options_of", "small"]
+__all__ = ["YARN", "family_parameters", "options_of", "small"]
 
 LAYERS = 3
 """How many layers share their parameters, where a variant has layers that do."""
+
+YARN = Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
+"""The scaling of positions, where a variant has one of this kind."""
 
 
 def small(variant: Variant) -> Variant:
@@ -22,7 +25,11 @@ def small(variant: Variant) -> Variant:
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
         fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
+        if isinstance(getattr(a.positions, "scaling", None), Yarn):
+            changes["scaling"] = YARN
+        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is Latent else {}
         return a.but(
+            **rows,
             positions=None if a.positions is None else a.positions.but(**changes),
             window=None if a.window is None else 5,
             cap=None if a.cap is None else 0.5,
@@ -30,7 +37,17 @@ def small(variant: Variant) -> Variant:
         )
 
     cap = None if variant.unembedding.cap is None else 0.7
-    lines = {"attention": tuple(map(line, variant.attentions)), "unembedding": variant.unembedding.but(cap=cap)}
+    mlp = variant.mlp
+    if mlp is not None and mlp.clip is not None:
+        mlp = mlp.but(clip=0.7)
+    if type(mlp) is Experts:
+        groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
+        mlp = mlp.but(n=6, k=min(mlp.k, 3), **groups)
+    lines = {
+        "attention": tuple(map(line, variant.attentions)),
+        "mlp": mlp,
+        "unembedding": variant.unembedding.but(cap=cap),
+    }
     return variant.but(**lines, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
 
 
@@ -74,6 +91,8 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "norm_offset": getattr(norm, "offset", 0.0),
         "order": "norm_first" if variant.order == "no_norm" else variant.order,
         "activation": variant.mlp.activation if variant.mlp else None,
+        "clip": variant.mlp and variant.mlp.clip,
+        "experts": _experts(variant.mlp),
         "attention": [_line(a) for a in variant.attentions],
         "L": L if variant.shared_layers > 1 else None,
         "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else 1.0,
@@ -82,6 +101,9 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
 
 
 def _line(a: Attention) -> dict[str, Any]:
+    if type(a) is Latent:
+        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
+        return {"positions": _positions(a.positions), "window": a.window, **latent}
     return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
 
 
@@ -95,6 +117,11 @@ def _positions(positions: Any) -> dict[str, Any] | None:
         return {"kind": kind, **dataclasses.asdict(positions)}
     rotary = {"kind": "rotary", **dataclasses.asdict(positions)}
     return rotary if positions.scaling is None else rotary | {"scaling": _scaling(positions.scaling)}
+
+
+def _experts(line: Any) -> dict[str, Any] | None:
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    return {name: getattr(line, name) for name in names} if type(line) is Experts else None
 
 
 def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:

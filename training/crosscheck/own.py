@@ -5,24 +5,20 @@ Algorithm 8, 9 or 10 that have it are compared. Without loops, the oracle runs t
 are compared, and the line is left out and named.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import pathlib
 import re
-import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.lines import MLP, Attention
+from algorithms.lines import MLP, Attention, Experts, Latent
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
 from training.tasks.own_lines import variant_named
@@ -32,8 +28,7 @@ from .changes import ChangedLine, changed_lines
 from .comparison import OracleCache, Results
 from .models import family_parameters, options_of
 from .pseudocode import Line
-from .scenarios import Run
-from .variants import CALLED, VariantScenarios, compare_variant
+from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
 __all__ = ["OwnScenarios", "compare_own"]
 
@@ -54,7 +49,7 @@ ARCHITECTURE = {"d": 10, "e": 9, "ed": 8}
 
 def is_own(line: Any) -> bool:
     """Whether a line is of a class of one's own."""
-    return line is not None and type(line) not in (Attention, MLP)
+    return line is not None and type(line) not in (Attention, Latent, MLP, Experts)
 
 
 class OwnScenarios(VariantScenarios):
@@ -67,7 +62,9 @@ class OwnScenarios(VariantScenarios):
         super().__init__(package, name, algorithm=ARCHITECTURE[last] if is_said else 10, **settings)
         self.own = {"attention": self.variant.attentions[0], "mlp": self.variant.mlp}
         self.own = {name: line for name, line in self.own.items() if is_own(line)}
-        self.called = tuple(n for n in CALLED if n not in (4, 5) or "attention" not in self.own)
+        self.hidden = {type(line) for line in (*self.variant.attentions, self.variant.mlp) if is_own(line)}
+        if "attention" in self.own:
+            self.called = WITHOUT_ATTENTION
 
     def _record(self, package: ModuleType) -> Any:
         return variant_named(self.path)
@@ -104,12 +101,6 @@ class OwnScenarios(VariantScenarios):
                 found[n, number] = _changed(name, line, printed)
         return found
 
-    def runs(self, algorithm: int) -> Iterator[Run]:
-        """The runs, in which what a line of one's own calls is not observed: it is no line of the model."""
-        kinds = {type(line) for line in (*self.variant.attentions, self.variant.mlp) if is_own(line)}
-        for run in super().runs(algorithm):
-            yield dataclasses.replace(run, code=functools.partial(_unobserved, kinds, run.code))
-
     def left_out(self) -> list[str]:
         """What is not compared, in words."""
         found = []
@@ -135,28 +126,6 @@ def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache 
                 del results.lines[scenarios.algorithm, number]
     results.settings["left_out"] = scenarios.left_out()
     return results
-
-
-def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
-    """Run code with the formulas of classes of lines hidden from tracing."""
-    with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            for name in {"read", "weights", "write", "__call__"} & vars(kind).keys():
-                stack.enter_context(mock.patch.object(kind, name, _untraced(vars(kind)[name])))
-        return code()
-
-
-def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(*args, **kwargs):
-        trace = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            sys.settrace(trace)
-
-    return run
 
 
 def _changed(name: str, line: Any, printed: Line) -> ChangedLine:

@@ -117,7 +117,7 @@ class _Walk:
         distances: Any = None,
     ) -> np.ndarray:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
-        if "own" in line:
+        if "own" in line or "latent" in line:
             return self.see(n, number, _is_own)
         X_in, Z, X_printed, Z_printed = reads
         groups = W.heads if part(W, "groups") is None else W.groups
@@ -146,7 +146,7 @@ class _Walk:
     def mlp(self, n: int, number: str, X: np.ndarray, X_tilde: np.ndarray, W: Any, f: Any) -> np.ndarray:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
 
-        if "own_mlp" in self.model:
+        if "own_mlp" in self.model or self.model["experts"] is not None:
             return self.see(n, number, _is_own)
 
         def printed(_: np.ndarray) -> np.ndarray:

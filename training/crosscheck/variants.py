@@ -7,13 +7,16 @@ paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations ar
 its sizes; the formulas have the published ones.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import pathlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +36,7 @@ __all__ = ["NAMES", "VariantScenarios", "compare_variant"]
 NAMES = tuple(name for name in VARIANTS if name != "PAPER")
 SIZES = {"l_x": 7, "l_z": 5, "l_max": 11, "B": 2}
 CALLED = (1, 2, 4, 5, 6, 7)
+WITHOUT_ATTENTION = tuple(n for n in CALLED if n not in (4, 5))
 CALLERS = {10: (14,)}
 EPSILON = 1e-2
 
@@ -84,6 +88,9 @@ class VariantScenarios(Scenarios):
             implementation=implementation,
         )
         self.variant = with_numbers_that_matter(self.record)
+        self.hidden: set[type] = set()
+        if hasattr(self.variant.attentions[0], "d_q"):  # latent attention
+            self.hidden, self.called = {type(self.variant.attentions[0])}, WITHOUT_ATTENTION
         self.model = self._model()
 
     def _record(self, package: ModuleType) -> Any:
@@ -122,12 +129,38 @@ class VariantScenarios(Scenarios):
         yield Run(14, f"τ = {tau}", code, lambda _: paper(), padded=True, sharing=self.sharing)
 
     def runs(self, algorithm: int) -> Iterator[Run]:
-        """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too."""
-        if algorithm == 14:
-            yield from self._seeded(algorithm, self._runs_14)
-            return
-        for run in self._seeded(algorithm, self._run):
-            yield dataclasses.replace(run, shows=frozenset(self.called), sharing=self.sharing)
+        """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too.
+
+        What a line calls that stands in place of these algorithms is not observed: it is no line of the model.
+        """
+        for run in self._seeded(algorithm, self._runs_14 if algorithm == 14 else self._run):
+            if self.hidden:
+                run = dataclasses.replace(run, code=functools.partial(_unobserved, self.hidden, run.code))
+            if algorithm != 14:
+                run = dataclasses.replace(run, shows=frozenset(self.called), sharing=self.sharing)
+            yield run
+
+
+def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
+    """Run code with the formulas of classes of lines hidden from tracing."""
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            for name in {"read", "weights", "write", "__call__"} & vars(kind).keys():
+                stack.enter_context(mock.patch.object(kind, name, _untraced(vars(kind)[name])))
+        return code()
+
+
+def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*args, **kwargs):
+        trace = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            sys.settrace(trace)
+
+    return run
 
 
 def compare_variant(

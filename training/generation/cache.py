@@ -97,7 +97,7 @@ class KeyValues(NamedTuple):
         """Return the cache with the key and value of one more token of each sequence, in this slot."""
 
         def store(cache, column):
-            rows = column.transpose(0, 2, 1).reshape(-1, column.shape[1])[:, None, :]
+            rows = column.transpose(0, 2, 1).reshape(len(cache), 1, column.shape[1])
             return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot % cache.shape[1], axis=1)
 
         return KeyValues(store(self.K, K), store(self.V, V))
@@ -110,9 +110,10 @@ class KeyValues(NamedTuple):
         """Return the cache with the given rows of each of B sequences; a negative index gives an arbitrary row."""
 
         def arrange(cache):
-            of_heads = cache.reshape(-1, len(rows), *cache.shape[1:])
+            B, R = rows.shape
+            of_heads = cache.reshape(len(cache) // B, B, *cache.shape[1:])
             chosen = jnp.clip(rows, 0, cache.shape[1] - 1)[None, :, :, None]
-            return jnp.take_along_axis(of_heads, chosen, axis=2).reshape(-1, rows.shape[1], cache.shape[2])
+            return jnp.take_along_axis(of_heads, chosen, axis=2).reshape(len(cache), R, cache.shape[2])
 
         return KeyValues(arrange(self.K), arrange(self.V))
 
@@ -165,8 +166,9 @@ def sequences_beside(cache: Cache, other: Cache, B: int) -> Cache:
     """Return a cache of B sequences, followed by the sequences of another."""
 
     def both(cache, of_others):
-        parts = [a.reshape(cache.shape[0] // B, -1, *a.shape[1:]) for a in (cache, of_others)]
-        return jnp.concatenate(parts, axis=1).reshape(-1, *cache.shape[1:])
+        H = len(cache) // B
+        parts = [a.reshape(H, len(a) // H, *a.shape[1:]) for a in (cache, of_others)]
+        return jnp.concatenate(parts, axis=1).reshape(len(cache) + len(of_others), *cache.shape[1:])
 
     return jax.tree.map(both, cache, other)
 
@@ -175,8 +177,8 @@ def chosen_sequences(cache: Cache, chosen: Int[Array, "n"], B: int) -> Cache:
     """Return the cache of the chosen sequences among B, in that order."""
 
     def choose(cache):
-        of_heads = cache.reshape(-1, B, *cache.shape[1:])
-        return of_heads[:, chosen].reshape(-1, *cache.shape[1:])
+        H = len(cache) // B
+        return cache.reshape(H, B, *cache.shape[1:])[:, chosen].reshape(H * len(chosen), *cache.shape[1:])
 
     return jax.tree.map(choose, cache)
 
@@ -189,13 +191,14 @@ def attend_cached(
     of_distances: Callable[..., Float[Array, "H B n"]] | None = None,
     slot: Int[Array, ""] | None = None,
     window: int | None = None,
+    sinks: Float[Array, "H"] | None = None,
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
     If the cache has fewer heads, each of them serves several consecutive ones. A query with nothing to attend to
     outputs 0. ``of_distances()``, if given, is added to the scores: a bias for the distance to each row's token; of n
     rows from `start` on ``of_distances(start, n)``. A cache in parts needs the `slot` of the queries' tokens, and their
-    window (None: all of the slots before), to read only these.
+    window (None: all of the slots before), to read only these. Sinks take weight in the softmax, and have no value.
     """
     _, d_attn, B = Q.shape
     H_kv = jax.tree.leaves(cache)[0].shape[0] // B
@@ -206,31 +209,41 @@ def attend_cached(
         assert of_distances is not None
         return of_distances(*rows).reshape(H_kv, g, B, -1).swapaxes(1, 2).reshape(H_kv * B, g, -1)
 
+    if sinks is not None:
+        sinks = jnp.repeat(sinks.reshape(H_kv, g, 1), B, axis=0)
     if isinstance(cache, Slots):
         assert slot is not None
-        Y = cache.attend(queries, permitted, cap, None if of_distances is None else added, slot, window)
+        Y = cache.attend(queries, permitted, cap, None if of_distances is None else added, slot, window, sinks)
     else:
-        Y = _attend_to_rows(queries, cache, permitted, cap, None if of_distances is None else added())
+        Y = _attend_to_rows(queries, cache, permitted, cap, None if of_distances is None else added(), sinks)
     return Y.reshape(H_kv, B, g, -1).transpose(0, 2, 3, 1).reshape(-1, B)
 
 
-def _attend_to_rows(queries, cache, permitted, cap, of_distances) -> Float[Array, "HB g d_mid"]:
-    HB, g, d_attn = queries.shape
+def _attend_to_rows(queries, cache, permitted, cap, of_distances, sinks) -> Float[Array, "HB g d_mid"]:
+    (HB, g, d_attn), (K, V) = queries.shape, values_too(*cache)
     equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
     queries = jnp.broadcast_to(queries, (HB, equal, d_attn))
-    S = jnp.einsum("rcd,rqd->rqc", cache.K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
+    S = jnp.einsum("rcd,rqd->rqc", K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
     if of_distances is not None:
         S = S + of_distances
     S = capped(S, cap, d_attn)
     of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2])
     S = jnp.where(permitted[None, :, None], of_sequences, -jnp.inf).reshape(S.shape)
-    A = jax.vmap(jax.vmap(softmax))(S / jnp.sqrt(d_attn).astype(S.dtype))
-    return jnp.einsum("rqc,rcd->rqd", A.astype(cache.V.dtype), cache.V)[:, :g]
+    S = S / jnp.sqrt(d_attn).astype(S.dtype)
+    if sinks is not None:
+        S = jnp.concatenate([S, jnp.broadcast_to(sinks.astype(S.dtype), (HB, equal, 1))], axis=2)
+    A = jax.vmap(jax.vmap(softmax))(S)[:, :, : K.shape[1]]
+    return jnp.einsum("rqc,rcd->rqd", A.astype(V.dtype), V)[:, :g]
+
+
+def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) -> tuple[Array, Array]:
+    """Return the keys and values of a cache, whose keys serve as values if it has none."""
+    return K, V if V.shape[2] else K
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v"),
+    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v", "s"),
     meta_fields=("rows",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +260,7 @@ class Projections:
     W_r: Any  # Transformer-XL's projection of distances
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
+    s: Any  # the sinks
     rows: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
 
     @staticmethod
@@ -305,7 +319,7 @@ def check_reads_columns(line: Attention, W: Any, d_e: int, dtype: Any) -> None:
 
     X, t = jnp.asarray(np.random.default_rng(0).standard_normal((d_e, 3)), dtype), jnp.arange(3)
     for name, alone, among in zip("QKV", of_last(W, X[:, -1:], t[-1:]), of_last(W, X, t), strict=True):
-        if jnp.abs(alone - among).max() > ROUNDING * jnp.abs(alone).max():
+        if alone.size and jnp.abs(alone - among).max() > ROUNDING * jnp.abs(alone).max():
             raise ValueError(
                 f"{type(line).__name__}.read: expected a column of {name} that depends on that column of X or Z alone, "
                 "got one that changes with the columns before it, which a step of generation does not read; use "
@@ -342,9 +356,10 @@ def of_rows(
 ) -> Float[Array, "H d_mid B"]:
     """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
     H, _, B = read.Q.shape
+    result = read.result or (lambda Y: Y)
 
     def printed():
-        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in whole(cache))
+        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(*whole(cache)))
         D = None if of_distances is None else of_distances()
         of_one, of_D, weights = of_one_head(), None if D is None else 0, weights_of(line, read.own)
 
@@ -354,12 +369,13 @@ def of_rows(
 
         with for_each(2):
             of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D, None), 1)
-            return jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, permitted, D, read.own)
+            return result(jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, permitted, D, read.own))
 
     if shows("printed") or line.replaces_softmax:
         return printed()
-    Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window)
-    return beside(Y.reshape(H, -1, B), printed)
+    sinks = read.own if line.sinks else None
+    Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window, sinks)
+    return beside(result(Y.reshape(H, -1, B)), printed)
 
 
 class Prompt(NamedTuple):

@@ -218,7 +218,7 @@ def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Arra
 
     def of_layer(l, name):
         a = jnp.stack([getattr(row, name)[l] for row in rows], axis=1)
-        return a.reshape(-1, *a.shape[2:])
+        return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
     caches = tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(L))
     return states.begun(x, lengths, caches, C=C, n=n)

@@ -79,7 +79,7 @@ class Slots:
 
     def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "Slots":
         """Return the cache with the key and value of one more token of each sequence, in this slot."""
-        K, V = (column.transpose(0, 2, 1).reshape(-1, column.shape[1]) for column in (K, V))
+        K, V = (a.transpose(0, 2, 1).reshape(a.shape[0] * a.shape[2], a.shape[1]) for a in (K, V))
 
         def store(part, i):
             write = jax.lax.dynamic_update_slice_in_dim
@@ -110,15 +110,19 @@ class Slots:
         of_distances: Callable[..., Array] | None,
         slot: Int[Array, ""],
         window: int | None,
+        sinks: Float[Array, "HB g _"] | None = None,
     ) -> Float[Array, "HB g d_mid"]:
         """Lines 4 to the end of Algorithm 4 for g queries of each head of each sequence, whose token is in `slot`.
 
-        ``of_distances(start, n)``, if given, is added to the scores of n rows from `start` on, as ``[HB, g, n]``.
+        Sinks are one more score of each query, which has no value. ``of_distances(start, n)``, if given, is added to the scores of n rows from `start` on, as ``[HB, g, n]``.
         """
         HB, g, d_attn = queries.shape
         dtype = accumulation_dtype(queries.dtype)
-        nothing = jnp.full((HB, g, 1), -jnp.inf, dtype), jnp.zeros((HB, g, 1), dtype)
-        so_far = (*nothing, jnp.zeros((HB, g, self.V[0].shape[2]), dtype))  # largest, sum, product
+        first = jnp.full((HB, g, 1), -jnp.inf, dtype), jnp.zeros((HB, g, 1), dtype)
+        if sinks is not None:
+            first = sinks.astype(dtype), jnp.ones((HB, g, 1), dtype)
+        d_mid = self.V[0].shape[2] or d_attn
+        so_far = (*first, jnp.zeros((HB, g, d_mid), dtype))  # largest, sum, product
 
         def read(so_far, K, V, permitted, start):
             before, total, Y = so_far
@@ -131,6 +135,7 @@ class Slots:
             largest = jnp.maximum(before, S.max(axis=2, keepdims=True))
             shift = jnp.where(jnp.isneginf(largest), 0, largest)
             E, scale = jnp.exp(S - shift), jnp.exp(before - shift)
+            V = V if V.shape[2] else K.swapaxes(1, 2)  # keys serve as values
             of_part = jnp.einsum("rqc,rcd->rqd", E.astype(V.dtype), V, preferred_element_type=dtype)
             return largest, total * scale + E.sum(axis=2, keepdims=True), Y * scale + of_part
 

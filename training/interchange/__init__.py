@@ -4,6 +4,7 @@
     P = d_transformer(x, theta)
     save_pretrained("elsewhere", theta, config, tokenizer)      # opens in transformers
     convert("gpt2-directory", "runs/gpt2")                      # a directory that every script accepts as a run
+    save_pretrained("model.gguf", theta, config, tokenizer)     # opens in llama.cpp
     convert("runs/taught", "adapter")                           # a run's low-rank adapter, as PEFT files
     save_pretrained("mine", theta, config, to="run")            # any model, also with lines of one's own
 
@@ -15,7 +16,7 @@ was compared.
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +28,23 @@ from algorithms import DTransformerParams, EDTransformerParams, ETransformerPara
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import local_path, reason, require_file
-from training.interchange import consistency, containers, gguf_tokenizer, mapping, peft, positions, tokenizer_files
+from training.interchange import (
+    consistency,
+    containers,
+    gguf_tokenizer,
+    gguf_vocabulary,
+    gguf_writing,
+    mapping,
+    mxfp4,
+    peft,
+    positions,
+    tokenizer_files,
+)
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
-from training.interchange.gguf_models import GGUFTensors, open_gguf
+from training.interchange.gguf_models import GGUFTensors, in_gguf, open_gguf
 from training.interchange.hub import downloaded
 from training.interchange.license import license_of
 from training.interchange.mapping import Entry
@@ -60,6 +72,7 @@ RUN = "run"
 """The kind of our own files."""
 SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
 """Suffixes of a checkpoint's files."""
+Lacks = Callable[[dict[str, Any], list[Entry]], list[str]]
 TASK_OF = {
     DTransformerParams: "d",
     ETransformerParams: "e",
@@ -112,10 +125,10 @@ def save_pretrained(
     to: str | None = None,
     labels: tuple[str, ...] = (),
 ) -> None:
-    """Write parameters as a checkpoint that transformers opens, with the same logits.
+    """Write parameters as a checkpoint that transformers opens, or as a GGUF file, with the same logits.
 
     Args:
-        path: the directory to write; it must not exist, or be empty.
+        path: the directory to write, or a GGUF file, which llama.cpp opens, too; it must not exist, or be empty.
         theta: the parameters.
         config: sizes and variant.
         tokenizer: written beside the parameters.
@@ -142,7 +155,7 @@ def save_pretrained(
     if task == "classify" and not labels:
         labels = tuple(f"LABEL_{i}" for i in range(theta.W_c.shape[0]))
     model, leaves = Model(task, config, labels), flatten(theta)
-    if to == RUN:
+    if to == RUN and local_path(path).suffix != SUFFIX:
         _save_run(local_path(path), model, {name: np.ascontiguousarray(a) for name, a in leaves.items()}, tokenizer)
     else:
         _save(local_path(path), model, leaves, tokenizer, to)
@@ -162,7 +175,7 @@ def convert(
 
     Args:
         source: the directory of a checkpoint, a run or a PEFT adapter, or a GGUF file.
-        target: the directory to write; it must not exist, or be empty.
+        target: the directory or the GGUF file to write; it must not exist, or be empty.
         to: the kind of checkpoint to write, such as "gpt2", or "run"; None: for a run, the first kind that can
             express it.
         dtype: cast the parameters to this type; None: keep theirs.
@@ -191,14 +204,15 @@ def convert(
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
-        opens = "the scripts accept as a run" if to == RUN else "transformers opens"
-        return f"Converted {source} to {target}, which {opens}."
+        opens = "transformers opens" if target.suffix != SUFFIX else "llama.cpp and load_pretrained open"
+        return f"Converted {source} to {target}, which {'the scripts accept as a run' if to == RUN else opens}."
     found = _read(source, dtype, progress)
     model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
     about = f"\n{_size(leaves)}; {found.license}"
-    if to and to != RUN:
+    if target.suffix == SUFFIX or (to and to != RUN):
         _save(target, model, leaves, tokenizer, to)
-        return f"Converted {source} to {target}, a checkpoint of the kind {to}.{about}"
+        kind = "GGUF file" if target.suffix == SUFFIX else f"checkpoint of the kind {to}"
+        return f"Converted {source} to {target}, a {kind}.{about}"
     note = _no_eos(found.fields, model) if tokenizer.end is None else ""
     _save_run(target, model, leaves, tokenizer)
     return f"Converted {source} to {target}, which the scripts accept as a run.{about}{note}"
@@ -214,7 +228,7 @@ def _save_adapter(source: Path, target: Path, to: str | None) -> str:
     files = RunDirectory(source)
     description = files.description()
     shapes = model_shapes("d", description.config)
-    _, entries = _described(Model("d", description.config), to)
+    _, entries = _described(Model("d", description.config), to, WRITTEN_AS["d"])
     adapter, scale = read_adapter(files, description, shapes), scale_of(description.settings)
     _write_whole(target, lambda directory: peft.write(directory, entries, adapter, shapes, scale))
     return (
@@ -234,7 +248,7 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
     base = load_run(adapted)
     if base.task != "d":
         raise InterchangeError(f"--from: expected a decoder, got {adapted} of the task {base.task}; name the model")
-    _, entries = _described(Model(base.task, base.config), None)
+    _, entries = _described(Model(base.task, base.config), None, WRITTEN_AS["d"])
     found = peft.read(source, entries, base.theta)
     values = settings_of(base.task, base.config) | {
         "start_from": str(Path(adapted).absolute()),
@@ -305,7 +319,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
         _check_files(path)
         state = read_json(path / "config.json")
         architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
-        tensors = containers.Tensors(path)
+        tensors = mxfp4.dequantized(containers.Tensors(path), fields.get("quantization_config"))
     try:
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
@@ -316,9 +330,10 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
     fields.check()
     consistency.check(fields, model, tensors)
     template = model_shapes(model.task, model.config, N_C=len(model.labels))
+    entries = architecture.entries(model, state)
     leaves = mapping.read(
         tensors,
-        architecture.entries(model, state),
+        in_gguf(entries) if isinstance(tensors, GGUFTensors) else entries,
         template,
         prefix=architecture.prefix,
         ignored=architecture.ignored,
@@ -356,9 +371,17 @@ def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
     raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {got}{advice}")
 
 
-def _described(model: Model, to: str | None) -> tuple[dict[str, Any], list[Entry]]:
-    """Return the config.json and the tensors of the first kind of checkpoint that can express a model."""
-    kinds = WRITTEN_AS.get(model.task, ())
+def _described(
+    model: Model, to: str | None, kinds: Sequence[str], lacks_also: Lacks = lambda *_: []
+) -> tuple[dict[str, Any], list[Entry]]:
+    """Return the config.json and the tensors of the first kind of checkpoint that can express a model.
+
+    Args:
+        model: the model.
+        to: the only kind to try; None: all.
+        kinds: the kinds of files to write.
+        lacks_also: (config.json, tensors) → what the files lack besides.
+    """
     if not kinds:
         raise InterchangeError(f"a model of the task {model.task} cannot be written: no other library here reads it")
     if to is not None and to not in kinds:
@@ -368,8 +391,10 @@ def _described(model: Model, to: str | None) -> tuple[dict[str, Any], list[Entry
     refused = []
     for kind in [to] if to else kinds:
         state, lacks = ARCHITECTURES[kind].write_config(model)
+        entries = [] if lacks else ARCHITECTURES[kind].entries(model, state)
+        lacks = lacks or lacks_also(state, entries)
         if not lacks:
-            return state, ARCHITECTURES[kind].entries(model, state)
+            return state, entries
         refused.append(f"{kind} has no {', no '.join(lacks)}")
     if has_lines_of_ones_own(model.config.variant):
         raise InterchangeError(
@@ -380,7 +405,10 @@ def _described(model: Model, to: str | None) -> tuple[dict[str, Any], list[Entry
 
 
 def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
-    state, entries = _described(model, to)
+    if path.suffix == SUFFIX:
+        _save_gguf(path, model, leaves, tokenizer, to)
+        return
+    state, entries = _described(model, to, WRITTEN_AS.get(model.task, ()))
 
     def write(directory: Path) -> None:
         fields = tokenizer_files.write(directory, tokenizer, model) if tokenizer else {}
@@ -390,6 +418,24 @@ def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer
         containers.write(directory, mapping.write(entries, leaves))
 
     _write_whole(path, write)
+
+
+def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
+    def draft(state: dict[str, Any], entries: list[Entry]) -> gguf_writing.Draft:
+        return gguf_writing.draft(path, model, state, in_gguf(entries), leaves)
+
+    def lacks(state: dict[str, Any], entries: list[Entry]) -> list[str]:
+        return gguf_writing.lost(draft(state, entries), model, ARCHITECTURES[state["model_type"]])
+
+    kinds = [kind for kind in WRITTEN_AS.get(model.task, ()) if kind in gguf_writing.OF_TYPE]
+    if not kinds:
+        raise InterchangeError(f"{path}: expected a decoder to write as GGUF, got a model of the task {model.task}")
+    state, entries = _described(model, to, kinds, lacks)
+    file = draft(state, entries)
+    if tokenizer is not None:
+        file.metadata.update(gguf_vocabulary.metadata_of(path, tokenizer, model, gguf_writing.OF_TYPE[state["model_type"]]))
+    entries = in_gguf(entries)
+    _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 
 
 def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer: Tokenizer | None) -> None:
@@ -408,10 +454,10 @@ def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary directory, and rename it to the path when it is complete."""
+    """Let `write` fill a temporary directory, and rename it, or the GGUF file in it, to the path when it is complete."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InterchangeError(f"{path} already exists; name another directory, or delete it")
+            raise InterchangeError(f"{path} already exists; give another name, or delete it")
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
@@ -419,7 +465,7 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(unfinished)
         unfinished.chmod(0o755)
-        unfinished.replace(path)
+        (unfinished / path.name if path.suffix == SUFFIX else unfinished).replace(path)
     except OSError as error:
         raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
     finally:

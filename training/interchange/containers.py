@@ -5,7 +5,7 @@ Each tensor is read on request, so no second copy of a model is ever in memory.
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ class Tensors:
     def read(self, name: str) -> np.ndarray:
         """Return a tensor."""
         return self._readers[name][1]()
+
+    def replace(
+        self, names: Sequence[str], by: str, shape: tuple[int, ...], convert: Callable[..., np.ndarray]
+    ) -> None:
+        """Replace tensors by one of another name and shape, converted from them when it is read."""
+        readers = [self._readers.pop(name)[1] for name in names]
+        self._add(by, lambda: shape, lambda: convert(*(read() for read in readers)))
+        self.names = list(self._readers)
 
     def _add(self, name: str, shape: Callable[[], tuple[int, ...]], read: Callable[[], np.ndarray]) -> None:
         # renames the parameters of layer norms in checkpoints of 2018

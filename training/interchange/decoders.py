@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen, OLMo 2, SmolLM3 and Gemma, as Algorithm 10 with changed lines.
+"""Llama, Mistral, Qwen, OLMo 2, SmolLM3, Gemma and gpt-oss, as Algorithm 10 with changed lines; some have experts.
 
 They differ in a few fields of config.json and in where their norms are, so one mapping reads and writes them all: the
 directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
@@ -14,8 +14,11 @@ from algorithms.model.variants import PAPER
 from training.interchange.description import Architecture, Fields, Model, lost, size_fields, theirs, unlike
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry, table
+from training.interchange.mixtures import MIXTURES, mixture_entries, mixture_fields, read_mixture
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+BASES = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0, "mixtral": 1_000_000.0, "gpt_oss": 150_000.0}
+"""Of the wavelengths of rotary positions, in files that do not say."""
 SIZES = {
     "N_V": ("vocab_size",),
     "l_max": ("max_position_embeddings",),
@@ -43,8 +46,9 @@ class Family(NamedTuple):
     H_kv: int | None = None  # the default of num_key_value_heads; None: the number of query heads
     d_head: int | None = None  # the default of head_dim; None: d_e/H
     unplaced: int = 0  # every unplaced-th layer has no positions, unless no_rope_layers differs; 0: all have positions
-    # whether only the outputs of sublayers are normalized, and queries and keys over all heads together
-    after: bool = False
+    after: bool = False  # whether only the outputs of sublayers are normalized
+    together: bool = False  # whether queries and keys are normalized over all heads together
+    sinks: bool = False  # whether attention has sinks; attention_bias is then true unless it is said
 
 
 FAMILIES: dict[str, Family] = {
@@ -52,13 +56,17 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family("Mistral", window=4096, H_kv=8),
     "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
     "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
-    "olmo2": Family("Olmo2", normalizes_heads=True, after=True),
+    "olmo2": Family("Olmo2", normalizes_heads=True, after=True, together=True),
     "smollm3": Family("SmolLM3", H_kv=4, unplaced=4),
     "gemma": Family("Gemma", gemma=True, H_kv=16, d_head=256),
     "gemma2": Family("Gemma2", gemma=True, sandwiched=True, window=4096, period=2, H_kv=4, d_head=256),
     "gemma3_text": Family(
         "Gemma3", normalizes_heads=True, gemma=True, sandwiched=True, window=4096, period=6, H_kv=4, d_head=256
     ),
+    "mixtral": Family("Mixtral", H_kv=8),
+    "qwen3_moe": Family("Qwen3Moe", normalizes_heads=True, H_kv=4),
+    "olmoe": Family("Olmoe", normalizes_heads=True, together=True),
+    "gpt_oss": Family("GptOss", sinks=True, window=128, period=2, H_kv=8, d_head=64),
 }
 """By model_type."""
 
@@ -74,16 +82,20 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     norm = RMSNorm(epsilon=fields.number("rms_norm_eps", 1e-6), offset=float(family.gemma))
     activation = ("hidden_activation", "hidden_act") if family.gemma else ("hidden_act",)
     named = next((name for name in activation if fields.get(name) is not None), "hidden_act")
+    mlp = MLP(
+        activation=fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu"),
+        gated=True,
+        biases=fields.flag("mlp_bias", False),
+        normalize_output=norm if family.sandwiched or family.after else None,
+    )
+    if kind in MIXTURES:
+        mlp = read_mixture(fields, MIXTURES[kind], mlp)
+        sizes["d_mlp"] = fields.integer(MIXTURES[kind].width)
     variant = PAPER.but(
         embedding=Embedding(positions=None, scaled=family.gemma),
         norm=norm,
         attention=_attention(fields, kind, norm, L=L, l_max=sizes["l_max"]),
-        mlp=MLP(
-            activation=fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu"),
-            gated=True,
-            biases=fields.flag("mlp_bias", False),
-            normalize_output=norm if family.sandwiched or family.after else None,
-        ),
+        mlp=mlp,
         order="no_norm" if family.after else None,
         unembedding=Unembedding(
             tied=fields.flag("tie_word_embeddings", family.gemma or family.unplaced > 0),
@@ -105,23 +117,29 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
     family = FAMILIES[kind]
     scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.sandwiched else None
     line = Attention(
-        biases=family.biases or fields.flag("attention_bias", False),
+        biases=family.biases or fields.flag("attention_bias", family.sinks),
         scale=scale,
         cap=_cap(fields, "attn_logit_softcapping", kind, 50.0),
         normalize_heads=norm if family.normalizes_heads else None,
-        heads_together=family.after,
+        heads_together=family.together,
+        sinks=family.sinks,
         normalize_output=norm if family.sandwiched or family.after else None,
     )
     width = fields.get("sliding_window", None if fields.has("sliding_window") else family.window)
     if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
         width = None
-    base = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0}.get(kind, 10_000.0)
+    base = BASES.get(kind, 10_000.0)
     lines = {FULL: line.but(positions=_rotary(fields, FULL, l_max, base))}
     in_window = [False] * L
     if width is not None and family.window:
         in_window = _windows(fields, kind, L)
         window = fields.integer("sliding_window", family.window)
-        lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, 10_000.0), window=window)
+        of_windows = 10_000.0 if kind == "gemma3_text" else base
+        lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, of_windows), window=window)
+    elif not family.window:
+        fields.require("clip_qkv", None, "clipped queries, keys and values")
+        if kind in MIXTURES and (kind != "qwen3_moe" or fields.flag("use_sliding_window", False)):
+            fields.require("sliding_window", None, "windows in all layers")
     of_layers = [lines[SLIDING if w else FULL] for w in in_window]
     if family.unplaced:
         fields.require("use_sliding_window", False, "windows in some layers")
@@ -178,8 +196,8 @@ def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
     return positions
 
 
-def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
-    """Return the scaling of rotary frequencies."""
+def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> Linear | Llama3 | Yarn | None:
+    """Return the scaling of rotary frequencies; ``scales_scores``: whether mscale_all_dim also scales the scores."""
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind == "default":
         return None
@@ -193,9 +211,10 @@ def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
     if kind == "llama3":
         low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
         return Llama3(factor=factor, low=low, high=high, l_original=original)
-    fields.require("mscale", None, "another scaling of the scores")
-    fields.require("mscale_all_dim", None, "another scaling of the scores")
-    return Yarn(
+    if not scales_scores:
+        fields.require("mscale", None, "another scaling of the scores")
+        fields.require("mscale_all_dim", None, "another scaling of the scores")
+    scaling = Yarn(
         factor=factor,
         l_original=original,
         slow=fields.number("beta_slow", 1.0),
@@ -203,6 +222,12 @@ def read_scaling(fields: Fields, l_max: int) -> Linear | Llama3 | Yarn | None:
         attention_factor=fields.number("attention_factor", 1.0) if fields.get("attention_factor") else None,
         truncate=fields.flag("truncate", True),
     )
+    if not scales_scores:
+        return scaling
+    mscale, of_scores = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+    if mscale and of_scores and scaling.attention_factor is None:
+        scaling = scaling.but(attention_factor=scaling.magnitude(mscale) / scaling.magnitude(of_scores))
+    return scaling.but(scores=of_scores)
 
 
 def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
@@ -229,6 +254,8 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state["hidden_activation" if family.sandwiched else "hidden_act"] = name
     if not family.biases:
         state["attention_bias"] = first.biases is True
+    if kind in MIXTURES:
+        state |= mixture_fields(MIXTURES[kind], v.mlp, c.d_mlp)
     if kind in ("llama", "smollm3") and v.mlp is not None:
         state["mlp_bias"] = v.mlp.biases
     if family.unplaced:
@@ -285,12 +312,14 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
     weights |= {"self_attn.o_proj.weight": "attention.W_o"}
     weights |= {"self_attn.o_proj.bias": "attention.b_o"} if line.biases in (True, "out") else {}
     weights |= {f"self_attn.{a}_norm.weight": f"attention.gamma_{a}" for a in "qk" if family.normalizes_heads}
-    for name, ours in (("gate", "gate"), ("up", "mlp1"), ("down", "mlp2")):
+    weights |= {"self_attn.sinks": "attention.s"} if family.sinks else {}
+    for name, ours in (("gate", "gate"), ("up", "mlp1"), ("down", "mlp2")) if kind not in MIXTURES else ():
         weights |= {f"mlp.{name}_proj.weight": f"mlp.W_{ours}"}
         weights |= {f"mlp.{name}_proj.bias": f"mlp.b_{ours}"} if mlp.biases else {}
     found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
     for l in range(config.L):
         found += [Entry(f"model.layers.{l}.{name}", (f"layers.{leaf}",), l) for name, leaf in weights.items()]
+        found += mixture_entries(MIXTURES[kind], mlp, l) if kind in MIXTURES else []
     found.append(Entry("model.norm.weight", ("norm.gamma",)))
     return found + ([] if config.tied else [Entry("lm_head.weight", ("W_u",))])
 

@@ -150,7 +150,7 @@ def size_fields(config: Any, names: Mapping[str, tuple[Any, ...]]) -> dict[str, 
 
 def theirs(activation: str) -> str:
     """Return the name that other libraries have for one of our nonlinearities."""
-    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
+    return next((name for name, ours in ACTIVATIONS.items() if ours == activation), activation)
 
 
 def differences(variant: Record, expected: Record, path: str = "") -> list[str]:

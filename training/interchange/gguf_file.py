@@ -74,7 +74,7 @@ class GGUFFile:
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor, dequantized to float32."""
-        info, gguf = self.tensors[name], _gguf(self.path)
+        info, gguf = self.tensors[name], import_gguf(self.path)
         out = np.empty((info.rows, info.shape[-1]), np.float32)
         data = self._bytes[info.start : info.end].reshape(info.rows, info.row_bytes)
         step = max(1, SLAB // info.shape[-1])
@@ -203,7 +203,7 @@ def _placed(path: Path, infos: dict[str, Any], end: int, metadata: dict[str, Any
 
 def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
     """Return the name of a type, and how many numbers and bytes its blocks have."""
-    gguf = _gguf(path)
+    gguf = import_gguf(path)
     try:
         form = gguf.GGMLQuantizationType(kind)
     except ValueError:
@@ -219,11 +219,12 @@ def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
     return form.name, *gguf.GGML_QUANT_SIZES[form]
 
 
-def _gguf(path: Path) -> Any:
+def import_gguf(path: Path) -> Any:
+    """Return the package gguf. Raises InterchangeError if it is not installed."""
     try:
         return importlib.import_module("gguf")  # an extra
     except ModuleNotFoundError:
-        raise InterchangeError(f"reading {path} needs gguf: {install('models')}") from None
+        raise InterchangeError(f"{path} needs gguf: {install('models')}") from None
 
 
 def _damaged(path: Path, problem: str) -> InterchangeError:

@@ -1,8 +1,9 @@
 """Present a GGUF file as a checkpoint of `transformers`, with the fields of a config.json and the same tensor names.
 
-One mapping then reads both. What GGUF changes is undone: the order of the rows of q and k, since its rotary positions
-rotate adjacent rows (`llama`, `smollm3`); the 1 added to the scales of norms (`gemma`); and the matrices that `Conv1D`
-transposes (`gpt2`). Defaults are llama.cpp's. A key that is not understood raises an error that names it.
+One mapping then reads both, and `gguf_writing` writes by the same tables. What GGUF changes is undone: the order of the
+rows of q and k, since its rotary positions rotate adjacent rows (`llama`, `smollm3`); the 1 added to the scales of
+norms (`gemma`); and the matrices that `Conv1D` transposes (`gpt2`). Defaults are llama.cpp's. A key that is not
+understood raises an error that names it.
 """
 
 import functools
@@ -18,6 +19,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile
+from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -31,13 +33,22 @@ _LINEARS = {
     "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm",
 }
-_LLAMA = {**_LINEARS, "ffn_norm": "post_attention_layernorm"}
+_EXPERTS = {f"ffn_{a}_exps": f"mlp.experts.{a}_proj" for a in ("gate", "up", "down")}
+_LLAMA = {**_LINEARS, **_EXPERTS, "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "block_sparse_moe.gate"}
+_QWEN_MOE = {**_LLAMA, "ffn_gate_inp": "mlp.gate"}
 _OLMO2 = {
     **_LINEARS,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA2 = {**_OLMO2, "ffn_norm": "pre_feedforward_layernorm"}
+_GPT_OSS = {
+    **_LINEARS,
+    **_EXPERTS,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
 _GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -55,14 +66,11 @@ _GPT2_OUTER = {
 }
 IN_TRANSFORMERS = {
     "command-r": "cohere",
-    "deepseek2": "deepseek_v2",
-    "gpt-oss": "gpt_oss",
     "gptneox": "gpt_neox",
     "modern-bert": "modernbert",
     "nomic-bert": "nomic_bert",
     "phi2": "phi",
     "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
     "starcoder": "gpt_bigcode",
 }
 """The names in transformers of architectures that GGUF names differently."""
@@ -70,10 +78,41 @@ _NEUTRAL = {"attention.causal": True, "rope.scaling.finetuned": True, "rope.scal
 """Values that have no effect, besides 0 and false."""
 
 
+_ROTARY = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_MIXTRAL = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_GPT_OSS_FIELDS = {**_ROTARY, **_WINDOW, **_MIXTRAL, "expert_feed_forward_length": "intermediate_size"}
+_GPT2_FIELDS = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner",
+    "block_count": "n_layer",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+
+
+_PARTS = {"gate": "gate_proj", "mlp1": "up_proj", "mlp2": "down_proj"}
+
+
 class Kind(NamedTuple):
     """How GGUF stores models of one architecture."""
 
     config: "Callable[[_Metadata], dict[str, Any]]"  # the metadata → the fields of config.json
+    fields: dict[str, str] = _ROTARY  # keys of the metadata that are fields of config.json
+    types: tuple[str, ...] = ()  # its kinds of checkpoints, if not the one with the architecture's name
     outer: dict[str, str] = _OUTER  # names of modules outside the layers → those in transformers
     inner: dict[str, str] = _LLAMA  # names of modules in a layer → those in transformers
     layers: str = "model.layers"  # the name of the layers' module
@@ -81,11 +120,37 @@ class Kind(NamedTuple):
     shifted: bool = False  # whether the scales of norms have 1 added
     transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
 
+    def name(self, theirs: str) -> str:
+        """Return the name in GGUF of a tensor of transformers."""
+        module, _, field = theirs.rpartition(".")
+        layer, _, part = module.removeprefix(f"{self.layers}.").partition(".")
+        if module.startswith(f"{self.layers}.") and layer.isdigit():
+            return f"blk.{layer}.{_inverse(self.inner)[part]}.{field}"
+        return f"{_inverse(self.outer)[module]}.{field}"
+
+    def convert(self, name: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
+        """Return the numbers of a tensor, of a name in GGUF, as transformers has them, or to `write` as GGUF has."""
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
+        if self.permuted and heads:
+            return _reordered(array, state[heads], write=write)
+        if self.shifted and part.endswith("norm"):
+            return array.astype(np.float32) + np.float32(1 if write else -1)
+        return array.T if self.is_transposed(part, array.shape) else array
+
+    def is_transposed(self, part: str, shape: tuple[int, ...]) -> bool:
+        """Return whether a module's tensor of this shape is transposed."""
+        return part in self.transposed and len(shape) == 2
+
+
+def _inverse(names: dict[str, str]) -> dict[str, str]:
+    return {theirs: ours for ours, theirs in names.items()}
+
 
 class _Metadata:
     """A file's metadata on its model; records which keys were read."""
 
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
+    def __init__(self, file: Any, architecture: str) -> None:
         self.file, self.architecture = file, architecture
         self._asked: set[str] = set()
 
@@ -121,6 +186,11 @@ class _Metadata:
             raise self.wrong(name, "a number above 0")
         return float(value)
 
+    def fields(self, names: dict[str, str], **defaults: int | None) -> dict[str, Any]:
+        """Return fields of config.json by the keys that have them; `defaults` by field."""
+        read = {key: self.number if key.endswith("epsilon") else self.integer for key in names}
+        return {field: read[key](key, defaults.get(field)) for key, field in names.items()}
+
     def wrong(self, name: str, expected: str) -> InterchangeError:
         """Return the error about a value."""
         key = f"{self.architecture}.{name}"
@@ -147,21 +217,15 @@ class _Metadata:
 def _with_rotary(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
     """Return the fields that all models with rotary positions have; `base` is the default of theirs."""
     d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
-    d_head = m.integer("attention.key_length", max(d_e // H, 1))
+    found = m.fields(_ROTARY, num_key_value_heads=H, head_dim=max(d_e // H, 1))
+    d_head = found["head_dim"]
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
     return {
         "model_type": kind,
         "architectures": [f"{kind.removesuffix('_text').capitalize()}ForCausalLM"],
         "vocab_size": _vocabulary(m),
-        "hidden_size": d_e,
-        "intermediate_size": m.integer("feed_forward_length"),
-        "num_hidden_layers": m.integer("block_count"),
-        "num_attention_heads": H,
-        "num_key_value_heads": m.integer("attention.head_count_kv", H),
-        "head_dim": d_head,
-        "max_position_embeddings": m.integer("context_length"),
-        "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
+        **found,
         "tie_word_embeddings": not m.has("output.weight"),
         "hidden_act": "silu",
         "rope_parameters": _rotary(m, d_head, base),
@@ -217,7 +281,9 @@ def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
 
 def _llama(m: _Metadata) -> dict[str, Any]:
     window = m.get("attention.sliding_window")
-    found = _with_rotary(m, "mistral" if window else "llama")
+    has_experts = m.has("blk.0.ffn_gate_inp.weight")
+    found = _with_rotary(m, "mixtral" if has_experts else "mistral" if window else "llama")
+    found |= m.fields(_MIXTRAL) if has_experts else {}
     return found | {"mlp_bias": m.has("blk.0.ffn_gate.bias")} | ({"sliding_window": window} if window else {})
 
 
@@ -229,6 +295,24 @@ def _smollm3(m: _Metadata) -> dict[str, Any]:
 
 def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
     return _with_rotary(m, kind) | {"use_sliding_window": False}
+
+
+def _qwen3_moe(m: _Metadata) -> dict[str, Any]:
+    """Return the fields; the weights of the chosen experts are divided by their sum, as in llama.cpp."""
+    return _qwen(m, "qwen3_moe") | m.fields({**_CHOICE, **_WIDTH}) | {"norm_topk_prob": True}
+
+
+def _olmoe(m: _Metadata) -> dict[str, Any]:
+    return _with_rotary(m, "olmoe") | m.fields(_CHOICE) | {"norm_topk_prob": False}
+
+
+def _gpt_oss(m: _Metadata) -> dict[str, Any]:
+    """Return the fields; every second layer attends to all tokens, and the rows of YaRN are not rounded."""
+    found = _with_rotary(m, "gpt_oss", 150_000.0) | m.fields(_MIXTRAL)
+    m.integer("expert_feed_forward_length", found["intermediate_size"])
+    if found["rope_parameters"]["rope_type"] == "yarn":
+        found["rope_parameters"]["truncate"] = False
+    return found | {"sliding_window": m.integer("attention.sliding_window", 128)}
 
 
 def _gemma(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
@@ -281,28 +365,31 @@ def _gpt2(m: _Metadata) -> dict[str, Any]:
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": _vocabulary(m),
-        "n_positions": m.integer("context_length"),
-        "n_embd": m.integer("embedding_length"),
-        "n_layer": m.integer("block_count"),
-        "n_head": m.integer("attention.head_count"),
-        "n_inner": m.integer("feed_forward_length"),
+        **m.fields(_GPT2_FIELDS),
         "activation_function": "gelu_new",
-        "layer_norm_epsilon": m.number("attention.layer_norm_epsilon"),
         "tie_word_embeddings": not m.has("output.weight"),
     }
 
 
 KINDS: dict[str, Kind] = {
-    "llama": Kind(_llama, permuted=True),
+    "llama": Kind(_llama, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
     "smollm3": Kind(_smollm3, permuted=True),
     "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
     "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
     "olmo2": Kind(functools.partial(_with_rotary, kind="olmo2"), inner=_OLMO2),
+    "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
+    "olmoe": Kind(_olmoe, {**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
+    "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS),
     "gemma": Kind(functools.partial(_gemma, kind="gemma"), shifted=True),
-    "gemma2": Kind(_gemma2, inner=_GEMMA2, shifted=True),
-    "gemma3": Kind(_gemma3, inner=_GEMMA2, shifted=True),
+    "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True),
+    "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True),
     "gpt2": Kind(
-        _gpt2, _GPT2_OUTER, _GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+        _gpt2,
+        _GPT2_FIELDS,
+        outer=_GPT2_OUTER,
+        inner=_GPT2,
+        layers="transformer.h",
+        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
     ),
 }
 """By general.architecture."""
@@ -320,11 +407,16 @@ def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in KINDS:
         raise _unknown(path, str(architecture))
+    state = state_of(file, architecture)
+    return state, GGUFTensors(file, KINDS[architecture], state)
+
+
+def state_of(file: Any, architecture: str) -> dict[str, Any]:
+    """Return the fields of config.json for a GGUFFile. Raises InterchangeError for a key that is not understood."""
     metadata = _Metadata(file, architecture)
     state = KINDS[architecture].config(metadata)
     metadata.check()
-    state |= _token_ids(file, state["vocab_size"])
-    return state, GGUFTensors(file, KINDS[architecture], state)
+    return state | _token_ids(file, state["vocab_size"])
 
 
 def _unknown(path: Path, architecture: str) -> InterchangeError:
@@ -354,6 +446,22 @@ def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
     return {name: ids if len(ids) > 1 else ids[0] for name, ids in found.items() if ids}
 
 
+def in_gguf(entries: list[Entry]) -> list[Entry]:
+    """Return the tensors of a checkpoint with the experts of a layer together, each matrix of theirs by itself."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.name.endswith(".sinks"):
+            entry = entry._replace(name=f"{entry.name}.weight")
+        if ".mlp.experts." not in entry.leaves[0]:
+            found[entry.name] = entry
+            continue
+        for leaf in entry.leaves:
+            field, _, part = leaf.rpartition(".")[2].partition("_")
+            name = f"model.layers.{entry.layer}.mlp.experts.{_PARTS[part]}.{'weight' if field == 'W' else 'bias'}"
+            found[name] = Entry(name, (leaf,), entry.layer, of_experts=True)
+    return list(found.values())
+
+
 class GGUFTensors(Tensors):
     """The tensors of a GGUF file by their names in transformers, each dequantized on request.
 
@@ -368,17 +476,10 @@ class GGUFTensors(Tensors):
             if name == ROPE_FACTORS:
                 continue
             part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-            is_transposed = part in kind.transposed and len(info.shape) == 2
-            shape = info.shape[::-1] if is_transposed else info.shape
-            heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
+            shape = info.shape[::-1] if kind.is_transposed(part, info.shape) else info.shape
 
-            def read(name=name, part=part, is_transposed=is_transposed, heads=heads) -> np.ndarray:
-                array = file.read(name)
-                if kind.permuted and heads:
-                    return _unpermuted(array, state[heads])
-                if kind.shifted and part.endswith("norm"):
-                    return array - np.float32(1)
-                return array.T if is_transposed else array
+            def read(name=name) -> np.ndarray:
+                return kind.convert(name, file.read(name), state, write=False)
 
             self._add(_theirs(name, kind), lambda shape=shape: shape, read)
         self.names = list(self._readers)
@@ -395,9 +496,9 @@ def _theirs(name: str, kind: Kind) -> str:
     return ".".join([*([kind.layers, parts["layer"]] if parts["layer"] else []), module, parts["field"]])
 
 
-def _unpermuted(array: np.ndarray, H: int) -> np.ndarray:
-    """Reorder rows so that rotary positions rotate the halves of a head, not adjacent rows."""
+def _reordered(array: np.ndarray, H: int, *, write: bool) -> np.ndarray:
+    """Reorder rows so that rotary positions rotate the halves of a head, or to `write` adjacent rows."""
     if array.shape[0] % (2 * H):
         return array  # the mapping reports the wrong shape
-    halves = array.reshape(H, array.shape[0] // H // 2, 2, *array.shape[1:])
-    return halves.swapaxes(1, 2).reshape(array.shape)
+    pairs = (2, -1) if write else (-1, 2)
+    return array.reshape(H, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)

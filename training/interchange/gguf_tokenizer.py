@@ -4,6 +4,7 @@ Where `transformers` reads the file differently from the model's original tokeni
 or insert a space after every special token), this module follows the original, as llama.cpp does.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer
 from training.interchange.errors import InterchangeError
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Types of tokens."""
 LONGEST_TOKEN = 1 << 12
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -93,7 +95,9 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
     if not 0 < len(tokens) <= N_V or len(set(tokens)) < len(tokens) or max(map(len, tokens)) > LONGEST_TOKEN:
         raise fields.wrong("ggml.tokens", f"expected up to N_V = {N_V} different short strings, got {len(tokens)}")
     types = fields.items("token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in metadata else []
-    types = types or [_NORMAL] * len(tokens)
+    types = types or [NORMAL] * len(tokens)
+    used = next((i for i in range(len(tokens), 0, -1) if types[i - 1] != UNUSED), 0)
+    tokens, types = tokens[:used], types[:used]
     try:
         inner, begins = (_byte_level if kind == "gpt2" else _sentencepiece)(fields, tokens, types)
         _add(inner, tokens, types)
@@ -127,19 +131,31 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
     inner = library.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=words.whole))
     if words.normalized:
         inner.normalizer = normalizers.NFC()
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
-    steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None))
-    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    inner.pre_tokenizer = pre_tokenizers.Sequence(_splits(words))
     inner.decoder = decoders.ByteLevel()
     return inner, words.begins
 
 
+def _splits(words: Words) -> list[Any]:
+    """Return the steps that split text into words."""
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
+    steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
+    return [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None)]
+
+
+def steps_of(words: Words) -> list[dict[str, Any]]:
+    """Return the steps that normalize and split text, as tokenizer.json has them."""
+    found = [normalizers.NFC()] if words.normalized else []
+    return [json.loads(step.__getstate__()) for step in [*found, *_splits(words)]]
+
+
 def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[library.Tokenizer, bool]:
     """Return SentencePiece's BPE, and whether a text begins with bos by default."""
-    scores = fields.items("scores", float, len(tokens))
+    scores = fields.items("scores", float)[: len(tokens)]
+    if len(scores) < len(tokens):
+        raise fields.wrong("ggml.scores", f"expected {len(tokens)} values of the type float, got {len(scores)}")
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     inner = library.Tokenizer(
         models.BPE(
             vocabulary,
@@ -159,7 +175,7 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tupl
 
 def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
     """Return the pairs to merge, best first: all that form an ordinary token, ordered by its score."""
-    ordinary = {t: s for t, kind, s in zip(tokens, types, scores, strict=True) if kind == _NORMAL}
+    ordinary = {t: s for t, kind, s in zip(tokens, types, scores, strict=True) if kind == NORMAL}
     numbers = {token: i for i, token in enumerate(tokens)}
     pairs = [
         (-score, -i, numbers[token[:i]], token[:i], token[i:])
@@ -173,9 +189,9 @@ def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tu
 def _add(inner: library.Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Add the tokens that are matched before a text is split: special and user-defined ones."""
     found = [(t, kind) for t, kind in zip(tokens, types, strict=True) if t]
-    special = [AddedToken(t, normalized=False, special=True) for t, kind in found if kind in (_UNKNOWN, _CONTROL)]
+    special = [AddedToken(t, normalized=False, special=True) for t, kind in found if kind in (UNKNOWN, CONTROL)]
     inner.add_special_tokens(special)
-    inner.add_tokens([AddedToken(t, normalized=False) for t, kind in found if kind == _USER_DEFINED])
+    inner.add_tokens([AddedToken(t, normalized=False) for t, kind in found if kind == USER_DEFINED])
 
 
 def _special(fields: _Fields, types: list[int], N_V: int, *, begins: bool) -> SpecialTokens:
@@ -186,10 +202,10 @@ def _special(fields: _Fields, types: list[int], N_V: int, *, begins: bool) -> Sp
     bos, eos, ends = of("bos"), of("eos"), of("eos", "eot", "eom")
     begins = fields.get("ggml.add_bos_token", bool, begins)
     closes = fields.get("ggml.add_eos_token", bool, False)
-    others = {i for i, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)}
+    others = {i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)}
     return SpecialTokens(
         N_V,
-        mask=None,
+        mask=next(iter(of("mask")), None),
         bos=next(iter(bos + ends), None),
         eos=next(iter(ends + bos), None),
         before=bos if begins else (),

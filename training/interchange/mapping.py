@@ -1,8 +1,8 @@
 """How the tensors of a checkpoint correspond to our parameters: one list of entries for both reading and writing.
 
-A tensor of a checkpoint is one of our arrays, one layer of it, or several of them stacked by rows. Only the orientation
-differs: `nn.Linear` stores [d_out, d_in] as we do, with the heads stacked by rows; an embedding table and GPT-2's
-`Conv1D` are transposed.
+A tensor of a checkpoint is one of our arrays, one layer or expert of it, or several of them stacked by rows. Only the
+orientation differs: `nn.Linear` stores [d_out, d_in] as we do, with the heads stacked by rows; an embedding table,
+GPT-2's `Conv1D` and GPT-OSS's experts are transposed.
 """
 
 import fnmatch
@@ -33,24 +33,59 @@ class Entry(NamedTuple):
     lead: Shape = ()  # leading axes of size 1
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
     by_head: bool = False  # whether its rows interleave our arrays, head by head
+    expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
+    of_experts: bool = False  # whether it has all experts, on an axis in front; our arrays then alternate row by row
 
-    def of_leaf(self, shapes: Mapping[str, Shape]) -> Shape:
-        """Return the shape of one of our arrays, in one layer."""
-        shape = shapes[self.leaves[0]]
-        return shape if self.layer is None else shape[1:]
+    @property
+    def at(self) -> tuple[int, ...]:
+        """The place of the tensor in arrays that are stacked over layers, or over layers and experts."""
+        return tuple(i for i in (self.layer, self.expert) if i is not None)
+
+    def of_leaves(self, shapes: Mapping[str, Shape]) -> list[Shape]:
+        """Return the shapes of our arrays, in one layer, or one expert of it."""
+        return [shapes[leaf][len(self.at) :] for leaf in self.leaves]
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of the tensor."""
-        leaf = self.of_leaf(shapes)
-        if _is_vector(self.leaves[0]):
-            return (*self.lead, len(self.leaves) * math.prod(leaf))
-        rows, columns = len(self.leaves) * math.prod(leaf[:-1]), leaf[-1]
-        return (*self.lead, columns, rows) if self.transposed else (*self.lead, rows, columns)
+        return (*self.lead, *self._oriented(self._stacked(self.of_leaves(shapes))))
 
+    def _stacked(self, leaves: list[Shape]) -> Shape:
+        """Return the shape of our arrays stacked by rows."""
+        experts, columns = leaves[0][: int(self.of_experts)], self._columns(leaves[0])
+        rows = sum(map(math.prod, leaves)) // math.prod(experts + columns)
+        return (*experts, rows, *columns)
 
-def _is_vector(leaf: str) -> bool:
-    field = leaf.rpartition(".")[2]
-    return field.startswith(("b_", "gamma", "beta"))
+    def _columns(self, leaf: Shape) -> Shape:
+        field = self.leaves[0].rpartition(".")[2]
+        is_vector = field.startswith(("b_", "gamma", "beta")) or field == "s"
+        return () if is_vector else leaf[-1:]
+
+    def _oriented(self, shape: Shape) -> Shape:
+        return (*shape[:-2], *shape[:-3:-1]) if self.transposed else shape
+
+    def _groups(self, leaf: Shape) -> int:
+        """Return how many groups of rows follow one another, in each of which our arrays are stacked."""
+        interleaved = len(leaf) - len(self._columns(leaf)) if self.of_experts and len(self.leaves) > 1 else self.by_head
+        return math.prod(leaf[: int(interleaved)])
+
+    def split(self, tensor: np.ndarray, shapes: Mapping[str, Shape]) -> list[np.ndarray]:
+        """Return our arrays, in one layer or expert, from the tensor."""
+        leaves = self.of_leaves(shapes)
+        array = tensor.reshape(tensor.shape[len(self.lead) :])
+        array = array.swapaxes(-1, -2) if self.transposed else array
+        groups, columns = self._groups(leaves[0]), self._columns(leaves[0])
+        rows = [math.prod(leaf) // math.prod((groups, *columns)) for leaf in leaves]
+        parts = np.split(array.reshape(groups, sum(rows), *columns), np.cumsum(rows)[:-1], axis=1)
+        return [part.reshape(leaf) for part, leaf in zip(parts, leaves, strict=True)]
+
+    def join(self, parts: Sequence[np.ndarray], shapes: Mapping[str, Shape]) -> np.ndarray:
+        """Return the tensor from our arrays."""
+        leaves = self.of_leaves(shapes)
+        groups, columns = self._groups(leaves[0]), self._columns(leaves[0])
+        array = np.concatenate([part.reshape(groups, -1, *columns) for part in parts], axis=1)
+        array = array.reshape(self._stacked(leaves))
+        array = array.swapaxes(-1, -2) if self.transposed else array
+        return np.ascontiguousarray(array).reshape(self.lead + array.shape)
 
 
 def linear(
@@ -144,31 +179,24 @@ def read(
                     f"{tensors.path}: {copy} and {name} differ, although the model ties them; "
                     "if it does not, set tie_word_embeddings to false in config.json"
                 )
-        shape = entry.of_leaf(shapes)
         array = array if dtype is None else array.astype(dtype)
-        array = array.reshape(array.shape[len(entry.lead) :])
-        array = array.T if entry.transposed else array
-        if entry.by_head:
-            parts = array.reshape(shape[0], len(entry.leaves), *shape[1:]).swapaxes(0, 1)
-        else:
-            parts = array.reshape(len(entry.leaves), *shape)
-        for leaf, part in zip(entry.leaves, parts, strict=True):
-            _store(leaves, leaf, part, entry.layer, shapes[leaf], tensors)
+        for leaf, part in zip(entry.leaves, entry.split(array, shapes), strict=True):
+            _store(leaves, leaf, part, entry.at, shapes[leaf], tensors)
         progress(1, len(entries))
     return leaves
 
 
-def _store(leaves, leaf: str, part: np.ndarray, layer: int | None, shape: Shape, tensors: Tensors) -> None:
-    if layer is None:
+def _store(leaves, leaf: str, part: np.ndarray, at: tuple[int, ...], shape: Shape, tensors: Tensors) -> None:
+    if not at:
         leaves[leaf] = np.ascontiguousarray(part)
         return
     if leaf not in leaves:
         leaves[leaf] = np.empty(shape, part.dtype)
     if leaves[leaf].dtype != part.dtype:
         raise InterchangeError(
-            f"{tensors.path}: layer {layer} has the type {part.dtype}, but the layers before it {leaves[leaf].dtype}"
+            f"{tensors.path}: layer {at[0]} has the type {part.dtype}, but the layers before it {leaves[leaf].dtype}"
         )
-    leaves[leaf][layer] = part
+    leaves[leaf][at] = part
 
 
 def _check_names(
@@ -211,8 +239,4 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
         if not entry.leaves:
             yield entry.name, np.zeros(entry.lead, next(iter(leaves.values())).dtype)
             continue
-        parts = [leaves[leaf] if entry.layer is None else leaves[leaf][entry.layer] for leaf in entry.leaves]
-        shape = entry.shape(shapes)[len(entry.lead) :]
-        array = np.stack([np.asarray(part) for part in parts], axis=int(entry.by_head))
-        array = array.reshape(shape[::-1]).T if entry.transposed else array.reshape(shape)
-        yield entry.name, np.ascontiguousarray(array).reshape(entry.lead + shape)
+        yield entry.name, entry.join([np.asarray(leaves[leaf][entry.at]) for leaf in entry.leaves], shapes)

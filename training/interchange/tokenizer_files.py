@@ -175,7 +175,7 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     """Write our tokenizer in transformers' files, and return the fields of config.json on special tokens. Raises
     InterchangeError if its special tokens would not get the IDs that the model has for them.
     """
-    special = tokenizer.special or _paper_tokens(tokenizer, model)
+    special = special_of(tokenizer, model)
     ends = [special.eos, *special.ends] if special.ends else special.eos
     fields: dict[str, Any] = {"bos_token_id": special.bos, "eos_token_id": ends}
     if model.task == "ed":
@@ -185,9 +185,7 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     if isinstance(tokenizer, MosesTokenizer | SentencePieceTokenizer):
         translation_files.write(path, tokenizer)
         return fields
-    inner = _as_library_tokenizer(tokenizer)
-    if not tokenizer.special:
-        _add_paper_tokens(inner, special)
+    inner, special = in_library(tokenizer, model)
     (path / "tokenizer.json").write_text(inner.to_str(pretty=True), "utf-8")
     if isinstance(tokenizer, LibraryTokenizer) and tokenizer.target:
         (path / TARGET).write_text(tokenizer.target.to_str(pretty=True), "utf-8")
@@ -206,7 +204,20 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     return fields
 
 
-def _paper_tokens(tokenizer: Tokenizer, model: Model) -> SpecialTokens:
+def in_library(tokenizer: Tokenizer, model: Model) -> tuple[library.Tokenizer, SpecialTokens]:
+    """Return the same tokenizer as one of the library `tokenizers`, and the model's special tokens. Raises
+    InterchangeError as `write`.
+    """
+    inner, special = _as_library_tokenizer(tokenizer), special_of(tokenizer, model)
+    if not tokenizer.special:
+        _add_paper_tokens(inner, special)
+    return inner, special
+
+
+def special_of(tokenizer: Tokenizer, model: Model) -> SpecialTokens:
+    """Return the special tokens of a model with this tokenizer; without its own, they are the paper's."""
+    if tokenizer.special:
+        return tokenizer.special
     mask, bos, eos = tokenizer.mask_token, tokenizer.bos_token, tokenizer.eos_token
     return SpecialTokens(tokenizer.N_V, mask, bos, eos, (bos,), () if model.task == "d" else (eos,))
 

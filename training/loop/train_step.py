@@ -54,11 +54,12 @@ class TrainState(NamedTuple):
 class StepMetrics(NamedTuple):
     """The metrics of an update."""
 
-    loss: Float[Array, ""]  # nats per predicted token
+    loss: Float[Array, ""]  # nats per predicted token, without the balancing loss
     tokens: Float[Array, ""]  # predicted tokens
     gradient_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
     healthy: Bool[Array, ""]  # as in the state
+    balance: Float[Array, ""] | None = None  # the balancing loss of experts times its coefficient, if there is one
 
 
 Step = Callable[..., tuple[TrainState, StepMetrics]]
@@ -74,13 +75,13 @@ def init_state(
 
 
 def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = None) -> Callable[..., Any]:
-    """Return the function (params, batch, step, key, frozen, scale) → (loss per token, gradient, tokens) of a batch.
+    """Return the function (params, batch, step, key, frozen, scale) → (losses per token, gradient, tokens) of a batch.
 
     With θ `frozen`, `params` are an adapter of it, and the gradient is that of the adapter alone. Loss and gradient are
     multiplied by `scale`.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
-    whole batch, so loss and gradient do not depend on the number of parts.
+    whole batch, so loss and gradient do not depend on the number of parts. A balancing loss does: it is that of every part.
     """
 
     def whole(params, batch, step, key, frozen=None, scale=None):
@@ -95,10 +96,14 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
             theta = params if frozen is None else merged(frozen, params, scale_of(settings))
             options = {"label_smoothing": settings.label_smoothing, "dropout": settings.dropout, "N_V": N_V}
             layers = {"remat": REMAT[settings.remat], "unroll": settings.unroll}
-            loss = objective.loss(cast(theta, settings.dtype), part, keys, **options, **layers) / weight
-            return loss if scale is None else loss * scale
+            losses = objective.losses(cast(theta, settings.dtype), part, keys, **options, **layers)
+            losses = jax.tree.map(lambda loss: loss / weight if scale is None else loss / weight * scale, losses)
+            return losses.nats if losses.balance is None else losses.nats + losses.balance, losses
 
-        loss_and_gradient = jax.value_and_grad(part_loss)
+        def loss_and_gradient(*arguments):
+            (_, losses), gradient = jax.value_and_grad(part_loss, has_aux=True)(*arguments)
+            return losses, gradient
+
         if settings.accumulation_steps == 1:
             return *loss_and_gradient(params, batch, keys), tokens
         parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
@@ -136,9 +141,10 @@ def make_step(
     def step(state, batch, step, key, frozen=None):
         scaling = state.loss_scale
         scale = None if scaling is None else scaling.scale
-        loss, gradient, tokens = loss_and_gradient(state.params, batch, step, key, frozen, scale)
+        losses, gradient, tokens = loss_and_gradient(state.params, batch, step, key, frozen, scale)
         if scale is not None:
-            loss, gradient = jax.tree.map(lambda a: a / scale, (loss, gradient))
+            losses, gradient = jax.tree.map(lambda a: a / scale, (losses, gradient))
+        loss = losses.nats
         norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         if scaling is not None:
@@ -155,6 +161,6 @@ def make_step(
         new = TrainState(params, opt_state, healthy, ema, scaling)
         new = jax.tree.map(lambda after, before: jnp.where(applied, after, before), new, state)
         new = new._replace(healthy=healthy, loss_scale=scaling)
-        return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy)
+        return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy, losses.balance)
 
     return step

@@ -19,7 +19,7 @@ from training.disk import reason
 from training.evaluation.held_out import evaluate, perplexity
 from training.loop import memory
 from training.loop.diagnosis import TrainingError, explosion, loss_limit, not_finite
-from training.loop.flops import matmul_peak, memory_in_use, step_flops
+from training.loop.flops import active_parameters, matmul_peak, memory_in_use, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.progress import Progress, Rates
 from training.loop.train_step import StepMetrics, TrainState, batch_loss, init_state, make_step
@@ -67,6 +67,7 @@ class Preview(NamedTuple):
     """What an update would cost."""
 
     parameters: int  # of the model, with what `vocabulary_multiple` adds
+    active: int  # of these, those that each token reads: of experts, only the chosen ones
     trained: int  # trained parameters: all of the model's, or the low-rank ones
     needed: int  # bytes on each device, by the compiler; 0 if it does not say
     limit: int  # bytes available on each device
@@ -277,8 +278,10 @@ class Trainer:
         settings, config, state = self._settings, self._description.config, self._template()
         self._where = shardings(state)
         compiled = self._interrupts.run(lambda: self._compiled_step(state))
+        model = state.params if self._frozen is None else self._frozen
         return Preview(
-            parameters=_size(state.params if self._frozen is None else self._frozen),
+            parameters=_size(model),
+            active=active_parameters(model),
             trained=_size(state.params),
             needed=memory.needed(compiled),
             limit=memory.limit(self._placement.n_local_devices),
@@ -379,6 +382,7 @@ class Trainer:
                 raise explosion(step, loss, self._limit, self._last_checkpoint())
             line = {"step": step, "loss": loss, "perplexity": perplexity(loss)}
             line |= {"learning_rate": rate, "gradient_norm": norm}
+            line |= {} if metrics.balance is None else {"balance": float(metrics.balance)}
             evaluates = self._evaluates(step)
             if evaluates or step == 1 or step % self._settings.log_every == 0:
                 rates, seconds = self._rates.read()

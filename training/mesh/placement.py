@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSh
 from jax.sharding import PartitionSpec as P
 
 from training.mesh.shape import BATCH_AXES, check_devices, parse, written
-from training.mesh.table import spec_of, table_of
+from training.mesh.table import spec_of, symbol_of, table_of
 
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
@@ -65,8 +65,7 @@ class Placement:
         table = table_of(tree)
 
         def of_leaf(path, leaf):
-            symbol = next((key.name for key in reversed(path) if hasattr(key, "name")), "")
-            sharding = self._on_mesh(spec_of(symbol, leaf.shape, self.sizes, table))
+            sharding = self._on_mesh(spec_of(symbol_of(path), leaf.shape, self.sizes, table))
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree_util.tree_map_with_path(of_leaf, tree)

@@ -26,7 +26,6 @@ from algorithms import (
 from algorithms.lines import MLP
 from algorithms.model.theta import theta_shapes
 from training.tasks.classify import ClassifierParams
-from training.tasks.own_lines import has_lines_of_ones_own
 
 DATA, MODEL = "data", "model"
 BOTH = (MODEL, DATA)
@@ -53,6 +52,12 @@ def _row(axes: tuple[str, ...], own: frozenset[str] = frozenset()) -> Row:
     return tuple(BOTH if len(row) == 1 and entry == MODEL else entry for entry in row)
 
 
+def symbol_of(path: Any) -> str:
+    """Return the symbol of the parameter at a path: the last name, and ``experts.W_mlp1`` for a matrix of all experts."""
+    names = [key.name for key in path if hasattr(key, "name")]
+    return ".".join(names[-2:] if names[-2:-1] == ["experts"] else names[-1:])
+
+
 def _axes() -> dict[str, tuple[str, ...]]:
     """The axes of each parameter of the published models, and what none of them has, without those of layers."""
     classes = (PatchParams, ClassifierParams)
@@ -69,15 +74,18 @@ def _axes_of(variant: Variant) -> dict[str, str]:
     kinds = (DTransformerParams, EDTransformerParams) * (not variant.embedding.factored)
     every = [theta_shapes(kind, variant) for kind in (*kinds, ETransformerParams)]
     leaves = [leaf for shapes in every for leaf in jax.tree_util.tree_leaves_with_path(shapes)]
-    return {path[-1].name: shape.axes for path, shape in leaves}
+    return {symbol_of(path): shape.axes for path, shape in leaves}
 
 
-TABLE: dict[str, Row] = {name: _row(axes) for name, axes in _axes().items()}
+OWN = frozenset(axis for variant in VARIANTS.values() if variant.mlp for axis in variant.mlp.divided)
+"""The axes of the published models' lines that ``model`` divides, besides `DIVIDED`."""
+
+TABLE: dict[str, Row] = {name: _row(axes, OWN) for name, axes in _axes().items()}
 
 
 @functools.cache
 def _table_of(variant: Variant) -> dict[str, Row]:
-    """The rows of a variant with lines of one's own, which may have symbols and axes of their own."""
+    """The rows of a variant, whose lines may have symbols and axes of their own."""
     own = frozenset(axis for line in (*variant.attentions, variant.mlp) if line for axis in line.divided)
     axes = {name: tuple(a for a in axes.split() if a not in LAYERS) for name, axes in _axes_of(variant).items()}
     return {name: _row(of, own) for name, of in axes.items()}
@@ -87,8 +95,7 @@ def table_of(tree: Any) -> dict[str, Row]:
     """Return the table for parameters or optimizer state, which hold their variant."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Variant))
     variants = dict.fromkeys(node for node in nodes if isinstance(node, Variant))
-    own = [_table_of(variant) for variant in variants if has_lines_of_ones_own(variant)]
-    return {name: row for rows in (TABLE, *own) for name, row in rows.items()}
+    return {name: row for rows in (TABLE, *map(_table_of, variants)) for name, row in rows.items()}
 
 
 def spec_of(name: str, shape: tuple[int, ...], sizes: Mapping[str, int], table: Mapping[str, Row] = TABLE) -> P:

@@ -10,7 +10,7 @@ from algorithms import ETransformerConfig, ETransformerParams, e_encoding, init_
 from algorithms.machinery.arrays import AnyArray
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
-from training.tasks.objectives import Batch, Columns, Objective
+from training.tasks.objectives import Batch, Columns, Objective, in_sequence
 from training.tasks.task import Task, embedding_flops, layer_flops
 
 
@@ -67,7 +67,7 @@ CLASSIFY = Task(
     records="labeled",
     config=ETransformerConfig,
     init=init_classifier,
-    objective=Objective(columns=_columns, weights=_weights),
+    objective=Objective(columns=_columns, weights=_weights, routed={"7": in_sequence()}),
     flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l),
     settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
     defaults={"data": ("sms-spam",), "L": 2, "d_e": 64, "d_mlp": 256, "dropout": 0.1, "steps": 300, "batch_size": 32},

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms import ETransformerConfig, e_hidden_state, init_e_transformer
-from training.tasks.objectives import Batch, Columns, Objective
+from training.tasks.objectives import Batch, Columns, Objective, in_sequence
 from training.tasks.task import Task, embedding_flops, layer_flops
 
 
@@ -23,7 +23,7 @@ E = Task(
     records="text",
     config=ETransformerConfig,
     init=init_e_transformer,
-    objective=Objective(columns=_columns, weights=_weights),
+    objective=Objective(columns=_columns, weights=_weights, routed={"7": in_sequence()}),
     flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
     settings=("L", "d_in", "masking", "p_mask"),
     defaults={"tokenizer": "characters", "l_max": 64, "variant": "BERT", "L": 2, "init": "glorot"}

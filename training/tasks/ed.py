@@ -3,7 +3,7 @@
 from jax import Array
 
 from algorithms import EDTransformerConfig, ed_hidden_state, init_ed_transformer
-from training.tasks.objectives import Batch, Columns, Objective, has_next, next_tokens
+from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
 from training.tasks.task import Task, attention_flops, layer_flops
 
 
@@ -28,7 +28,7 @@ ED = Task(
     records="pairs",
     config=EDTransformerConfig,
     init=init_ed_transformer,
-    objective=Objective(columns=_columns, weights=_weights),
+    objective=Objective(columns=_columns, weights=_weights, routed={"7": in_sequence("z", "z_length"), "18": in_sequence("x", "x_length")}),
     flops=_flops,
     settings=("L_enc", "L_dec", "token_noise", "token_deletion"),
     defaults={"data": ("pronunciation",), "tokenizer": "characters", "l_max": 48, "steps": 1250, "batch_size": 64},

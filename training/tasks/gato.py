@@ -33,7 +33,7 @@ GATO = Task(
     records="text",
     config=GatoConfig,
     init=init_gato,
-    objective=Objective(columns=_columns, weights=D.objective.weights),
+    objective=Objective(columns=_columns, weights=D.objective.weights, routed=D.objective.routed),
     flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
     settings=("L", "patch", "d_r", "n_groups", "n_places"),
     defaults={"N_V": 1024, "L": 2, "steps": 1600, "batch_size": 8, "eval_every": 400, "eval_batches": 8},

@@ -21,7 +21,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Integer, Key
 
-from algorithms import log_loss
+from algorithms import Variant, log_loss
+from algorithms.inside import record
+from algorithms.lines import Experts
 from algorithms.machinery.sharding import Shares
 from algorithms.notation import Remat
 from algorithms.ops.chunked_log_loss import logits_of_rows
@@ -46,6 +48,13 @@ class Columns(NamedTuple):
         return Columns(X, unembedding.matrix(theta), theta.b_u, targets, unembedding.cap)
 
 
+class Losses(NamedTuple):
+    """Sums over a batch: nats, and the balancing loss of a model with experts, for each predicted token."""
+
+    nats: Float[Array, ""]
+    balance: Float[Array, ""] | None  # times its coefficient; None if the model has none
+
+
 class Totals(NamedTuple):
     """Sums over a batch: nats, predicted tokens, and correct ones (the target is the likeliest token)."""
 
@@ -61,6 +70,8 @@ class Objective:
     # (parameters, batch, keys of the sequences or None for no dropout, options of the hidden-state functions) → Columns
     columns: Callable[..., Columns]
     weights: Callable[[Batch], Array]  # batch → weight of each column, 0 if nothing is predicted there
+    # number of the line with the MLP → (batch → 1 for each of its columns that is in a sequence, 0 for padding)
+    routed: Mapping[str, Callable[[Batch], Array]]
 
     def loss(
         self,
@@ -79,9 +90,33 @@ class Objective:
         The vocabulary may be padded beyond N_V (see `training.mesh.padding`).
         """
         options = {"dropout": dropout, "implementation": implementation, "remat": remat, "unroll": unroll}
-        c = self.columns(params, batch, keys, **options)
-        options = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
-        return log_loss(c.X, c.W_u, c.targets, weights=self.weights(batch), b_u=c.b_u, **options)
+        return self.losses(params, batch, keys, label_smoothing=label_smoothing, N_V=N_V, **options).nats
+
+    def losses(
+        self,
+        params: Any,
+        batch: Batch,
+        keys: Key[Array, "B"] | None,
+        *,
+        label_smoothing: float = 0.0,
+        N_V: int | None = None,
+        **options: Any,
+    ) -> Losses:
+        """Return `loss`, and the balancing loss if the model has experts and a coefficient of it."""
+        line = variant_of(params).mlp
+        weights, balance = self.weights(batch), None
+        if isinstance(line, Experts) and line.balance:
+            names = [f"{symbol}@{number}" for number in self.routed for symbol in ("router", "G")]
+            c, seen = record(self.columns, *names)(params, batch, keys, **options)
+            each = [
+                line.balancing_loss(seen[f"router@{number}"], seen[f"G@{number}"], counted(batch))
+                for number, counted in self.routed.items()
+            ]
+            balance = line.balance * weights.sum() * sum(each)
+        else:
+            c = self.columns(params, batch, keys, **options)
+        smoothing = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
+        return Losses(log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, **smoothing), balance)
 
     def totals(self, params: Any, batch: Batch, *, implementation: str = "auto", N_V: int | None = None) -> Totals:
         """Return the sums over a batch, without dropout and label smoothing."""
@@ -89,6 +124,23 @@ class Objective:
         weights = self.weights(batch)
         nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V, cap=c.cap)
         return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest(c.X, c.W_u, c.b_u, N_V) == c.targets)))
+
+
+def variant_of(params: Any) -> Variant:
+    """Return the variant of a task's parameters."""
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, Variant))
+    return next(node for node in nodes if isinstance(node, Variant))
+
+
+def in_sequence(x: str = "x", length: str = "length") -> Callable[[Batch], Array]:
+    """Return the function of a batch that says where its sequences have tokens; without lengths, everywhere."""
+
+    def of(batch):
+        t, lengths = jnp.arange(batch[x].shape[1]), batch.get(length)
+        within = jnp.ones(batch[x].shape, bool) if lengths is None else t[None] < lengths[:, None]
+        return within.astype(jnp.float32)
+
+    return of
 
 
 def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l"]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from algorithms.lines import Line
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -38,13 +39,13 @@ class Task:
 
 def attention_flops(c: Any, l_x: int, l_z: int) -> int:
     """Return the FLOPs of Algorithm 5, for l_x tokens that attend to l_z."""
-    products = _product_flops(c, c.variant.attentions[0].shapes(), l_x, W_k=l_z, W_v=l_z, W_r=0)
+    products = _product_flops(c, c.variant.attentions[0], l_x, W_k=l_z, W_v=l_z, W_r=0)
     return products + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def layer_flops(c: Any, l: int) -> int:
     """Return the FLOPs of a layer: self-attention and the MLP."""
-    return attention_flops(c, l, l) + _product_flops(c, c.variant.mlp and c.variant.mlp.shapes(), l)
+    return attention_flops(c, l, l) + _product_flops(c, c.variant.mlp, l)
 
 
 def embedding_flops(c: Any, l: int) -> int:
@@ -52,10 +53,12 @@ def embedding_flops(c: Any, l: int) -> int:
     return 2 * c.d_in * c.d_e * l if c.variant.embedding.factored else 0
 
 
-def _product_flops(c: Any, shapes: Any, l: int, **columns: int) -> int:
-    """Return the FLOPs of the products of a line's matrices with l columns, or as many as `columns` says."""
+def _product_flops(c: Any, line: Line | None, l: int, **columns: int) -> int:
+    """Return the FLOPs of the products of a line's matrices with l columns, or as many as `columns` says; of experts,
+    only the chosen ones.
+    """
     return sum(
-        2 * math.prod(shape.of(c.sizes())) * columns.get(path[-1].name, l)
-        for path, shape in jax.tree.leaves_with_path(shapes)
+        int(2 * math.prod(shape.of(c.sizes())) * line.share_read(path[0].name)) * columns.get(path[-1].name, l)
+        for path, shape in (jax.tree.leaves_with_path(line.shapes()) if line else ())
         if path[-1].name.startswith("W_")
     )

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 
 from algorithms.machinery.arrays import accumulation_dtype
@@ -17,10 +18,17 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
     Mask = mask.dense(K.shape[1], Q.shape[1]) if isinstance(mask, StructuralMask) else mask
     scale = Q.shape[0] ** -0.5
     S = _scores(Q, K, by_distance) * scale
-    A = softmax(jnp.where(Mask, capped(S, cap), -jnp.inf))
+    S = jnp.where(Mask, capped(S, cap), -jnp.inf)
+    A = softmax(S)
     D = _kept(seed, dropout, A)
     V_tilde = jnp.matmul(V, (A * D).astype(V.dtype), preferred_element_type=A.dtype)
-    return V_tilde.astype(V.dtype), A.astype(V.dtype)
+    return V_tilde.astype(V.dtype), _log_sum_exp(S), A.astype(V.dtype)
+
+
+def _log_sum_exp(S):
+    """That of each column; +∞ in one with nothing to attend to."""
+    empty = ~jnp.any(S > -jnp.inf, axis=0, keepdims=True)
+    return jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
 
 
 def _scores(Q, K, by_distance):

@@ -47,6 +47,7 @@ class Weights(NamedTuple):
     of_head: Callable[..., Array]  # (S, own) → A, for one head of one sequence
     own: Any  # what it reads besides the scores: arrays with an axis of heads in front, or None
     says: str  # whose it is, for error messages
+    sinks: Any = None  # the sinks ``[H]``, if they are all that differs from the softmax, which the rules can compute
 
 
 def attend(
@@ -80,7 +81,8 @@ def attend(
         cap: c, for scores ``c tanh(S/c)``, or None.
         by_distance: for scores by distance, U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of
             ``scores_by_distance``; otherwise empty.
-        weights: what replaces the softmax, which only the lines as printed can compute; None: the softmax.
+        weights: what replaces the softmax, which only the lines as printed can compute unless it is a softmax with
+            sinks; None: the softmax.
     """
     H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
     K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
@@ -89,9 +91,10 @@ def attend(
     printed = functools.partial(_of_each, as_printed, Q, K, V, mask, seeds, by_distance, weights, **options)
     if implementation == "paper" or shows("printed"):
         return printed()
-    if weights is not None and implementation == "auto":
+    sinks = None if weights is None else weights.sinks
+    if weights is not None and sinks is None and implementation == "auto":
         return printed()
-    if weights is not None:
+    if weights is not None and sinks is None:
         raise ValueError(f'implementation="{implementation}" is not available: {weights.says}; give "auto" or "paper"')
     if 0 in (*batch, Q.shape[-1], K.shape[-1]):
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
@@ -101,19 +104,19 @@ def attend(
     mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
     name = implementation
     if implementation == "auto":
-        name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap, by_distance)
-    _refuse(name, Q, K, V, mask, dropout, cap, by_distance)
+        name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap, by_distance, sinks)
+    _refuse(name, Q, K, V, mask, dropout, cap, by_distance, sinks)
 
-    def of_tiles(Q, K, V, by_distance, mask, seeds, first):
+    def of_tiles(Q, K, V, by_distance, mask, seeds, sinks, first):
         if name in LIBRARY_KERNELS:
             return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, cap)
         if first is not None:
             by_distance, mask, seeds = _counted_from(first, by_distance, mask, seeds, K.shape[-1])
-        return RULES[name](Q, K, V, mask, seeds, dropout, cap, by_distance)
+        return RULES[name](Q, K, V, mask, seeds, dropout, cap, by_distance, *(() if sinks is None else (sinks,)))
 
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
-    V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, balanced)
+    V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, sinks, balanced)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
 
@@ -142,6 +145,7 @@ def automatic(
     platform: str,
     cap: float | None = None,
     by_distance: ByDistance = (),
+    sinks: Any = None,
 ) -> str:
     """The meaning of ``"auto"``: the first row of this table that applies; ``docs/performance.md`` has measurements.
 
@@ -159,7 +163,7 @@ def automatic(
     if not are_numbers(*Q.shape, *K.shape):
         return "dense"
     for name, (_, refuses) in LIBRARY_KERNELS.items():
-        if not by_distance and refuses(Q, K, V, mask, dropout, platform, cap) is None:
+        if not by_distance and sinks is None and refuses(Q, K, V, mask, dropout, platform, cap) is None:
             return name
     if platform == "cpu" and in_strips(Q.shape[-1], K.shape[-1], mask):
         return "strips"
@@ -167,13 +171,22 @@ def automatic(
 
 
 def _refuse(
-    name: str, Q: Array, K: Array, V: Array, mask: Mask, dropout: float, cap: float | None, by_distance: ByDistance
+    name: str,
+    Q: Array,
+    K: Array,
+    V: Array,
+    mask: Mask,
+    dropout: float,
+    cap: float | None,
+    by_distance: ByDistance,
+    sinks: Any,
 ) -> None:
     """Raise ValueError if an implementation requested by name is not available for these arguments."""
     reason = None
     if name in LIBRARY_KERNELS:
         reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
         reason = "the kernel does not support ALiBi, T5 or Transformer-XL scores" if by_distance else reason
+        reason = reason if sinks is None else "the kernel does not support sinks"
     elif name in ("blockwise", "strips") and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs known sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:

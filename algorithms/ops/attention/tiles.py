@@ -14,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, UInt32
 
-from algorithms.machinery.arrays import are_numbers
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, sequence_axes
 
@@ -156,11 +156,12 @@ class _Residuals(NamedTuple):
     Q: Float[Array, "H d_attn B l_x"]
     K: Float[Array, "H_kv d_attn B l_z"]
     V: Float[Array, "H_kv d_mid B l_z"]
-    V_tilde: Float[Array, "H d_mid B l_x"] | None  # None if the rules keep A
+    V_tilde: Float[Array, "H d_mid B l_x"] | None  # None if the rules keep A, and there are no sinks
     softmax: Float[Array, "H _ B l_x"]  # A, or the log-sum-exp of each column, which gives A again
     mask: Mask
     seeds: UInt32[Array, "H B 2"] | None
     by_distance: ByDistance
+    sinks: Float[Array, "H"] | None
 
 
 def kernel(
@@ -172,9 +173,13 @@ def kernel(
 ) -> Callable[..., Array]:
     """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False, by these two passes.
 
+    A sink s of each head, if given, is one more score, of a value that is 0. So the rules need not know it: it only
+    scales a column of A and of Ṽ by exp(LSE − LSE'), with log-sum-exps LSE' = log(exp LSE + exp s), and the backward
+    pass reads the scaled ones. Its own gradient is ``−Σ_t exp(s − LSE'[t]) (Ṽ ⊙ E)[:, t]ᵀ1``.
+
     Args:
         for_each_tile: applies a rule to every tile.
-        forward_of_tile: (Q, K, V) → Ṽ and the log-sum-exp of each column, or Ṽ and A.
+        forward_of_tile: (Q, K, V) → Ṽ and the log-sum-exp of each column, +∞ if it attends to nothing; perhaps A.
         backward_of_tile: (Q, K, V, Ṽ, E, log-sum-exp), or (Q, K, V, A, E) → ∂F/∂Q, ∂F/∂K and ∂F/∂V, for E = ∂F/∂Ṽ.
             If distances add to the scores, both rules also take U and P, and this one also returns ∂F/∂U and ∂F/∂P.
         keeps_softmax: whether the rules keep A, in O(ℓ²) memory, and not the log-sum-exp, in O(ℓ).
@@ -182,22 +187,32 @@ def kernel(
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
 
-    def forward(Q, K, V, mask, seeds, dropout, cap, by_distance):
+    def forward(Q, K, V, mask, seeds, dropout, cap, by_distance, sinks=None):
         of_tile = functools.partial(forward_of_tile, dropout=dropout, cap=cap)
-        V_tilde, softmax = for_each_tile(of_tile, (Q, K, V, *_as_tiles(by_distance)), mask, seeds)
+        V_tilde, log_sum_exp, *A = for_each_tile(of_tile, (Q, K, V, *_as_tiles(by_distance)), mask, seeds)
+        if sinks is not None:
+            before, log_sum_exp = log_sum_exp, jnp.logaddexp(log_sum_exp, _of_columns(sinks, log_sum_exp))
+            share = jnp.where(before == log_sum_exp, 1, jnp.exp(before - log_sum_exp))
+            V_tilde, *A = ((a * share).astype(a.dtype) for a in (V_tilde, *A))
+        shared = mask, seeds, by_distance, sinks
         if keeps_softmax:
-            return V_tilde, _Residuals(Q, K, V, None, softmax, mask, seeds, by_distance)
-        V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(softmax, "log_sum_exp")
-        return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, mask, seeds, by_distance)
+            return V_tilde, _Residuals(Q, K, V, None if sinks is None else V_tilde, *A, *shared)
+        V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
+        return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, *shared)
 
     def backward(dropout, cap, residuals: _Residuals, E):
-        Q, K, V, V_tilde, softmax, mask, seeds, by_distance = residuals
+        Q, K, V, V_tilde, softmax, mask, seeds, by_distance, sinks = residuals
         of_tile = functools.partial(backward_of_tile, dropout=dropout, cap=cap)
         kept = (softmax, E) if keeps_softmax else (V_tilde, E, softmax)
         dQ, dK, dV, *dU_dP = for_each_tile(of_tile, (Q, K, V, *kept, *_as_tiles(by_distance)), mask, seeds)
         dK, dV = _sum_over_groups(dK, len(K)), _sum_over_groups(dV, len(V))
         by_U_P = (dU_dP[0], dU_dP[1].sum(axis=2)) if dU_dP else ()  # all sequences share P
-        return dQ, dK, dV, None, None, by_U_P
+        if sinks is None:
+            return dQ, dK, dV, None, None, by_U_P
+        softmax = softmax.astype(accumulation_dtype(softmax.dtype))
+        of_sinks = 1 - softmax.sum(1, keepdims=True) if keeps_softmax else jnp.exp(_of_columns(sinks, softmax) - softmax)
+        d_sinks = -(of_sinks * V_tilde * E).sum((1, 2, 3))
+        return dQ, dK, dV, None, None, by_U_P, d_sinks.astype(sinks.dtype)
 
     return hand_derived(forward, backward, static=(5, 6))
 
@@ -205,6 +220,10 @@ def kernel(
 def _as_tiles(by_distance: ByDistance) -> Tiles:
     """U and P with an axis of sequences; that of P has size 1, since all sequences share it."""
     return (by_distance[0], by_distance[1][:, :, None]) if by_distance else ()
+
+
+def _of_columns(sinks: Float[Array, "H"], log_sum_exp: Float[Array, "H _ B l_x"]) -> Float[Array, "H _ _ _"]:
+    return sinks.astype(log_sum_exp.dtype)[:, None, None, None]
 
 
 def _sum_over_groups(dK: Float[Array, "H *axes"], H_kv: int) -> Float[Array, "H_kv *axes"]:

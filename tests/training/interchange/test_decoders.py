@@ -49,6 +49,19 @@ BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
 }
+EXPERTS = {"moe_intermediate_size": 11, "num_experts_per_tok": 2}
+OSS = {"rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 0.7}
+MSCALE = {**YARN, "attention_factor": None, "mscale": 0.7, "mscale_all_dim": 0.9}
+LATENT = {
+    "num_key_value_heads": 6,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 9,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 5,
+    "head_dim": 4,
+}
 MODELS = {
     "llama": ("llama", {"tie_word_embeddings": True, "rope_parameters": STRETCHED}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": YARN}),
@@ -60,6 +73,12 @@ MODELS = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
     "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 7, "rope_parameters": BY_KIND}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 5, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
+    "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
+    "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, "q_lora_rank": 7, "n_group": 4, "topk_group": 2}),
+    "deepseek_v2": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None, "rope_parameters": MSCALE}),
     "opt": ("opt", {"ffn_dim": 17}),
     "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}),
@@ -70,13 +89,14 @@ MODELS = {
     ),
     "bloom": ("bloom", {"seq_length": 32, "layer_norm_epsilon": 1e-3}),
 }
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 QUICK = ("llama with biases", "qwen3", "gemma3", "gpt_neox", "bloom")
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
 
 
 def make(name, seed=0, **changes):
     kind, own = MODELS[name]
-    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **own, **changes}, attn_implementation="eager")
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **own, **changes}, **EAGER)
     model = transformers.AutoModelForCausalLM.from_config(config).double()
     return cases.randomized(torch, model, seed)
 
@@ -111,7 +131,7 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     theta, config, _ = load_pretrained(path)
     save_pretrained(tmp_path / "ours", theta, config, to=MODELS[name][0])
     cases.assert_bits(cases.tensors_of(tmp_path / "ours"), cases.tensors_of(path))
-    opened, theirs = (transformers.AutoModelForCausalLM.from_pretrained(p) for p in (tmp_path / "ours", path))
+    opened, theirs = (transformers.AutoModelForCausalLM.from_pretrained(p, **EAGER) for p in (tmp_path / "ours", path))
     assert type(opened) is type(theirs)
     x = torch.arange(19)[None]
     cases.assert_same_model(torch, opened, theirs, lambda model: model(x).logits)

@@ -14,6 +14,7 @@ from training.loop import train_step
 from training.loop.train_step import LossScale, init_state, make_step
 from training.runs.metrics import read_metrics
 from training.tasks import settings_from
+from training.tasks.objectives import Losses
 
 
 class Scalar:
@@ -22,8 +23,8 @@ class Scalar:
     def __init__(self, f):
         self.f = f
 
-    def loss(self, params, batch, keys, **_):
-        return self.f(params["w"]).astype(jnp.float32)
+    def losses(self, params, batch, keys, **_):
+        return Losses(self.f(params["w"]).astype(jnp.float32), None)
 
     def weights(self, batch):
         return jnp.ones(1)

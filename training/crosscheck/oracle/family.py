@@ -11,11 +11,14 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     epsilon          what norms add to the variance, or to the mean square
     norm_offset      what "rms_norm" adds to gamma
     order            "norm_first", "norm_last", "side_by_side"; None: the algorithm's own (last in 8 and 9, first in 10)
-    activation       "relu", "gelu", "gelu_tanh", "silu"; None: the algorithm's own (ReLU in 8, GELU in 9 and 10)
+    activation       "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
+                     9 and 10)
     attention        a list of lines {"positions", "window", "scale", "cap"}, taken in turn, by layer l (from 0) line
                      l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary", "base",
                      "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
                      "num_buckets", "max_distance"} or {"kind": "alibi"}
+    clip             c of gpt-oss's gate, see `mlp`; None: none
+    experts          what a token's choice of experts depends on, see `weights_of_experts`; None: there is one MLP
     L                number of layers where some share parameters: layer l has theta.layers[l len(theta.layers) // L]
     logit_scale      what multiplies W_u X; "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
     logit_cap        c in c tanh(logits / c)
@@ -43,6 +46,7 @@ from .lines import (
     after,
     before,
     cap,
+    experts,
     join_masks,
     linear,
     mh_attention,
@@ -66,6 +70,8 @@ PAPER: Model = {
     "order": None,
     "activation": None,
     "attention": [{"positions": None, "window": None, "scale": None, "cap": None}],
+    "clip": None,
+    "experts": None,
     "L": None,
     "logit_scale": 1.0,
     "logit_cap": None,
@@ -114,6 +120,18 @@ def embed(
     return list(X.T), None
 
 
+def mlp_of(model: Model, f: Any) -> Any:
+    """Return the model's MLP, or what it has in its place, as a function of X and W.
+
+    `model`: options; `f`: activation function. Result: The function.
+    """
+    if "own_mlp" in model:
+        return model["own_mlp"]
+    if model["experts"] is not None:
+        return functools.partial(experts, f=f, line=model["experts"], clip=model["clip"])
+    return functools.partial(mlp, f=f, clip=model["clip"])
+
+
 def through_layers(
     X: Array,
     own: Sequence[Any],
@@ -156,7 +174,7 @@ def through_layers(
         def feed_forward(X: Array, W: Any = W) -> Array:
             if part(W, "mlp") is None:
                 return np.zeros_like(X)
-            own = model.get("own_mlp") or functools.partial(mlp, f=f)
+            own = mlp_of(model, f)
             return normalize(own(X, W.mlp), part(W, "norm2_out"), model)
 
         norm1 = part(W, "norm1")
@@ -299,7 +317,7 @@ def decode(
         Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
         X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
         X = after(X, norm4, order, model)  # line 17
-        own = model.get("own_mlp") or functools.partial(mlp, f=f)
+        own = mlp_of(model, f)
         Y = own(before(X, norm5, order, model), W.mlp)
         X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
         X = after(X, norm5, order, model)  # line 19

@@ -6,6 +6,7 @@ parameter that is None or missing is not there. All functions also work in compl
 
 import math
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,15 @@ def gelu_tanh(x: Array) -> Array:
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+def gelu_sigmoid(x: Array) -> Array:
+    """Return x sigma(1.702 x) (Hendrycks and Gimpel 2016; gpt-oss, Agarwal et al. 2025).
+
+    `x`: any array. Result: An array of x's shape.
+    """
+    return x / (1 + np.exp(-1.702 * x))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid": gelu_sigmoid, "silu": silu}
 
 
 def part(W: Any, name: str) -> Any:
@@ -121,16 +130,66 @@ def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
     return normalize(X, norm, model) if order == "norm_last" else X
 
 
-def mlp(X: Array, W: Any, f: Any) -> Array:
+def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     """Return W_mlp2 f(W_mlp1 X), or with a gate W_mlp2 (f(W_gate X) * W_mlp1 X) (Shazeer 2020; Llama; T5 1.1).
 
+    With a clip c, the gate is f(min(W_gate X, c)) * (1 + the entries of W_mlp1 X, at least -c and at most c) (gpt-oss,
+    Agarwal et al. 2025).
+
     `X`: [d_e, l]; `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate
-    [d_mlp], b_mlp2 [d_e]; `f`: activation function. Result: [d_e, l].
+    [d_mlp], b_mlp2 [d_e]; `f`: activation function; `clip`: c or None. Result: [d_e, l].
     """
     U = linear(W.W_mlp1, part(W, "b_mlp1"), X)
     W_gate = part(W, "W_gate")
-    inner = f(U) if W_gate is None else f(linear(W_gate, part(W, "b_gate"), X)) * U
-    return linear(W.W_mlp2, part(W, "b_mlp2"), inner)
+    if W_gate is None:
+        return linear(W.W_mlp2, part(W, "b_mlp2"), f(U))
+    G = linear(W_gate, part(W, "b_gate"), X)
+    if clip is not None:
+        G = np.where(G.real > clip, clip, G)
+        U = np.where(U.real > clip, clip, np.where(U.real < -clip, -clip, U)) + 1
+    return linear(W.W_mlp2, part(W, "b_mlp2"), f(G) * U)
+
+
+def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | None = None) -> Array:
+    """Return what the chosen experts give every token, weighted, and what the shared ones give it.
+
+    Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, without "renormalized";
+    DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16.
+
+    `X`: [d_e, l]; `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front),
+    shared? (what `mlp` takes); `f`: activation function; `line`: see `weights_of_experts`; `clip`: c of `mlp`. Result:
+    [d_e, l].
+    """
+    columns = []
+    for t in range(X.shape[1]):
+        x = X[:, t : t + 1]
+        router = linear(W.W_r, part(W, "b_r"), x)[:, 0]
+        total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, clip)
+        for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
+            arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
+            total = total + weight * mlp(x, SimpleNamespace(**arrays), f, clip)
+        columns.append(total[:, 0])
+    return np.stack(columns, axis=1)
+
+
+def weights_of_experts(router: Array, b_choice: Array | None, line: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the weights of the experts that a token chooses, by their numbers.
+
+    `router`: the token's column of W_r X + b_r, [n]; `b_choice`: added to the scores of the choice only, [n] or None;
+    `line`: "k", "scores" ("softmax" or "sigmoid"), "renormalized", "factor", and for a choice within the best groups,
+    by the sum of their two best scores, "groups" and "chosen_groups". Result: k weights.
+    """
+    n = len(router)
+    scores = softmax(router) if line["scores"] == "softmax" else 1 / (1 + np.exp(-router))
+    by = [scores[i].real + (0 if b_choice is None else b_choice[i].real) for i in range(n)]
+    size = n // line["groups"]
+    in_groups = [range(g * size, (g + 1) * size) for g in range(line["groups"])]
+    best = [sum(sorted((by[i] for i in group), reverse=True)[:2]) for group in in_groups]
+    groups = sorted(range(len(best)), key=lambda g: -best[g])[: line["chosen_groups"]]
+    candidates = [i for g in sorted(groups) for i in in_groups[g]]
+    chosen = sorted(candidates, key=lambda i: -by[i])[: line["k"]]
+    total = sum(scores[i] for i in chosen) if line["renormalized"] else 1
+    return {i: line["factor"] * scores[i] / total for i in chosen}
 
 
 def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: float, offset: float) -> Array:
@@ -181,7 +240,8 @@ def attention(
     group). Before line 4 come the heads' norms, the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied
     by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
     (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
-    two is a choice.
+    two is a choice. Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss,
+    Agarwal et al. 2025).
 
     `h`: the head; `X`: as in `mh_attention`, like all the others; `Z`: likewise; `W`: likewise; `mask`: likewise;
     `line`: likewise; `model`: likewise; `x_positions`: likewise; `z_positions`: likewise; `bidirectional`:
@@ -220,7 +280,9 @@ def attention(
         scaled_S = S / math.sqrt(d_attn)
     for t_x in range(l_x):
         may_attend = any(mask[t_z, t_x] for t_z in range(l_z))
-        weights.append(softmax(scaled_S[:, t_x]) if may_attend else np.zeros(l_z))
+        s = part(W, "s")
+        column = scaled_S[:, t_x] if s is None else np.append(scaled_S[:, t_x], s[h])
+        weights.append(softmax(column)[:l_z] if may_attend else np.zeros(l_z))
     V_tilde: Array = V @ np.stack(weights, axis=1)  # return
     return V_tilde
 
@@ -254,16 +316,18 @@ def mh_attention(
 
     `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W`: heads (H of W_q, b_q?, and W_r, u, v
     for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups each head has these), gamma_q?,
-    gamma_k?, W_o, b_o?; `mask`: boolean [l_z, l_x]; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
+    gamma_k?, s?, W_o, b_o?; `mask`: boolean [l_z, l_x]; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
     "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and
-    the mask); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
+    the mask), "latent" (see `latent_attention`); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
     x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's tables [H,
     num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021,
     "Shortformer"). Result: [d_out, l_x].
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)
+    if "latent" in line:
+        return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
     for h in range(len(W.heads)):  # line 1
         Y_h = attention(h, X, Z, W, mask, line, model, **where)  # line 2
@@ -271,6 +335,42 @@ def mh_attention(
     Y = np.concatenate(heads, axis=0)  # line 3
     V_tilde: Array = linear(W.W_o, part(W, "b_o"), Y)  # return
     return V_tilde
+
+
+def latent_attention(
+    X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], x_positions: Positions, z_positions: Positions
+) -> Array:
+    """Return multi-head latent attention (DeepSeek-V2, DeepSeek-AI 2024, equations 9 to 19, and 37 to 47).
+
+    With YaRN, scores are multiplied by (1 + s ln(factor) / 10)^2 (the authors' code: mscale_all_dim).
+
+    `X`: [d_e, l_x]; `Z`: [d_e, l_z]; `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c
+    [d_c, d_e], norm_c, W_kr [d_r, d_e], W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `mask`: boolean
+    [l_z, l_x]; `line`: "positions" (those of `rotate`), "epsilon" of the latents' norms, "scores": s; `x_positions`,
+    `z_positions`: [l_x], [l_z]. Result: [d_e, l_x].
+    """
+    rotary, epsilon = line["positions"], line["epsilon"]
+
+    def normed(columns: Array, gamma: Array) -> Array:
+        each = [e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in columns.T]
+        return np.stack(each, axis=1)
+
+    C_q = X if part(W, "W_cq") is None else normed(W.W_cq @ X, W.norm_q.gamma)
+    C = normed(W.W_c @ Z, W.norm_c.gamma)
+    K_r = rotate(W.W_kr @ Z, z_positions, rotary)
+    factor = rotary["scaling"]["factor"] if rotary.get("scaling") else 1.0
+    scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
+    heads = []
+    for h in range(len(W.W_q)):
+        Q = np.concatenate([W.W_q[h] @ C_q, rotate(W.W_qr[h] @ C_q, x_positions, rotary)])
+        K, V = np.concatenate([W.W_k[h] @ C, K_r]), W.W_v[h] @ C
+        columns = []
+        for t_x in range(X.shape[1]):
+            S = scale / math.sqrt(len(Q)) * (K.T @ Q[:, t_x])
+            S = np.where(mask[:, t_x], S, -np.inf)
+            columns.append(V @ softmax(S) if mask[:, t_x].any() else np.zeros(len(V), V.dtype))
+        heads.append(np.stack(columns, axis=1))
+    return np.asarray(W.W_o @ np.concatenate(heads))
 
 
 def join_masks(

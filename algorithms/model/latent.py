@@ -1,0 +1,127 @@
+"""Multi-head latent attention, in place of Algorithm 5: all heads' keys and values come from one latent column."""
+
+import dataclasses
+from typing import Annotated, Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from algorithms.machinery.contract import array
+from algorithms.machinery.naming import numbered
+from algorithms.machinery.record import Range, serializable
+from algorithms.model.attention import Attention, Read
+from algorithms.model.distances import Table
+from algorithms.model.norm import RMSNorm
+from algorithms.model.positions import Rotary
+from algorithms.ops.linear import linear
+from algorithms.parameters import LayerNormParams
+
+Rows = Annotated[int, Range("a number of rows >= 1", lambda d: d >= 1)]
+
+
+@serializable
+class LatentParams(NamedTuple):
+    """𝓦 of latent attention: the projections to the latents, with their norms, and from them; and of the output.
+
+    W_qr and W_kr give the rotated rows. Without a latent of the queries there are no W_cq and norm_q.
+    """
+
+    W_cq: Array | None
+    norm_q: LayerNormParams | None
+    W_q: Array
+    W_qr: Array
+    W_c: Array
+    norm_c: LayerNormParams
+    W_kr: Array
+    W_k: Array
+    W_v: Array
+    W_o: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Latent(Attention):
+    """Keys ``[W_k^h c; R W_kr Z]`` and values ``W_v^h c``, where ``c = norm(W_c Z)`` is the latent of a token.
+
+    Queries are ``[W_q^h q; R W_qr^h q]``, where ``q = norm(W_cq X)``, or X. R rotates by the positions. A cache keeps
+    ``[c; R W_kr Z]`` alone, for all heads: ``(W_k c)ᵀ W_q q = cᵀ W_kᵀ W_q q``, so queries are multiplied by W_kᵀ, and
+    the sum of latents by W_v. Whole sequences compute the keys and values, which takes fewer operations there.
+
+    Attributes:
+        positions: of the rotated rows. If scaled by `Yarn`, the scores are, too.
+        d_c: rows of the latent of keys and values.
+        d_r: rows of queries and keys that are rotated, besides the d_attn that are not.
+        d_q: rows of the latent of queries; None: they have none.
+        norm: of the latents.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", §2.1.
+    """
+
+    positions: Rotary = Rotary(pairs="neighbors")
+    biases: bool = False
+    d_c: Rows
+    d_r: Rows
+    d_q: Rows | None = None
+    norm: RMSNorm = RMSNorm(epsilon=1e-6)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        for name, expected in (("biases", False), ("normalize_heads", None), ("normalize_output", None)):
+            if getattr(self, name) != expected:
+                self.refuse(name, f"{expected}, since latent attention has none")
+        self.positions.rows(self.d_r)
+
+    def shapes(self) -> LatentParams:
+        """The shapes of 𝓦."""
+        d_q = "d_e" if self.d_q is None else "d_q"
+        return LatentParams(
+            W_cq=array("d_q d_e", self.d_q),
+            norm_q=None if self.d_q is None else self.norm.shapes("d_q"),
+            W_q=array(f"H d_attn {d_q}"),
+            W_qr=array(f"H d_r {d_q}"),
+            W_c=array("d_c d_e"),
+            norm_c=self.norm.shapes("d_c"),
+            W_kr=array("d_r d_e"),
+            W_k=array("H d_attn d_c"),
+            W_v=array("H d_mid d_c"),
+            W_o=array("d_e H*d_mid"),
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """The numbers of rows of the latents, and of what is rotated."""
+        return {"d_c": self.d_c, "d_r": self.d_r} | ({} if self.d_q is None else {"d_q": self.d_q})
+
+    @numbered
+    def read(self, X: Any, Z: Any, W: Any, *, t_x: Any, t_z: Any, table: Table, implementation: Any) -> Read:
+        """Lines 1 to 3 of Algorithm 4 for every head, and what a cache keeps instead of keys and values."""
+        q = X if W.W_cq is None else self.norm(linear(W.W_cq, X, None, implementation), W.norm_q, implementation)
+        c = self.norm(linear(W.W_c, Z, None, implementation), W.norm_c, implementation)  # inside
+        Q_c, Q_r = linear(W.W_q, q, None, implementation), linear(W.W_qr, q, None, implementation)
+        K_r = linear(W.W_kr, Z, None, implementation)[None]
+        Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
+        K_c = linear(W.W_k, c, None, implementation)
+        Q = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, len(W.W_q[0]) + self.d_r)  # line 1
+        K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)  # line 2
+        V = linear(W.W_v, c, None, implementation)  # line 3
+
+        Q_c = jnp.einsum("hac,ha...->hc...", W.W_k, Q_c)
+        of_latents = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, self.d_c + self.d_r)
+        latents = jnp.concatenate([c[None], K_r], axis=1)
+        return Read(of_latents, latents, latents[:, :0], whole=Read(Q, K, V), result=lambda Y: self._values(Y, W))
+
+    def _factor(self, W: Any, rows: int) -> float:
+        """What multiplies queries of this many rows, whose scores will be divided by its root."""
+        scale = (len(W.W_q[0]) + self.d_r) ** -0.5 if self.scale is None else self.scale
+        scaling = self.positions.scaling
+        return scale * rows**0.5 * getattr(scaling, "of_scores", 1.0)
+
+    def _values(self, Y: Any, W: Any) -> Any:
+        """The sum of values that the sum of a cache's rows stands for."""
+        return jnp.einsum("hmc,hc...->hm...", W.W_v, Y[:, : self.d_c])
+
+    @numbered
+    def write(self, Y: Any, W: Any, implementation: Any) -> Any:
+        """Lines 3 and 4 of Algorithm 5."""
+        Y = Y.reshape(Y.shape[0] * Y.shape[1], *Y.shape[2:])  # line 3
+        V_tilde = linear(W.W_o, Y, None, implementation, name="W_oY")  # return
+        return V_tilde

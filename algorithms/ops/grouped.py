@@ -1,0 +1,153 @@
+"""Products of rows with the matrix of the group that each row is in: rows in blocks, of one group each.
+
+``jax.lax.ragged_dot`` has a kernel on GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
+multiplied one after another there.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.platform import platform_of
+from algorithms.machinery.varying import match_varying_axes
+from algorithms.ops.products import product_over
+
+LARGEST, SMALLEST = 256, 8
+"""The numbers of rows that a block may have, unless each row is a block."""
+
+
+class Blocks(NamedTuple):
+    """Where each of R rows is, in one of S places: m blocks of S/m, and every block has rows of a single group."""
+
+    group: Int[Array, "m"]  # the group of each block; n for blocks without rows, which are the last
+    row: Int[Array, "S"]  # the row in each place; R where there is none
+    place: Int[Array, "R"]  # the place of each row; S for rows that are in none of the groups
+
+    @staticmethod
+    def of(group: Int[Array, "R"], n: int) -> "Blocks":
+        """Arrange rows by their groups; a row of another group than 0 … n − 1 gets no place.
+
+        Up to n rows are n blocks; each reads one matrix.
+        """
+        R = len(group)
+        within = (group >= 0) & (group < n)
+        if R <= n:
+            here = jnp.where(within, jnp.arange(R), R)
+            return Blocks(jnp.where(within, group, n), here, here)
+        group, b = jnp.where(within, group, n), _rows_of_a_block(R, n)
+        m = (R + n * (b - 1)) // b  # the most blocks that there can be: every group leaves at most b − 1 places
+        order = jnp.argsort(group, stable=True)
+        rows_of = jnp.zeros(n + 1, int).at[group].add(1)
+        blocks_of = -(-rows_of[:n] // b)
+        first_row = jnp.cumsum(rows_of) - rows_of
+        first_place = jnp.append(b * (jnp.cumsum(blocks_of) - blocks_of), 0)
+        of_sorted = group[order]
+        sorted_place = first_place[of_sorted] + jnp.arange(R) - first_row[of_sorted]
+        place = jnp.zeros(R, int).at[order].set(jnp.where(of_sorted < n, sorted_place, m * b))
+        row = jnp.full(m * b, R).at[place].set(jnp.arange(R), mode="drop")
+        return Blocks(jnp.searchsorted(jnp.cumsum(blocks_of), jnp.arange(m), side="right"), row, place)
+
+
+def _rows_of_a_block(R: int, n: int) -> int:
+    """A power of 2, so small that on average at most an eighth of the places are empty."""
+    b = SMALLEST
+    while b < LARGEST and 8 * b * n < R:
+        b *= 2
+    return b
+
+
+def spread(X: Float[Array, "T d"], blocks: Blocks, k: int) -> Float[Array, "S d"]:
+    """Row r // k of X in the place of each row r; 0 in empty places."""
+    R = len(blocks.place)
+    return _gathered(X, jnp.where(blocks.row < R, blocks.row // k, len(X)), blocks.place.reshape(-1, k))
+
+
+def collect(Y: Float[Array, "S d"], blocks: Blocks) -> Float[Array, "R d"]:
+    """The rows of Y from their places; 0 for rows that have none."""
+    return _gathered(Y, blocks.place, blocks.row[:, None])
+
+
+def _gather_forward(X, index, back):
+    return jnp.take(X, index, axis=0, mode="fill", fill_value=0), (back, len(X))
+
+
+def _gather_backward(residuals, dY):
+    """``∂F/∂X[t] = Σ_j dY[back[t, j]]``, where ``back`` says which rows of the result are row t of X."""
+    back, _ = residuals
+    return jnp.take(dY, back, axis=0, mode="fill", fill_value=0).sum(axis=1, dtype=dY.dtype), None, None
+
+
+_gathered = hand_derived(_gather_forward, _gather_backward)
+
+
+def grouped_product(
+    W: Float[Array, "n d_out d_in"], X: Float[Array, "S d_in"], blocks: Blocks
+) -> Float[Array, "S d_out"]:
+    """``W_g X[i]`` for the rows i of every block, which is of group g; 0 for blocks of no group."""
+    if len(X) == len(blocks.group):  # each row is a block: only its matrix is read
+        return jnp.einsum("roi,ri->ro", jnp.take(W, blocks.group, axis=0, mode="clip"), X)
+    return _product(W, X, blocks.group)
+
+
+def _forward(W, X, group):
+    return _by_group(W, X, group, 1), (W, X, group)
+
+
+def _backward(residuals, dY):
+    """With dY the gradient with respect to the rows ``Y[i] = W_g X[i]``::
+
+    ∂F/∂X[i] = W_gᵀ dY[i]
+    ∂F/∂W_g = Σ_i dY[i] X[i]ᵀ over the rows of group g
+    """
+    W, X, group = residuals
+    return _by_rows(dY, X, group, len(W)).astype(W.dtype), _by_group(W, dY, group, 0), None
+
+
+_product = hand_derived(_forward, _backward)
+
+
+def _by_group(W: Array, X: Array, group: Array, axis: int) -> Array:
+    """Every row of X times the matrix of its group, summed over this axis of the matrix."""
+    if platform_of(X) != "cpu":
+        return _ragged(X, W, group, len(W), (((1,), (1 + axis,)), ((), ())), of_groups=(0,))
+
+    def of_block(_, block):
+        def multiplied(X, g):
+            return product_over(X, jax.lax.dynamic_index_in_dim(W, g, keepdims=False), ((1,), (axis,)), X.dtype)
+
+        shape = jax.eval_shape(multiplied, *block)
+        return None, jax.lax.cond(block[1] < len(W), multiplied, lambda X, _: jnp.zeros_like(X, shape=shape.shape), *block)
+
+    Y = jax.lax.scan(of_block, None, (_in_blocks(X, group), group))[1]
+    return Y.reshape(len(X), -1)
+
+
+def _by_rows(Y: Array, X: Array, group: Array, n: int) -> Array:
+    """The sum of ``Y[i] X[i]ᵀ`` over the rows i of each group, in at least float32."""
+    dtype = accumulation_dtype(Y.dtype)
+    if platform_of(X) != "cpu":
+        return _ragged(Y, X, group, n, (((0,), (0,)), ((), ())), of_groups=()).astype(dtype)
+
+    def add(total, block):
+        Y, X, g = block
+        product = product_over(Y, X, ((0,), (0,)), dtype)
+        before = jax.lax.dynamic_index_in_dim(total, g, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(total, before + product, g, 0), None
+
+    zero = match_varying_axes((jnp.zeros((n, Y.shape[1], X.shape[1]), dtype), Y, X, group))[0]
+    return jax.lax.scan(add, zero, (_in_blocks(Y, group), _in_blocks(X, group), group))[0]
+
+
+def _in_blocks(X: Array, group: Array) -> Array:
+    return X.reshape(len(group), -1, X.shape[-1])
+
+
+def _ragged(A: Array, B: Array, group: Array, n: int, dimensions: Any, *, of_groups: tuple[int, ...]) -> Array:
+    rows = len(A) // len(group) * jnp.zeros(n, jnp.int32).at[group].add(1, mode="drop")
+    numbers = jax.lax.RaggedDotDimensionNumbers(dimensions, (0,), of_groups)
+    return jax.lax.ragged_dot_general(A, B, rows, numbers, preferred_element_type=A.dtype)

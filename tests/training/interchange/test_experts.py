@@ -1,0 +1,91 @@
+"""Experts in checkpoints: quantized ones, and those that are refused."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests import interchange_cases as cases
+from tests.training.interchange.test_decoders import make
+from training.interchange import InterchangeError, load_pretrained, save_pretrained
+from training.interchange.mxfp4 import VALUES
+from training.runs.named_arrays import flatten
+
+torch, transformers = cases.libraries()
+
+
+def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    path = cases.saved(make("gpt_oss", hidden_size=64, intermediate_size=32), tmp_path, "bfloat16")
+    tensors, rng = cases.tensors_of(path), np.random.default_rng(0)
+    expected = {}
+    for name in [name for name in tensors if name.endswith("_proj") and "experts" in name]:
+        n, columns, rows = tensors.pop(name).shape
+        blocks = rng.integers(0, 256, (n, rows, columns // 32, 16), np.uint8)
+        scales = rng.integers(118, 130, blocks.shape[:-1], np.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        unpacked = mxfp4.convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
+        expected[name] = unpacked.float().numpy()
+    safetensors.numpy.save_file(tensors, path / "model.safetensors")
+    cases.change_config(path, quantization_config={"quant_method": "mxfp4"})
+    theta, config, _ = load_pretrained(path)
+    save_pretrained(tmp_path / "whole", theta, config)
+    found = cases.tensors_of(tmp_path / "whole")
+    assert len(expected) == 2 * config.L
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name].astype(np.float32), array, err_msg=name)
+    assert (VALUES[1], VALUES[15]) == (0.5, -6)
+
+    name = next(name for name in tensors if name.endswith("_scales"))
+    safetensors.numpy.save_file({**tensors, name: tensors[name][:, :-1]}, path / "model.safetensors")
+    with pytest.raises(InterchangeError, match=r"expected \[n, rows, blocks, 16\]"):
+        load_pretrained(path)
+    cases.change_config(path, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(InterchangeError, match="quantization_config: expected none, or the method mxfp4, got 'fp8'"):
+        load_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("deepseek_v3", {"first_k_dense_replace": 1}, "first layers that have an MLP in place of experts"),
+        ("deepseek_v3", {"first_k_dense_replace": None}, r"first_k_dense_replace = 3"),
+        ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4}, "groups of experts by their best one"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
+        ("olmoe", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
+        ("mixtral", {"sliding_window": 5}, "windows in all layers"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
+        ("mixtral", {"num_local_experts": 3}, "not part of the model"),
+        ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),
+        ("mixtral", {"num_experts_per_tok": 7}, "Experts.k"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, models, name, fields, message):
+    (tmp_path / "model.safetensors").symlink_to(models(name) / "model.safetensors")
+    state = json.loads((models(name) / "config.json").read_text("utf-8")) | fields
+    state = {name: value for name, value in state.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(state), "utf-8")
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A function: the name of a model → its checkpoint."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = cases.saved(make(name), tmp_path_factory.mktemp(name), "float32")
+        return made[name]
+
+    return of
+
+
+def test_a_checkpoint_of_deepseek_without_a_latent_of_queries_differs_from_one_with(models):
+    for name, has in (("deepseek_v2", False), ("deepseek_v3", True)):
+        theta, config, _ = load_pretrained(models(name))
+        assert ("layers.attention.W_cq" in flatten(theta)) is has
+        assert (config.variant.attentions[0].d_q is not None) is has

@@ -1,0 +1,179 @@
+"""GGUF files that are written here: they open again as the same model, and hold what llama.cpp's converter writes."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import DTransformerConfig
+from tests import gguf_cases
+from tests import interchange_cases as cases
+from tests.training.interchange.test_gguf import MODELS, SIZES, make, make_gpt2
+from tests.training.interchange.test_gguf_tokenizer import TEXTS, bpe, of_bytes, of_pieces, trained  # noqa: F401
+from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from training.interchange import (
+    InterchangeError,
+    convert,
+    gguf_tokenizer,
+    gguf_vocabulary,
+    load_pretrained,
+    save_pretrained,
+)
+from training.interchange.description import Model
+from training.interchange.gguf_file import GGUFFile
+from training.runs.named_arrays import flatten
+
+torch, transformers = cases.libraries()
+HALF = {"float16": np.float16, "bfloat16": jnp.bfloat16}
+
+
+def same(a, b):
+    a, b = flatten(a), flatten(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_allclose(np.asarray(a[name], np.float32), np.asarray(b[name], np.float32), atol=2e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
+def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
+    model = make_gpt2() if kind == "gpt2" else make(kind)
+    theta, config, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
+    save_pretrained(tmp_path / "ours.gguf", theta, config)
+    opened, as_read, _ = load_pretrained(tmp_path / "ours.gguf")
+    assert as_read == config
+    same(opened, theta)
+    expected, found = GGUFFile(gguf_cases.write(tmp_path / "model.gguf", model)), GGUFFile(tmp_path / "ours.gguf")
+    assert set(found.tensors) == set(expected.tensors)
+    for name in expected.tensors:
+        np.testing.assert_allclose(found.read(name), expected.read(name), atol=2e-7, err_msg=name)
+    assert not {key: v for key, v in expected.metadata.items() if "." in key and found.metadata.get(key) != v}
+
+
+def test_scaled_positions_and_half_precision_are_kept(tmp_path):
+    llama3 = {"rope_type": "llama3", "rope_theta": 5e7, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    original = {"original_max_position_embeddings": 8192}
+    for i, rotary in enumerate((llama3 | original, yarn | original, {**yarn, "rope_type": "linear"})):
+        dtype = ("float16", "bfloat16", "float16")[i]
+        model = make("llama", rope_parameters=rotary)
+        theta, config, _ = load_pretrained(cases.saved(model, tmp_path / f"{i}", "float32"))
+        theta = theta._replace(**{f: jnp.asarray(getattr(theta, f), HALF[dtype]) for f in ("W_e", "W_u")})
+        save_pretrained(tmp_path / f"{i}.gguf", theta, config)
+        opened, as_read, _ = load_pretrained(tmp_path / f"{i}.gguf")
+        assert as_read == config
+        same(opened, theta)
+        types = {name: info.type for name, info in GGUFFile(tmp_path / f"{i}.gguf").tensors.items()}
+        assert types["token_embd.weight"] == {"float16": "F16", "bfloat16": "BF16"}[dtype]
+        assert {types[name] for name in types if "norm" in name or "bias" in name} == {"F32"}
+
+
+def test_what_gguf_cannot_say_is_refused_by_name(tmp_path):
+    windows = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    for kind, changes, message in (
+        ("gemma2", windows, "gemma2 has no .*attention"),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "qwen3 has no .*window"),
+        ("smollm3", {"no_rope_layers": [1, 1, 0, 1, 1]}, "smollm3 has no .*attention"),
+    ):
+        theta, config, _ = load_pretrained(cases.saved(make(kind, **changes), tmp_path / kind, "float32"))
+        with pytest.raises(InterchangeError, match=message):
+            save_pretrained(tmp_path / "out.gguf", theta, config)
+    with pytest.raises(InterchangeError, match="expected none of|type|float64"):
+        theta, config, _ = load_pretrained(cases.saved(make("llama"), tmp_path / "llama", "float32"))
+        save_pretrained(tmp_path / "out.gguf", theta._replace(W_e=np.asarray(theta.W_e, np.float64)), config)
+    with pytest.raises(InterchangeError, match="GGUF has no tokenizers of the kind WordLevel"):
+        save_pretrained(tmp_path / "out.gguf", theta, config, CharacterTokenizer(tuple("abc")))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):
+    """Byte-level and SentencePiece vocabularies, special tokens and templates, from GGUF and from tokenizer.json."""
+    sentencepiece = trained(tmp_path)
+    model = Model("d", DTransformerConfig(N_V=1600, l_max=8, L=1, H=1, d_e=4, d_mlp=4))
+    templated = {"chat_template": "{{ bos_token }}", "ggml.eot_token_id": 5}
+    read_here = [
+        of_tokens(of_bytes(bpe, **{"ggml.pre": name}, **templated), N_V=1600)
+        for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")
+    ]
+    read_here += [of_tokens(of_pieces(sentencepiece) | {"ggml.add_space_prefix": p}, N_V=1600) for p in (True, False)]
+    for tokenizer in [*read_here, ByteTokenizer()]:
+        own = model if tokenizer.special else Model("d", dataclasses.replace(model.config, N_V=tokenizer.N_V))
+        metadata = gguf_vocabulary.metadata_of(tmp_path / "model.gguf", tokenizer, own, "llama")
+        again = gguf_tokenizer.read(tmp_path / "model.gguf", metadata, own.config.N_V)
+        for text in TEXTS:
+            assert again.encode(text) == tokenizer.encode(text), repr(text[:80])
+        assert again.chat_template == tokenizer.chat_template
+        paper = SpecialTokens(259, 256, 257, 258, (257,), others=(256, 257, 258))
+        assert again.special == (tokenizer.special or paper)
+        assert again.framed([7], ends=False) == tokenizer.framed([7], ends=False)
+
+
+def test_a_run_goes_out_by_the_command(tmp_path, capsys):
+    theta, config, _ = load_pretrained(cases.saved(make_gpt2(vocab_size=259), tmp_path / "theirs", "float32"))
+    save_pretrained(tmp_path / "run", theta, config, ByteTokenizer(), to="run")
+    assert "llama.cpp" in convert(tmp_path / "run", tmp_path / "model.gguf")
+    assert "a GGUF file" in convert(tmp_path / "model.gguf", tmp_path / "again.gguf")
+    assert (tmp_path / "model.gguf").stat().st_size == (tmp_path / "again.gguf").stat().st_size
+    opened, as_read, tokenizer = load_pretrained(tmp_path / "again.gguf")
+    assert (as_read, tokenizer.encode("aé")) == (config, [97, 195, 169])
+    same(opened, theta)
+    with pytest.raises(InterchangeError, match="already exists"):
+        convert(tmp_path / "run", tmp_path / "model.gguf")
+    with pytest.raises(InterchangeError, match="as 'run'; choose one of gpt2"):
+        convert(tmp_path / "run", tmp_path / "new.gguf", to="run")
+
+
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "head_dim": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
+}
+ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "gpt_oss": "gpt-oss"}
+
+
+def as_llama_cpp_has(name, model):
+    """A tensor of an expert model by its name in llama.cpp, from the tensors that transformers computes with."""
+    tensors = {n.removeprefix("model."): t.float().numpy() for n, t in model.state_dict().items()}
+    l, _, part = name.removeprefix("blk.").partition(".")
+    W, module, fused = tensors, f"layers.{l}.mlp.", model.config.model_type == "gpt_oss"
+    kind, _, field = part.rpartition(".")
+    if kind == "ffn_gate_inp":
+        return W[f"{module}{'router' if fused else 'gate'}.{field}"]
+    if kind == "attn_sinks":
+        return W[f"layers.{l}.self_attn.sinks"]
+    name = "down_proj" if "down" in kind else "gate_up_proj"
+    array = W[f"{module}experts.{name}{'_bias' if field == 'bias' else ''}"]
+    if fused:
+        array = array if field == "bias" else array.swapaxes(1, 2)
+        return array if "down" in kind else array[:, int("up" in kind) :: 2]
+    d = array.shape[1] // 2
+    return array if "down" in kind else array[:, d:] if "up" in kind else array[:, :d]
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_open_again_and_are_together_as_in_llama_cpp(kind, tmp_path):
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **EXPERTS[kind]}, **EAGER)
+    model = cases.randomized(torch, transformers.AutoModelForCausalLM.from_config(config))
+    theta, config, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
+    save_pretrained(tmp_path / "ours.gguf", theta, config)
+    opened, as_read, _ = load_pretrained(tmp_path / "ours.gguf")
+    assert as_read == config
+    same(opened, theta)
+    file = GGUFFile(tmp_path / "ours.gguf")
+    assert file.metadata["general.architecture"] == ARCHITECTURES[kind]
+    names = gguf_cases.gguf.MODEL_TENSORS[architecture_number(ARCHITECTURES[kind])]
+    known = {gguf_cases.gguf.TENSOR_NAMES[one].replace("{bid}", "1") for one in names}
+    assert {name.rpartition(".")[0] for name in file.tensors if not name.startswith("blk.0")} <= known
+    compared = [name for name in file.tensors if "exps" in name or "gate_inp" in name or "sinks" in name]
+    assert len(compared) == (9 if kind == "gpt_oss" else 4) * config.L
+    for name in compared:
+        np.testing.assert_array_equal(file.read(name), as_llama_cpp_has(name, model), err_msg=name)
+    assert {file.tensors[name].type for name in compared if "gate_inp" in name} == {"F32"}
+
+
+def architecture_number(name):
+    return next(a for a, known in gguf_cases.gguf.MODEL_ARCH_NAMES.items() if known == name)

@@ -1,0 +1,132 @@
+"""Write a decoder as a GGUF file, which llama.cpp, Ollama and this library open: metadata, tokenizer and tensors.
+
+The tables of `gguf_models` and `gguf_tokenizer` serve in both directions. What a file would not say is found by reading
+its metadata back before anything is written. Matrices keep their type; norms, biases and routers become float32, as
+llama.cpp expects. One tensor at a time is in memory.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.lines import Experts, Llama3, Rotary
+from training.interchange import mapping
+from training.interchange.description import Architecture, Fields, Model, differences
+from training.interchange.errors import InterchangeError
+from training.interchange.gguf_file import TensorInfo, import_gguf
+from training.interchange.gguf_models import KINDS, ROPE_FACTORS, state_of
+from training.interchange.mapping import Entry
+
+ARCHITECTURE = "general.architecture"
+ROUTER = "ffn_gate_inp"
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""GGUF's names of the types of matrices."""
+OF_TYPE = {kind: name for name, own in KINDS.items() for kind in own.types or (name,)}
+"""The architecture in GGUF of each kind of checkpoint that has one."""
+
+
+class Draft(NamedTuple):
+    """What a file will have besides its numbers; reads like a `GGUFFile`."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    factors: np.ndarray | None  # the divisors of the rotary frequencies
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the divisors, the only tensor that the fields depend on."""
+        assert name == ROPE_FACTORS and self.factors is not None
+        return self.factors
+
+
+def draft(path: Path, model: Model, state: dict[str, Any], entries: list[Entry], leaves: Mapping[str, Any]) -> Draft:
+    """Return a file's metadata on its model, and its tensors' shapes and types."""
+    architecture = OF_TYPE[state["model_type"]]
+    kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    rotary = state.get("rope_parameters", {})
+    found = {key: state[name] for key, name in kind.fields.items() if state.get(name) is not None}
+    found |= {"vocab_size": model.config.N_V} | (_rotary(rotary.get("full_attention", rotary), state) if rotary else {})
+    metadata = {ARCHITECTURE: architecture, "general.name": path.stem}
+    metadata |= {f"{architecture}.{key}": value for key, value in found.items()}
+    factors = _factors(model)
+    tensors = {} if factors is None else {ROPE_FACTORS: TensorInfo(factors.shape, "F32", 4 * factors.size, 0)}
+    for entry in entries:
+        name, shape = kind.name(entry.name), entry.shape(shapes)
+        shape = shape[::-1] if kind.is_transposed(name.split(".")[-2], shape) else shape
+        is_exact = len(shape) == 1 or name.endswith(".bias") or ROUTER in name
+        form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
+        tensors[name] = TensorInfo(shape, form, shape[-1] * (4 if form == "F32" else 2), 0)
+    return Draft(path, metadata, tensors, factors)
+
+
+def _rotary(rotary: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata on rotary positions, and on sizes that GGUF has twice."""
+    d, scaling = state["head_dim"], rotary["rope_type"]
+    found = {"rope.freq_base": rotary["rope_theta"], "rope.dimension_count": d, "attention.value_length": d}
+    if scaling in ("linear", "yarn"):
+        found |= {"rope.scaling.type": scaling, "rope.scaling.factor": float(rotary["factor"])}
+    if scaling == "yarn":
+        found["rope.scaling.original_context_length"] = rotary["original_max_position_embeddings"]
+    return found
+
+
+def _factors(model: Model) -> np.ndarray | None:
+    """Return the divisor of each rotary frequency, which is how GGUF has Llama 3's scaling."""
+    positions = next((p for line in model.config.variant.attentions if (p := line.positions) is not None), None)
+    if not (isinstance(positions, Rotary) and isinstance(positions.scaling, Llama3)):
+        return None
+    d = positions.rows(model.config.d_attn)
+    frequencies = positions.base ** (-np.arange(0, d, 2) / d)
+    return (frequencies / positions.scaling(frequencies, positions.base)[0]).astype(np.float32)
+
+
+def _type(dtype: Any) -> str:
+    if str(dtype) not in TYPES:
+        raise InterchangeError(f"GGUF has matrices in {', '.join(TYPES)}, got {dtype}; give --dtype float32")
+    return TYPES[str(dtype)]
+
+
+def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
+    """Return what a file would not say of its model: what differs when its metadata are read back."""
+    try:
+        fields = Fields(file.path, state_of(file, file.metadata[ARCHITECTURE]))
+        found = architecture.read_config(fields, list(file.tensors)).config
+    except ValueError as error:
+        return [f"metadata for it: {error}"]
+    ours = model.config
+    variant = ours.variant.but(unembedding=ours.variant.unembedding.but(tied=ours.tied))
+    if isinstance(variant.mlp, Experts):
+        variant = variant.but(mlp=variant.mlp.but(balance=0.0))  # which only training reads
+    sizes = [
+        f"{field.name} = {getattr(ours, field.name)}"
+        for field in dataclasses.fields(ours)
+        if field.name != "variant" and getattr(ours, field.name) != getattr(found, field.name)
+    ]
+    return differences(variant, found.variant) + fields.needs + sizes
+
+
+def write(path: Path, file: Draft, state: dict[str, Any], entries: list[Entry], leaves: Mapping[str, Any]) -> None:
+    """Write a drafted file."""
+    gguf, kind = import_gguf(path), KINDS[file.metadata[ARCHITECTURE]]
+    writer = gguf.GGUFWriter(str(path), file.metadata[ARCHITECTURE])
+    for key, value in file.metadata.items():
+        if key == ARCHITECTURE:  # which the writer has
+            continue
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add.get(type(value), writer.add_array)(key, value)
+    for name, info in file.tensors.items():
+        form = gguf.GGMLQuantizationType[info.type]
+        writer.add_tensor_info(name, info.shape, np.dtype(np.float32), info.rows * info.row_bytes, form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if file.factors is not None:
+        writer.write_tensor_data(file.factors)
+    for theirs, array in mapping.write(entries, leaves):
+        array = np.ascontiguousarray(kind.convert(kind.name(theirs), array, state, write=True))
+        is_exact = file.tensors[kind.name(theirs)].type == "F32"
+        writer.write_tensor_data(array.astype(np.float32) if is_exact else array)
+    writer.close()

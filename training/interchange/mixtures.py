@@ -1,0 +1,88 @@
+"""The mixtures of experts of Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek: their fields and their tensors."""
+
+from typing import Any, NamedTuple
+
+from algorithms.lines import MLP, Experts
+from training.interchange.description import Fields
+from training.interchange.mapping import Entry
+
+ALPHA = 1.702
+"""The factor in the sigmoid of gpt-oss's nonlinearity, the only one that our ``gelu_sigmoid`` has."""
+OURS = ("W_gate", "W_mlp1", "W_mlp2")
+
+
+class Mixture(NamedTuple):
+    """How models of a kind describe and store their experts."""
+
+    n: tuple[str, int] = ("num_experts", 64)  # the field with the number of experts, and its default
+    k: int = 8  # the default of num_experts_per_tok
+    width: str = "intermediate_size"  # the field with the hidden units of an expert
+    renormalized: bool | None = None  # whether weights are divided by their sum; None: norm_topk_prob decides
+    module: str = "mlp"  # in a layer
+    router: str = "gate"  # in that module
+    parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # of an expert: gate, first and second matrix
+    fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
+
+
+MIXTURES = {
+    "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts=("w1", "w3", "w2")),
+    "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size"),
+    "olmoe": Mixture(),
+    "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, router="router", fused=True),
+    "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", renormalized=False),
+    "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size"),
+}
+"""By model_type."""
+
+
+def read_mixture(fields: Fields, own: Mixture, mlp: MLP) -> Experts:
+    """Return the line of a mixture; `mlp`: that of an expert."""
+    name, default = own.n
+    fields.require("mlp_only_layers", [], "layers without experts")
+    fields.require("decoder_sparse_step", 1, "layers without experts")
+    if own.fused:
+        fields.require("swiglu_alpha", ALPHA, "another nonlinearity")
+        clip = fields.number("swiglu_limit", 7.0)
+        mlp = mlp.but(activation="gelu_sigmoid", biases=True, clip=clip)
+    renormalized = fields.flag("norm_topk_prob", False) if own.renormalized is None else own.renormalized
+    balance = fields.number("router_aux_loss_coef", 0.001) if fields.flag("output_router_logits", False) else 0.0
+    return Experts(
+        **{field: getattr(mlp, field) for field in ("activation", "gated", "biases", "clip", "normalize_output")},
+        n=fields.integer(name if fields.has(name) else "num_local_experts", default, limit=1 << 16),
+        k=fields.integer("num_experts_per_tok", own.k),
+        renormalized=renormalized,
+        router_bias=own.fused,
+        balance=balance,
+    )
+
+
+def mixture_fields(own: Mixture, line: Any, d_mlp: int) -> dict[str, Any]:
+    """Return the fields that `read_mixture` reads; none for another line, which differs when they are read back."""
+    if not isinstance(line, Experts):
+        return {own.n[0]: 1}
+    state: dict[str, Any] = {own.n[0]: line.n, "num_experts_per_tok": line.k, own.width: d_mlp}
+    state |= {"norm_topk_prob": line.renormalized} if own.renormalized is None else {}
+    if own.fused:
+        state |= {"hidden_act": "silu", "swiglu_alpha": ALPHA, "swiglu_limit": line.clip}
+    return state | {"output_router_logits": line.balance > 0, "router_aux_loss_coef": line.balance}
+
+
+def mixture_entries(own: Mixture, line: Experts, l: int) -> list[Entry]:
+    """Return the tensors of a layer's mixture."""
+    module, ours = f"model.layers.{l}.{own.module}", "layers.mlp"
+    router = f"{module}.{own.router}"
+    found = [Entry(f"{router}.weight", (f"{ours}.W_r",), l)]
+    found += [Entry(f"{router}.bias", (f"{ours}.b_r",), l)] if line.router_bias else []
+    found += [Entry(f"{router}.e_score_correction_bias", (f"{ours}.b_choice",), l)] if line.choice_bias else []
+    if own.fused:
+        for name, leaves in (("gate_up_proj", ("gate", "mlp1")), ("down_proj", ("mlp2",))):
+            W, b = (tuple(f"{ours}.experts.{kind}_{leaf}" for leaf in leaves) for kind in "Wb")
+            found.append(Entry(f"{module}.experts.{name}", W, l, transposed=True, of_experts=True))
+            found.append(Entry(f"{module}.experts.{name}_bias", b, l, of_experts=True))
+        return found
+    for name, leaf in zip(own.parts, OURS, strict=True):
+        for i in range(line.n):
+            found.append(Entry(f"{module}.experts.{i}.{name}.weight", (f"{ours}.experts.{leaf}",), l, expert=i))
+        if line.shared:
+            found.append(Entry(f"{module}.shared_experts.{name}.weight", (f"{ours}.shared.{leaf}",), l))
+    return found
