@@ -19,9 +19,10 @@ from algorithms import (
     rms_norm,
     scaled_dot_product_attention,
 )
+from algorithms.alg03_attention import of_one_head
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.activation import activate
-from algorithms.ops.attention import blockwise, strips
+from algorithms.ops.attention import blockwise, dispatch, strips
 from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
 from algorithms.ops.lookup import columns
@@ -242,6 +243,22 @@ def test_attention(rule, name):
     assert (np.asarray(actual["Q"])[:, attends_nothing] == 0).all()
     assert (np.asarray(actual["K"])[:, unattended] == 0).all()
     assert (np.asarray(actual["V"])[:, unattended] == 0).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_attention_with_capped_scores(rule):
+    mask, l_z, l_x = MASKS["unidirectional"]
+    options = {"heads": False, "dropout": 0.0, "key": None, "cap": 0.5}
+    inputs = tile(l_z, l_x)
+
+    def by(how):
+        return value_and_gradients(
+            lambda Q, K, V: dispatch.attend(of_one_head(), Q, K, V, mask, implementation=how, **options)
+        )(inputs)
+
+    (out, actual), (expected_out, expected) = by(rule), by("paper")
+    np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-13)
+    assert_same(actual, expected)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -45,13 +45,13 @@ QUICK = (
     "GEMMA2",
     "GEMMA3",
     "NEOX",
-    "QWEN2",
+    "row10",
     "QWEN3",
     "GPT_NEO",
     "OLMO2",
     "GPT3_SHARED",
     "row0",
-    "row1",
+    "row19",
 )
 every_row = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in cases.EVERY]

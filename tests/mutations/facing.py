@@ -15,13 +15,13 @@ FACING = {
     "gato": "gato",
     "losses": "token_losses loss training_algorithms",
     "masks": "masks transformers batch_axes",
-    "model/attention": "family distances documents variants",
-    "model/distances": "distances family",
-    "model/embedding": "embedding documents family variants",
-    "model/mlp": "transformers family documents",
-    "model/norm": "normalization family variants",
-    "model/positions": "family variants",
-    "model/unembedding": "unembedding family variants",
+    "model/attention": "family distances documents variants project/crosscheck_variants",
+    "model/distances": "distances family project/crosscheck_variants",
+    "model/embedding": "embedding documents family variants project/crosscheck_variants",
+    "model/mlp": "transformers family documents project/crosscheck_variants",
+    "model/norm": "normalization family variants project/crosscheck_variants",
+    "model/positions": "family variants project/crosscheck_variants",
+    "model/unembedding": "unembedding family variants project/crosscheck_variants",
     "ops/activation": "activation transformers",
     "ops/attention/blockwise": "blockwise attention backward distances family",
     "ops/attention/dense": "attention backward distances family",
@@ -29,18 +29,19 @@ FACING = {
     "ops/attention/distances": "distances family",
     "ops/attention/strips": "backward attention distances family tiles",
     "ops/attention/tiles": "tiles blockwise backward",
-    "ops/chunked_log_loss": "loss token_losses",
+    "ops/chunked_log_loss": "loss token_losses sharding",
     "ops/linear": "linear backward",
     "ops/lookup": "lookup embedding",
     "ops/normalization": "normalization backward",
     "ops/rotation": "family backward",
     "ops/softmax": "attention backward",
-    "orders": "documents family variants",
+    "orders": "documents family variants project/crosscheck_variants",
 }
-"""File of algorithms/ → files of tests/algorithms/, the fastest that catch most of its edits first."""
+"""File of algorithms/ → files of tests/, of tests/algorithms/ if no folder is named; the fastest first."""
 
 
 def facing(file: str) -> tuple[str, ...]:
     """Return the files of tests/ that an edit of a file faces, in order."""
     names = FACING[file.removeprefix("algorithms/").removesuffix(".py")].split()
-    return tuple(f"algorithms/test_{name}.py" for name in names)
+    paths = (name.rpartition("/") for name in names)
+    return tuple(f"{folder or 'algorithms'}/test_{name}.py" for folder, _, name in paths)
