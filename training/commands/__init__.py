@@ -11,23 +11,29 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 
+from training.benchmarks.accelerators import ENVIRONMENT
 from training.disk import reason
 from training.extras import install
 from training.runs.interrupts import handling
 from training.system import BROKEN_PIPE
 
 __all__ = [
-    "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
-    "generate_main", "induction_main", "look_inside_main", "serve_main", "train_main",
+    "benchmark_main", "command", "compress_main", "convert_main", "cross_validate_main", "crosscheck_main",
+    "ensemble_main", "evaluate_main", "gato_main", "generate_main", "induction_main", "look_inside_main",
+    "scaling_main", "serve_main", "train_main",
 ]  # fmt: skip
 
 Arguments = Sequence[str] | None
 """Command-line arguments; None for those of the process."""
 
-EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
+EXTRAS = {
+    **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
+    **dict.fromkeys(("filelock", "grain", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
+}
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
 
 
@@ -98,24 +104,34 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def _main_of(module: str) -> Callable[..., int]:
-    """Return the command line of a module of this package, which is imported when it is called."""
+def _entry(name: str, environment: Mapping[str, str] | None = None) -> Callable[..., int]:
+    """Return the command of ``training/commands/NAME.py``, whose module is imported when it is called.
+
+    Args:
+        name: of the module.
+        environment: the variables that JAX is imported with, unless it is there already.
+    """
 
     def main(argv: Arguments) -> int:
-        return importlib.import_module(f"{__name__}.{module}").main(argv)
+        if "jax" not in sys.modules:
+            os.environ.update(environment or {})
+        return importlib.import_module(f"{__name__}.{name}").main(argv)
 
-    main.__name__, main.__doc__ = f"{module}_main", f"Run scripts/{module}.py."
+    main.__name__, main.__doc__ = f"{name}_main", f"Run scripts/{name}.py."
     return command(main)
 
 
-train_main = _main_of("train")
-generate_main = _main_of("generate")
-ensemble_main = _main_of("ensemble")
-cross_validate_main = _main_of("cross_validate")
-evaluate_main = _main_of("evaluate")
-compress_main = _main_of("compress")
-convert_main = _main_of("convert")
-induction_main = _main_of("induction")
-look_inside_main = _main_of("look_inside")
-gato_main = _main_of("gato")
-serve_main = _main_of("serve")
+benchmark_main = _entry("benchmark")
+compress_main = _entry("compress")
+convert_main = _entry("convert")
+cross_validate_main = _entry("cross_validate")
+crosscheck_main = _entry("crosscheck")
+ensemble_main = _entry("ensemble")
+evaluate_main = _entry("evaluate")
+gato_main = _entry("gato")
+generate_main = _entry("generate")
+induction_main = _entry("induction")
+look_inside_main = _entry("look_inside")
+scaling_main = _entry("scaling", ENVIRONMENT)
+serve_main = _entry("serve")
+train_main = _entry("train")

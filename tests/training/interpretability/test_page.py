@@ -13,10 +13,10 @@ from PIL import Image
 
 from algorithms import VARIANTS, DTransformerConfig
 from tests import cases
-from tests.oracle.components import gelu, softmax
-from tests.oracle.transformers import layer_norm_each
 from tests.run_cases import LETTERS, make_run
 from training.commands import look_inside_main
+from training.crosscheck.oracle.components import gelu, softmax
+from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, patches, pictures, show
