@@ -7,6 +7,7 @@ On an accelerator: `JAX_PLATFORMS=cuda,cpu make test`.
 import importlib.metadata
 import os
 import pathlib
+import random
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The workers, the commands that they start and the next run load what one of them has compiled.
@@ -24,6 +25,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collecti
 
 import collections
 import dataclasses
+import datetime
 import functools
 import gc
 
@@ -64,17 +66,32 @@ def pytest_collection_modifyitems(items):
     leave_to_thorough(items)
 
 
+SEED = int(os.environ.get("TEST_SEED") or datetime.date.today().toordinal())
+"""Which cases of the tests marked sampled(n) are quick; another every day, so that not the same run for ever."""
+
+
 def leave_to_thorough(items):
-    """Mark cases of tests with the marker sampled(n) as thorough, all but n evenly spaced ones of each test."""
+    """Mark cases of tests with the marker sampled(n) as thorough, all but one of each of n equal parts of the cases."""
     cases = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("slow", "end_to_end"))):
             cases[item.module, item.originalname].append(item)
-    for of_test in cases.values():
+    for (module, name), of_test in cases.items():
         n, N = of_test[0].get_closest_marker("sampled").args[0], len(of_test)
+        draw = random.Random(f"{SEED} {module.__name__} {name}")
+        quick = {i * N // n + draw.randrange(max(1, (i + 1) * N // n - i * N // n)) for i in range(n)}
         for i, item in enumerate(of_test):
-            if i * n // N == (i - 1) * n // N:
+            if i not in quick:
                 item.add_marker(pytest.mark.thorough)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Say with a failure which seed chose its case."""
+    report = yield
+    if report.failed and item.get_closest_marker("sampled"):
+        report.sections.append(("sampled", f"TEST_SEED={SEED} chooses this case for the quick tests"))
+    return report
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
-"""The loop over the layers: each layer gets its own parameters, its own turn, and each of its draws its own key."""
+"""The loop over the layers: parameters, turns and keys of each; and layers computed in parts."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import PAPER
+from algorithms import PAPER, DTransformerConfig, d_hidden_state
 from algorithms.layers import How, lines_of
 from algorithms.lines import Attention
+from tests import cases
 
 L, TOKENS = 4, jnp.zeros(1, int)
 
@@ -56,3 +57,19 @@ def test_the_layers_take_the_attentions_in_turn(monkeypatch, stacked, unroll):
         return f.mh_attention(X, X, None, None)
 
     assert X.item() == 1511511
+
+
+WINDOWS = PAPER.but(attention=(Attention(), Attention(window=2)), final_norm=False)
+"""Every second layer has a window of 2 tokens."""
+
+
+def test_layers_in_parts_keep_their_numbers():
+    config = DTransformerConfig(N_V=11, l_max=7, L=4, H=2, d_e=6, d_mlp=5, variant=WINDOWS)
+    theta, x = cases.random_theta(config), jnp.array([3, 1, 4, 1, 5])
+    first, rest = (
+        theta._replace(layers=jax.tree.map(lambda a, part=part: a[part], theta.layers))
+        for part in (slice(1), slice(1, 4))
+    )
+    X, whole = d_hidden_state(x, first), d_hidden_state(x, theta)
+    cases.assert_close(d_hidden_state(X, rest, first_layer=1), whole)
+    assert np.abs(d_hidden_state(X, rest) - whole).max() > 1e-3

@@ -18,20 +18,21 @@ of an evaluation: they have length 0, a mask that is false everywhere and the la
 """
 
 import abc
+import copy
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from training.data.noise import Batch, Noise
 from training.data.packing import Chunks, pack
 from training.data.records import DataError, fingerprint
 from training.data.store import LabeledStore, PairStore, TokenStore
 
-Batch = dict[str, np.ndarray]
-
 ENDLESS = 1 << 60  # steps; grain's ranges are finite
+NOISE = 3  # separates the random numbers of the noise from those of the batches
 EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
 
 
@@ -50,6 +51,7 @@ class Dataset(abc.ABC):
 
     n_too_long: int = 0
     too_long: str = ""
+    _noise: Noise | None = None
 
     def __init__(self, *identity: object, n_examples: int, l_max: int, batch_size: int, seed: int) -> None:
         if batch_size < 1:
@@ -81,9 +83,24 @@ class Dataset(abc.ABC):
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
         """Return the training batch of a step, counted from 0, or some of its rows: the same as in the whole batch."""
+        batch = self._batch(step, rows)
+        if self._noise is None:
+            return batch
+        rng = np.random.default_rng([self.seed, NOISE, step])
+        return self._noise(batch, rng, rows, (self.batch_size, self.l_max))
+
+    def with_noise(self, noise: Noise) -> Self:
+        """Return the data set with noise in its training batches."""
+        other = copy.copy(self)
+        other._noise = noise
+        sizes = self.l_max, self.batch_size, self.seed
+        other.fingerprint = fingerprint("Noisy", self.fingerprint, noise.noise, noise.deletion, *sizes)
+        return other
+
+    def _batch(self, step: int, rows: slice) -> Batch:
         first = step * self.batch_size
         indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
-        return self._examples(indices, rows, np.random.default_rng([self.seed, step]))
+        return self.examples(indices, rows, np.random.default_rng([self.seed, step]))
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
         """Return an endless iterator over the batches, starting at a step; two threads prefetch them."""
@@ -99,10 +116,10 @@ class Dataset(abc.ABC):
             first = step * self.batch_size
             indices = np.arange(first, first + self.batch_size)
             indices[indices >= self.n_examples] = -1
-            yield self._examples(indices, rows, np.random.default_rng([EVALUATION, step]))
+            yield self.examples(indices, rows, np.random.default_rng([EVALUATION, step]))
 
     @abc.abstractmethod
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         """Return `rows` of the batch of the examples with these indices; −1 gives an empty row."""
 
 
@@ -201,7 +218,8 @@ class NextTokens(Dataset):
         n_bos = 1 if self.mode == "windows" else len(self.store)
         return (self.store.n_tokens - n_bos) / self.store.n_bytes
 
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """As `Dataset.examples`."""
         if self.mode == "packed":
             return self._packed_rows(indices[rows])
         starts, lengths = _located(self._chunks, indices[rows])
@@ -264,7 +282,8 @@ class MaskedTokens(Dataset):
         identity = store.fingerprint, rule, p_mask
         super().__init__(*identity, n_examples=len(self._chunks), l_max=l_max, batch_size=batch_size, seed=seed)
 
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """As `Dataset.examples`."""
         chosen, action = rng.random((2, len(indices), self.l_max))[:, rows]
         others = rng.integers(
             self.store.N_V - (3 if self.store.special is None else 0), size=(len(indices), self.l_max), dtype=np.int32
@@ -315,7 +334,8 @@ class SequencePairs(Dataset):
         starts, lengths = _whole(store, np.where(indices < 0, -1, self._kept[indices]))
         return _padded(store, starts[rows], lengths[rows], self._width(lengths)), lengths[rows]
 
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """As `Dataset.examples`."""
         z, z_length = self._side(self.store.source, indices, rows)
         x, x_length = self._side(self.store.target, indices, rows)
         return {"z": z, "z_length": z_length, "x": x, "x_length": x_length}
@@ -341,7 +361,8 @@ class LabeledTexts(Dataset):
             store.text.fingerprint, store.names, n_examples=len(store), l_max=l_max, batch_size=batch_size, seed=seed
         )
 
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """As `Dataset.examples`."""
         indices = indices[rows]
         starts, lengths = _whole(self.store.text, indices)
         lengths = np.minimum(lengths, self.l_max)

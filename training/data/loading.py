@@ -17,7 +17,7 @@ from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights
 from training.data.modalities.batches import Modalities
 from training.data.modalities.sequences import Vocabulary
 from training.data.multitask import SEPARATOR, as_pairs, task_store
-from training.data.noise import Noisy
+from training.data.noise import Noise
 from training.data.records import Anew, Corpus, DataError, Document, Kind, Pair, fingerprint, hash64, record_key
 from training.data.store import (
     Splits,
@@ -119,8 +119,8 @@ def load_run_data(
         train = Mixture([train, *map(make, stored)], [1.0] * (1 + len(tasks)))
         train.too_long = "pairs and labeled texts are left out"
     if settings.token_noise or settings.token_deletion:
-        noise = {"noise": settings.token_noise, "deletion": settings.token_deletion}
-        train = Noisy(train, tokenizer.special_tokens, tokenizer.N_V, **noise)
+        probabilities = {"noise": settings.token_noise, "deletion": settings.token_deletion}
+        train = train.with_noise(Noise(special=tokenizer.special_tokens, N_V=tokenizer.N_V, **probabilities))
     data = RunData(
         corpus=corpus,
         tokenizer=tokenizer,

@@ -83,11 +83,12 @@ class Mixture(Dataset):
         ]
         return grain.MapDataset.mix(orders, weights=self._shares)
 
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """As `Dataset.examples`."""
         batch: Batch = {}
         for k, part in enumerate(self._parts):
             own = (self._starts[k] <= indices) & (indices < self._starts[k + 1])
-            found = part._examples(np.where(own, indices - self._starts[k], -1), rows, rng)
+            found = part.examples(np.where(own, indices - self._starts[k], -1), rows, rng)
             for name, array in found.items():
                 chosen = own[rows].reshape(-1, *(1,) * (array.ndim - 1))
                 batch[name] = np.where(chosen, array, batch[name]) if name in batch else array

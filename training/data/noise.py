@@ -9,57 +9,37 @@
 Special tokens, padding and evaluation batches have no noise. `e` has none, since it masks tokens already.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import dataclasses
 
 import numpy as np
 
-from training.data.batches import Batch, Dataset
-
-STREAM = 3  # separates these random numbers from those of the batches
+Batch = dict[str, np.ndarray]
 
 
-class Noisy(Dataset):
-    """A data set with noise in its training batches."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A function of a batch."""
 
-    def __init__(self, data: Dataset, special: tuple[int, ...], N_V: int, *, noise: float, deletion: float) -> None:
-        """Replace tokens by random ones with probability `noise`, and delete tokens of a source or a text to classify
-        with probability `deletion`; `special` tokens are neither replaced nor used as replacements.
-        """
-        self._data, self._special, self._noise, self._deletion = data, np.array(special), noise, deletion
-        self._ordinary = np.setdiff1d(np.arange(N_V), self._special).astype(np.int32)
-        self.n_too_long, self.too_long = data.n_too_long, data.too_long
-        sizes = {"l_max": data.l_max, "batch_size": data.batch_size, "seed": data.seed}
-        super().__init__(data.fingerprint, noise, deletion, n_examples=data.n_examples, **sizes)
+    special: tuple[int, ...]  # tokens that are neither replaced nor used as replacements
+    N_V: int
+    noise: float  # the probability that a random token replaces a token
+    deletion: float  # the probability that a token of a source, or of a text to classify, is deleted
 
-    @property
-    def tokens_per_byte(self) -> float | None:
-        """That of the data set."""
-        return self._data.tokens_per_byte
-
-    def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """As `Dataset.batch`; the noise of a row does not depend on which rows are requested."""
-        rng = np.random.default_rng([self.seed, STREAM, step])
-        batch = dict(self._data.batch(step, rows=rows))
+    def __call__(self, batch: Batch, rng: np.random.Generator, rows: slice, shape: tuple[int, int]) -> Batch:
+        """Return the `rows` of a batch of this shape with noise, which does not depend on which rows these are."""
+        batch, ordinary_tokens = dict(batch), np.setdiff1d(np.arange(self.N_V), self.special).astype(np.int32)
         for name, length in (("z", "z_length"), ("x", "length")):
             if name not in batch:
                 continue
-            chosen, left_out = rng.random((2, self.batch_size, self.l_max))[:, rows, : batch[name].shape[1]]
-            others = self._ordinary[rng.integers(len(self._ordinary), size=(self.batch_size, self.l_max))]
-            ordinary = ~np.isin(batch[name], self._special)
-            read = np.where((chosen < self._noise) & ordinary, others[rows, : batch[name].shape[1]], batch[name])
+            chosen, left_out = rng.random((2, *shape))[:, rows, : batch[name].shape[1]]
+            others = ordinary_tokens[rng.integers(len(ordinary_tokens), size=shape)][rows, : batch[name].shape[1]]
+            ordinary = ~np.isin(batch[name], self.special)
+            read = np.where((chosen < self.noise) & ordinary, others, batch[name])
             if "label" in batch or name == "z":
-                batch[name], batch[length] = _without(read, batch[length], (left_out < self._deletion) & ordinary)
+                batch[name], batch[length] = _without(read, batch[length], (left_out < self.deletion) & ordinary)
             else:
                 batch["x_read"] = read
         return batch
-
-    def evaluation_batches(self, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Those of the data set, without noise."""
-        return self._data.evaluation_batches(rows=rows)
-
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Any:
-        return self._data._examples(indices, rows, rng)
 
 
 def _without(x: np.ndarray, lengths: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -171,7 +171,7 @@ class Trainer:
 
     def _writers(self) -> list[Writer]:
         settings, files = self._settings, self._files
-        writers = [EventFile(files.tensorboard, self._progress.step)] if settings.tensorboard else []
+        writers: list[Writer] = [EventFile(files.tensorboard, self._progress.step)] if settings.tensorboard else []
         if settings.wandb:
             writers.append(wandb_writer(files.path, settings_to_json(settings)))
         return writers

@@ -5,9 +5,7 @@ https://protobuf.dev/programming-guides/encoding/.
 """
 
 import os
-import socket
 import struct
-import time
 from pathlib import Path
 
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
@@ -23,8 +21,9 @@ class EventFile:
 
     def __init__(self, directory: Path, step: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
-        self._file = (directory / name).open("xb", buffering=0)
+        earlier = [path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*")]
+        number = 1 + max((int(part) for part in earlier if part.isdecimal()), default=0)  # files are read by name
+        self._file = (directory / f"events.out.tfevents.{number:010}.training").open("xb", buffering=0)
         self._write(_field(FILE_VERSION, BYTES, b"brain.Event:2"))
         self._write(_field(STEP, VARINT, step) + _field(SESSION_LOG, BYTES, _field(1, VARINT, START)))
 
@@ -38,7 +37,8 @@ class EventFile:
         self._file.close()
 
     def _write(self, event: bytes) -> None:
-        event = _field(WALL_TIME, DOUBLE, struct.pack("<d", time.time())) + event
+        last_written = os.fstat(self._file.fileno()).st_mtime
+        event = _field(WALL_TIME, DOUBLE, struct.pack("<d", last_written)) + event
         length = struct.pack("<Q", len(event))
         self._file.write(length + _checksum(length) + event + _checksum(event))
 

@@ -7,7 +7,7 @@ import pytest
 from algorithms import d_hidden_state, ed_transformer, unembedding
 from tests import training_cases as cases
 from training.data.batches import LabeledTexts, NextTokens, SequencePairs
-from training.data.noise import Noisy
+from training.data.noise import Noise
 from training.data.store import LabeledStore, PairStore, TokenStore
 from training.tasks import TASKS
 from training.tasks.models import model_config
@@ -22,7 +22,7 @@ LABELS = np.arange(200, dtype=np.int32) % 2
 
 
 def noisy(data, noise=0.0, deletion=0.0):
-    return Noisy(data, (MASK, BOS, EOS), N_V, noise=noise, deletion=deletion)
+    return data.with_noise(Noise(special=(MASK, BOS, EOS), N_V=N_V, noise=noise, deletion=deletion))
 
 
 def test_of_text_the_model_reads_noise_and_predicts_what_was_there():

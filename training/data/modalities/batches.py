@@ -57,8 +57,7 @@ class Modalities(Dataset):
         n_examples = 8 * self._text.n_examples // 3
         super().__init__(*identity, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
 
-    def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """As `Dataset.batch`."""
+    def _batch(self, step: int, rows: slice) -> Batch:
         return self._joined(self._text.batch(step), np.random.default_rng([self.seed, 1, step]), rows)
 
     def evaluation_batches(self, *, rows: slice = slice(None)) -> Any:
@@ -122,7 +121,8 @@ class Modalities(Dataset):
         places = np.zeros((n, len(self._no_patches), 2), np.int32)
         return {"patches": np.zeros((n, *self._no_patches.shape), np.float32), "places": places}
 
-    def _examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """Refuse to be part of a mixture."""
         raise DataError(
             "--data: expected text without weights, since text is three eighths of every batch; leave =WEIGHT out"
         )
