@@ -147,7 +147,11 @@ def small(variant: Variant) -> Variant:
     if type(mlp) is Experts:
         groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
         mlp = mlp.but(n=6, k=min(mlp.k, 3), **groups)
-    lines = {"attention": tuple(map(line, variant.attentions)), "mlp": mlp, "unembedding": variant.unembedding.but(cap=cap)}
+    lines = {
+        "attention": tuple(map(line, variant.attentions)),
+        "mlp": mlp,
+        "unembedding": variant.unembedding.but(cap=cap),
+    }
     return variant.but(**lines, shared_layers=1 if variant.shared_layers == 1 else SIZES["L"])
 
 

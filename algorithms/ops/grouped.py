@@ -1,6 +1,6 @@
 """Products of rows with the matrix of the group that each row is in: rows in blocks, of one group each.
 
-``jax.lax.ragged_dot`` has a kernel on GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
+``jax.lax.ragged_dot`` is for GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
 multiplied one after another there.
 """
 
@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
         """
         R = len(group)
         within = (group >= 0) & (group < n)
-        if R <= n:
+        if n >= R:
             here = jnp.where(within, jnp.arange(R), R)
             return Blocks(jnp.where(within, group, n), here, here)
         group, b = jnp.where(within, group, n), _rows_of_a_block(R, n)

@@ -39,7 +39,9 @@ def computed(line, how, **options):
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
 
 
-@pytest.mark.parametrize("name", ["DEEPSEEK", *(pytest.param(n, marks=pytest.mark.thorough) for n in LINES if n[0] != "D")])
+@pytest.mark.parametrize(
+    "name", ["DEEPSEEK", *(pytest.param(n, marks=pytest.mark.thorough) for n in LINES if n[0] != "D")]
+)
 @pytest.mark.parametrize("shape", [(1,), pytest.param((2, 13), marks=pytest.mark.thorough), (0,), (3, 0)])
 def test_the_chosen_experts_give_what_all_do(name, shape):
     line = LINES[name]
