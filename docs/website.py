@@ -9,7 +9,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from docs.book.listing import page_of
+from training.crosscheck.book.listing import page_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "book"

@@ -1,20 +1,11 @@
-"""The command of tests/crosscheck/command.py: see --help."""
+"""The command of training/commands/crosscheck.py, from a checkout: see --help."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
 
-from training.commands import Arguments, command
-
-
-@command
-def crosscheck_main(argv: Arguments) -> int:
-    """Run the command."""
-    from tests.crosscheck.command import main
-
-    return main(argv)
-
+from training.commands import crosscheck_main
 
 if __name__ == "__main__":
     sys.exit(crosscheck_main())

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Iterator
 
 try:
+    import fcntl
     import resource
 except ModuleNotFoundError:  # Windows
-    resource = None
+    fcntl = resource = None
 
 BROKEN_PIPE = 128 + 13
 """Exit status of a command whose reader has closed the pipe: 128 + SIGPIPE."""
@@ -30,6 +31,20 @@ def peak_memory() -> int:
     if resource is None:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def processor_seconds_of_children() -> float:
+    """Return the processor time, user and system, of the processes that this one has waited for; 0 if the system does
+    not say.
+    """
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def wait_for_lock(descriptor: int) -> None:
+    """Wait until no other process has this file locked, and lock it until this one ends (not on Windows)."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def physical_memory() -> int:

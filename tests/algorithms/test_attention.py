@@ -20,7 +20,8 @@ from algorithms import (
     scaled_dot_product_attention,
     single_query_attention,
 )
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -34,8 +34,8 @@ from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
-from tests.oracle import family
-from tests.oracle.parameters import unstack_family
+from training.crosscheck.oracle import family
+from training.crosscheck.oracle.parameters import unstack_family
 
 pytestmark = pytest.mark.sampled(2)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 LOOKUPS = [(token_embedding, oracle.token_embedding), (positional_embedding, oracle.positional_embedding)]
 

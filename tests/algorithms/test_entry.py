@@ -24,7 +24,8 @@ from algorithms import (
 )
 from algorithms.layers import How, lines_of
 from algorithms.lines import Attention, Embedding, Rotary
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(2)
 

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 from algorithms.lines import Experts
 from algorithms.ops.grouped import Blocks
 from tests.cases import assert_trees_close, normal, random_like
-from tests.oracle.lines import weights_of_experts
+from training.crosscheck.oracle.lines import weights_of_experts
 
 SILU = {"activation": "silu", "gated": True, "biases": False}
 LINES = {

@@ -1,7 +1,7 @@
 """The models of today: each is its changed lines, exactly; every implementation computes them, and a cache does too.
 
 The rows are the named variants and a covering array of all pairs of the lines' values (``tests.family_cases``); the
-independent judge is ``tests.oracle.family``, loops of NumPy that were written from the publications.
+independent judge is ``training.crosscheck.oracle.family``, loops of NumPy that were written from the publications.
 """
 
 import functools

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.oracle import family
-from tests.oracle.parameters import unstack_family
+from training.crosscheck.oracle import family
+from training.crosscheck.oracle.parameters import unstack_family
 
 N_V, LENGTH, H, H_KV, D_ATTN, L = 131, 23, 6, 2, 8, 3
 X = np.random.default_rng(5).integers(3, N_V, LENGTH)  # 0 to 2 are padding tokens of some

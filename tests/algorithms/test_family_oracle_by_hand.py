@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import oracle
-from tests.oracle import family
-from tests.oracle.lines import join_masks
-from tests.oracle.parameters import rebuild
-from tests.oracle.positions import alibi_slopes, t5_bucket
-from tests.oracle.transformers import causal_mask
+from training.crosscheck import oracle
+from training.crosscheck.oracle import family
+from training.crosscheck.oracle.lines import join_masks
+from training.crosscheck.oracle.parameters import rebuild
+from training.crosscheck.oracle.positions import alibi_slopes, t5_bucket
+from training.crosscheck.oracle.transformers import causal_mask
 
 
 def close(actual, expected):

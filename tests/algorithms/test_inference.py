@@ -11,7 +11,8 @@ from scipy.stats import chisquare
 from algorithms import DTransformerConfig, EDTransformerConfig, bos_token, d_inference, ed_inference, eos_token
 from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.dropout import seed_of
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(3)
 

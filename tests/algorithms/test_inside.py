@@ -26,8 +26,9 @@ from algorithms import (
 )
 from algorithms.inside import at, intermediates, intervene, record
 from algorithms.machinery.naming import Look, looking
-from tests import cases, oracle
-from tests.crosscheck.tracing import traced
+from tests import cases
+from training.crosscheck import oracle
+from training.crosscheck.tracing import traced
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -71,8 +72,8 @@ def by_oracle(number):
         return False
 
     args = [oracle.unstack(a) if hasattr(a, "_fields") else np.asarray(a) for a in TRANSFORMERS[number][1]]
-    root = pathlib.Path(oracle.__file__).parents[2]
-    with traced(root / "tests" / "oracle", root, observe):
+    folder = pathlib.Path(oracle.__file__).parent
+    with traced(folder, folder.parents[2], observe):
         getattr(oracle, TRANSFORMERS[number][0].__name__)(*args)
     return {name: values for name, values in found.items() if not name.startswith("e@")}  # one token at a time
 

@@ -17,8 +17,9 @@ from algorithms import (
     mask_token,
 )
 from algorithms.inside import at, gradients, intervene, record
-from tests import cases, oracle
+from tests import cases
 from tests.algorithms.test_inside import BATCH, ED, D, E, X, Z, implementations, with_implementation
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(1)
 

@@ -23,8 +23,8 @@ from algorithms import (
 )
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases
-from tests.crosscheck.changes import ARCHITECTURES, SHARING
-from tests.crosscheck.variants import with_numbers_that_matter
+from training.crosscheck.changes import ARCHITECTURES, SHARING
+from training.crosscheck.variants import with_numbers_that_matter
 from training.interpretability.attribution import READS, attribution
 
 pytestmark = pytest.mark.sampled(1)

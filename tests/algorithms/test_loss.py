@@ -11,7 +11,8 @@ import pytest
 from algorithms import log_loss, token_losses
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests import oracle
+from training.crosscheck import oracle
 
 LN2 = math.log(2)
 PHI = 0.841344746068542948585  # probability that a standard normal variable is below 1

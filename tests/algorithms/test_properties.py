@@ -15,8 +15,9 @@ from algorithms import (
     ed_encoding,
     mh_attention,
 )
-from tests import cases, oracle
+from tests import cases
 from tests.algorithms.test_attention import mh_params
+from training.crosscheck import oracle
 
 x, z = cases.random_tokens(7), cases.random_tokens(5, seed=1)
 # Every position has a token of its own, so that the column of W_e it reads is a gradient by position.

@@ -17,7 +17,8 @@ from algorithms import (
     ed_training,
     mask_token,
 )
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(1)
 

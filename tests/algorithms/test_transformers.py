@@ -19,7 +19,8 @@ from algorithms import (
     ed_hidden_state,
     ed_transformer,
 )
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(2)
 

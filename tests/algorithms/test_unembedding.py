@@ -9,7 +9,8 @@ import pytest
 
 from algorithms import gelu, gelu_tanh, relu, unembedding
 from algorithms.ops.softmax import softmax
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 
 def test_unembedding_is_the_oracles():

@@ -24,7 +24,8 @@ from algorithms import (
     sinusoidal_positional_embedding,
 )
 from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm
-from tests import cases, oracle
+from tests import cases
+from training.crosscheck import oracle
 
 SIZES = {"N_V": 17, "l_max": 13, "H": 2, "d_e": 6, "d_mlp": 11}
 DOUBLE = jnp.dtype("float64")

@@ -1,21 +1,17 @@
-"""Wrong edits of the code, each of which a named test must catch, and the cross-check locate where it can see it.
+"""Wrong edits of the code, each of which the tests must catch.
 
-    python -m tests.mutations               all of them; exit status 1 if one survives
-    python -m tests.mutations "uphill" …    those
+    python -m tests.mutations               all of them, hours; a second time, those that are new or whose code or tests
+                                            have changed; exit status 1 if one survives that is not listed as equivalent
+    python -m tests.mutations --sample 40   some of them, drawn with --seed
+    python -m tests.mutations NAME …        those
     python -m tests.mutations --list        their names, and the tests that each has to face
-    python scripts/crosscheck.py --mutations   those that the cross-check must locate at their algorithm and line
 
-Every edit is made in a scratch copy of the tree, never in the tree itself.
+Every edit is made in a scratch copy of the tree, never in the tree itself. `scripts/crosscheck.py --mutations` plants
+bugs of its own, which the cross-check must locate at their algorithm and line.
 
-* `mutation`       what an edit is
-* `table`          all of them, from the modules `of_…`
-* `statements`     finding the statement that is edited
-* `copies`         making one in a copy
+* `generated`      those that rules make of the statements of algorithms/
+* `by_hand`        those of the rest
+* `facing`         which tests they face
+* `equivalent`     those that change nothing, with the reason
 * `runner`         the command, which runs the tests
 """
-
-from .copies import apply, edited
-from .mutation import Mutation
-from .table import MUTATIONS
-
-__all__ = ["MUTATIONS", "Mutation", "apply", "edited"]

@@ -30,8 +30,9 @@ def heads_of(line, X, Z, W):
     H, H_kv = len(W.heads.W_q), len(W.heads.W_k)
     for h in range(H):
         g = h // (H // H_kv)
-        base = line.positions.base
-        yield rotated(W.heads.W_q[h] @ X, base), rotated(W.heads.W_k[g] @ Z, base), W.heads.W_v[g] @ Z
+        Q, K, V = W.heads.W_q[h] @ X, W.heads.W_k[g] @ Z, W.heads.W_v[g] @ Z
+        rotates = line.positions is not None
+        yield (*(rotated(Y, line.positions.base) if rotates else Y for Y in (Q, K)), V)
 
 
 def sinks(line, X, Z, W, mask):

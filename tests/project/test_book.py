@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 import algorithms
-from docs.book import write_book
-from tests.crosscheck.algorithms import PSEUDOCODE
-from tests.crosscheck.command import ROOT
-from tests.crosscheck.comparison import compare
-from tests.crosscheck.scenarios import Scenarios
-from tests.crosscheck.variants import VariantScenarios, compare_variant
+from training.commands.crosscheck import ROOT
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.book import write_book
+from training.crosscheck.comparison import compare
+from training.crosscheck.scenarios import Scenarios
+from training.crosscheck.variants import VariantScenarios, compare_variant
 
 pytestmark = pytest.mark.end_to_end
 SAMPLE = (1, 4, 6, 10)

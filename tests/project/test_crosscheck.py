@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 import algorithms
-from tests.crosscheck import command, values
-from tests.crosscheck.algorithms import PSEUDOCODE
-from tests.crosscheck.command import ROOT
-from tests.crosscheck.comparison import compare
-from tests.crosscheck.mutations import LOCATED, locate
-from tests.crosscheck.report import as_json, summary
-from tests.crosscheck.scenarios import Scenarios
-from tests.crosscheck.tags import Tag, numbers, read
-from tests.mutations import Mutation
+from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
+from training.commands.crosscheck import ROOT
+from training.crosscheck import values
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.comparison import compare
+from training.crosscheck.edits import Edit, Planted
+from training.crosscheck.mutations import locate
+from training.crosscheck.planted import PLANTED
+from training.crosscheck.report import as_json, summary
+from training.crosscheck.scenarios import Scenarios
+from training.crosscheck.tags import Tag, numbers, read
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
@@ -108,7 +110,7 @@ def cache():
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_mutation_is_located(name, cache):
-    mutation = LOCATED[name]
+    mutation = PLANTED[name]
     results = locate(mutation, ROOT, 0, cache)
     assert not results.ok
     assert results.first is not None
@@ -117,26 +119,17 @@ def test_a_mutation_is_located(name, cache):
 
 
 def test_a_line_without_counterpart_is_reported(cache):
-    without_tag = Mutation(
-        "algorithms/alg03_attention.py", "attention", "2", "implementation)", "implementation)  # untagged:", 4, "2", ()
-    )
-    results = locate(without_tag, ROOT, 0, cache, (4,))
+    file = "algorithms/alg03_attention.py"
+    without_tag = Edit(file, "attention", "2", "implementation)", "implementation)  # untagged:")
+    results = locate(Planted(without_tag, 4, "2"), ROOT, 0, cache, (4,))
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok
 
 
 def test_an_error_is_reported_with_its_line(cache):
-    raising = Mutation(
-        "algorithms/alg03_attention.py",
-        "single_query_attention",
-        "return",
-        '"o...t,t...->o..."',
-        '"t...o,t...->o..."',
-        3,
-        "return",
-        (),
-    )
-    results = locate(raising, ROOT, 0, cache)
+    file, right, wrong = "algorithms/alg03_attention.py", '"o...t,t...->o..."', '"t...o,t...->o..."'
+    raising = Edit(file, "single_query_attention", "return", right, wrong)
+    results = locate(Planted(raising, 3, "return"), ROOT, 0, cache)
     assert results.errors[3][0] == "return"
     assert results.first is not None
     assert results.first[:2] == (3, "return")
@@ -151,9 +144,9 @@ def test_all_lines_agree():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LOCATED if name not in SAMPLE])
+@pytest.mark.parametrize("name", [name for name in PLANTED if name not in SAMPLE])
 def test_every_mutation_is_located(name, cache):
-    mutation = LOCATED[name]
+    mutation = PLANTED[name]
     first = locate(mutation, ROOT, 0, cache).first
     assert first is not None
     assert first[:2] == (mutation.algorithm, mutation.line)
@@ -164,7 +157,7 @@ def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
     results = crosscheck([13], "auto")
     assert results.ok, summary(results)
     assert summary(results).startswith("implementation auto (dense): 1 algorithms, ")
-    first = locate(LOCATED["softmax Jacobian without aᵀg"], ROOT, 0, cache, [13]).first
+    first = locate(PLANTED["softmax Jacobian without aᵀg"], ROOT, 0, cache, [13]).first
     assert first is not None
     assert first[:2] == (13, "6")
 

@@ -3,18 +3,22 @@
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 
 import algorithms
-from tests.crosscheck import command
-from tests.crosscheck.command import ROOT
-from tests.crosscheck.own import OwnScenarios, compare_own
-from tests.crosscheck.report import summary
+from algorithms import PAPER
 from tests.own_lines import loops
+from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
+from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
+from training.commands.crosscheck import ROOT
+from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.report import summary
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
+IN_BOTH = PAPER.but(attention=Sinks(biases=False), mlp=Experts(n=3, activation="silu", gated=True, biases=False))
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
 REST = "Algorithms 4 and 5, in whose place {} has its own lines"
 
@@ -37,6 +41,32 @@ def test_every_line_agrees_with_the_loops(name):
     assert (4, "4") in results.lines if name == "EXPERTS" else (4, "4") not in results.lines
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(("architecture", "algorithm"), [("e", 9), ("ed", 8)])
+def test_an_encoder_and_a_pair_of_models_agree_with_the_loops(architecture, algorithm):
+    name = f"{__name__}:IN_BOTH:{architecture}"
+    results = compare_own(OwnScenarios(algorithms, name, seed=0, sizes={}, implementation="paper"), ROOT)
+    assert results.ok, summary(results)
+    own = {"5": "Sinks", "7": "Experts", "14": "Sinks", "16": "Sinks", "18": "Experts"}
+    for number in own if algorithm == 8 else ("5", "7"):
+        line = results.lines[algorithm, number]
+        assert f" + {own[number]}(" in line.change.line.text
+        assert sum(cell.visits for cell in line.cells.values()) > 0
+
+
+@pytest.mark.thorough
+def test_wrong_loops_of_attention_to_a_context_are_located(monkeypatch):
+    right = loops.sinks
+
+    def wrong(line, X, Z, W, mask):
+        return right(line, X, Z, W, np.ones_like(mask) if X is not Z else mask) * (1 if X is Z else 2)
+
+    monkeypatch.setattr(loops, "sinks", wrong)
+    name = f"{__name__}:IN_BOTH:ed"
+    results = compare_own(OwnScenarios(algorithms, name, seed=0, sizes={}, implementation="paper"), ROOT)
+    assert results.first[:2] == (8, "16")
+
+
 def test_wrong_loops_are_located(monkeypatch):
     right = loops.experts
     monkeypatch.setattr(loops, "experts", lambda line, X, W: right(line.but(k=1), X, W))
@@ -55,7 +85,7 @@ def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
 
 
 def test_wrong_usage():
-    with pytest.raises(UsageError, match=r"--variant: expected one of .*, or PACKAGE.MODULE:NAME, got 'LAMA'"):
+    with pytest.raises(UsageError, match=r"--variant: expected one of .*, or PACKAGE.MODULE:NAME.*, got 'LAMA'"):
         command.main(["--variant", "LAMA"])
     with pytest.raises(UsageError, match="no_such_lines: expected a module with the lines of this model"):
         command.main(["--variant", "no_such_lines:MINE"])

@@ -9,13 +9,13 @@ import pytest
 
 import algorithms
 from algorithms.lines import MLP, Attention, Embedding, LayerNorm, RMSNorm, Rotary, Unembedding
-from tests.crosscheck import command
-from tests.crosscheck.algorithms import PSEUDOCODE
-from tests.crosscheck.changes import CHANGES, changed_lines
-from tests.crosscheck.command import ROOT
-from tests.crosscheck.report import as_json, summary
-from tests.crosscheck.variants import NAMES, VariantScenarios, compare_variant
+from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
+from training.commands.crosscheck import ROOT
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.changes import CHANGES, changed_lines
+from training.crosscheck.report import as_json, summary
+from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 
 QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART", "GEMMA2")
 NOT_LINES = {

@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,8 @@ from training.tasks.models import check_sizes
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
-PAGES += [ROOT / "scripts" / "benchmarks" / "command.py"]
-MODULES = {
-    name: f"training.commands.{name}"
-    for name in ("train", "generate", "evaluate", "compress", "convert", "serve", "look_inside", "gato")
-}
-MODULES |= {"benchmark": "scripts.benchmarks.command", "crosscheck": "tests.crosscheck.command"}
-MODULES |= {"scaling": "scripts.benchmarks.accelerators.scaling"}
+NAMES = ("benchmark", "compress", "convert", "crosscheck", "evaluate", "gato", "generate", "look_inside", "scaling")
+MODULES = {name: f"training.commands.{name}" for name in (*NAMES, "serve", "train")}
 COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py( [^`#<|\n)]*)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 
@@ -70,6 +66,17 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
         optimizer_from(settings)
     else:
         assert arguments[0] == "--run"
+
+
+def test_every_command_is_in_the_table_once_and_installed():
+    rows = re.findall(
+        r"^\| `(\w+)\.py` \| `(formal-[a-z-]+)` \|", (ROOT / "docs" / "commands.md").read_text("utf-8"), re.M
+    )
+    scripts = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
+    assert sorted(rows) == [(name, f"formal-{name.replace('_', '-')}") for name in scripts]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        installed = tomllib.load(file)["project"]["scripts"]
+    assert installed == {command: f"training.commands:{name}_main" for name, command in rows}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,55 +1,64 @@
-"""The list of wrong edits still fits the code; `python -m tests.mutations` tries whether the tests catch them."""
+"""The wrong edits still fit the code; `python -m tests.mutations` tries whether the tests catch them."""
 
+import ast
 import dataclasses
 import pathlib
-import re
-import subprocess
-import sys
 
 import pytest
 
-from tests import mutations
 from tests.mutations import runner
+from tests.mutations.by_hand import BY_HAND
+from tests.mutations.equivalent import EQUIVALENT
+from tests.mutations.facing import FACING, facing
+from tests.mutations.generated import generated
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.planted import PLANTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", mutations.MUTATIONS)
-def test_the_code_to_replace_stands_there_once(name):
-    mutation = mutations.MUTATIONS[name]
-    text = (ROOT / mutation.file).read_text("utf-8")
-    edited = mutations.edited(mutation, ROOT)
-    assert edited != text
-    compile(edited, mutation.file, "exec")
-    for test in mutation.tests:
-        file, _, function = test.partition("[")[0].partition("::")
-        assert not function or re.search(rf"^(def|class) {function}\b", (ROOT / file).read_text("utf-8"), re.MULTILINE)
+def test_every_edit_by_hand_and_of_the_cross_check_fits_the_code():
+    for edit in (*(edit for edit, _ in BY_HAND.values()), *(planted.edit for planted in PLANTED.values())):
+        after = edit.made(ROOT)
+        assert after != (ROOT / edit.file).read_text("utf-8")
+        compile(after, edit.file, "exec")
+    assert len({planted.edit for planted in PLANTED.values()}) == len(PLANTED) >= 100
+    assert {planted.algorithm for planted in PLANTED.values()} == set(PSEUDOCODE)
+    for _, tests in BY_HAND.values():
+        assert all((ROOT / "tests" / test).exists() for test in tests)
 
 
-def test_no_two_mutations_are_the_same_and_every_algorithm_has_one_that_is_located():
-    edits = {(m.file, m.function, m.statement, m.old, m.new) for m in mutations.MUTATIONS.values()}
-    assert len(edits) == len(mutations.MUTATIONS) >= 171
-    located = [m for m in mutations.MUTATIONS.values() if m.line is not None]
-    assert len(located) >= 100
-    assert {m.algorithm for m in located} == set(range(1, 16))
+def test_generated_edits_change_the_program():
+    for edit in list(generated().values())[::17]:
+        before = ast.dump(ast.parse((ROOT / edit.file).read_text("utf-8")))
+        assert ast.dump(ast.parse(edit.made(ROOT))) != before, edit.name
+
+
+def test_every_tagged_file_and_every_rule_by_hand_has_edits_and_tests_that_it_faces():
+    files = {edit.file for edit in generated().values()}
+    assert {file.removeprefix("algorithms/").removesuffix(".py") for file in files} == set(FACING)
+    for file in files:
+        assert all((ROOT / "tests" / test).exists() for test in facing(file))
+    assert len(generated()) > 1000
+
+
+def test_what_is_listed_as_equivalent_exists_and_has_a_reason():
+    assert EQUIVALENT.keys() <= generated().keys()
+    assert all(len(reason) > 10 for reason in EQUIVALENT.values())
 
 
 @pytest.mark.slow
-def test_there_are_all_tests_that_mutations_name():
-    named = sorted({test for mutation in mutations.MUTATIONS.values() for test in mutation.tests})
-    chosen = ["-m", "not slow"]  # as the runner has it
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *chosen, "-p", "no:cacheprovider", *named]
-    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
-    assert [test for test in named if not any(line.startswith(test) for line in collected)] == []
-
-
-@pytest.mark.slow
-def test_a_mutation_is_caught_and_a_change_of_nothing_is_not(monkeypatch, capsys):
-    caught = mutations.MUTATIONS["token off by one"]
-    harmless = dataclasses.replace(caught, new="W_e[:, 0 + v]")
-    monkeypatch.setitem(mutations.MUTATIONS, "harmless", harmless)
-    assert runner.main(["token off by one", "harmless"]) == 1
-    printed = capsys.readouterr().out
-    assert "token off by one: algorithms/test_embedding.py::test_every_column_is_the_oracles" in printed
-    assert "harmless: SURVIVED" in printed
-    assert "1 of 2 mutations caught" in printed
+def test_an_edit_is_caught_a_change_of_nothing_is_not_and_results_are_kept(monkeypatch, capsys, tmp_path):
+    edit = next(
+        e for e in generated().values() if e.file == "algorithms/alg01_embedding.py" and "W_e[:, (v) + 1]" in e.name
+    )
+    harmless = dataclasses.replace(edit, new="(v) + 0")
+    known = {"off by one": (edit, facing(edit.file)), "harmless": (harmless, ("algorithms/test_embedding.py",))}
+    monkeypatch.setattr(runner, "edits", lambda: known)
+    for _ in range(2):
+        assert runner.main(["off by one", "harmless", "--state", str(tmp_path / "results.jsonl")]) == 1
+        printed = capsys.readouterr().out
+        assert "off by one: algorithms/test_embedding.py::test_every_column_is_the_oracles" in printed
+        assert "harmless: SURVIVED" in printed
+        assert "1 of 2 edits caught" in printed
+    assert len((tmp_path / "results.jsonl").read_text("utf-8").splitlines()) == 2

@@ -65,9 +65,9 @@ def test_wheel_holds_every_module_and_the_type_markers_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    page = ROOT / "training" / "interpretability" / "page"
-    of_page = {path.relative_to(ROOT).as_posix() for path in page.iterdir() if path.suffix in (".css", ".html", ".js")}
-    assert len(of_page) > 2
+    pages = (path for path in (ROOT / "training").rglob("*") if path.suffix in (".css", ".html", ".js"))
+    of_page = {path.relative_to(ROOT).as_posix() for path in pages}
+    assert len(of_page) > 9
     assert held == modules | of_page | {f"{package}/py.typed" for package in PACKAGES}
 
 
@@ -81,8 +81,22 @@ def test_algorithms_work_from_the_wheel_without_the_extras(environment):
 
 
 def test_the_commands_are_installed(environment):
-    for name in ("train", "generate", "evaluate", "compress", "convert", "look-inside"):
-        assert run(environment / "bin" / f"formal-{name}", "--help", cwd=environment).startswith("usage: formal-")
+    names = sorted(path.name for path in (environment / "bin").glob("formal-*"))
+    assert names == sorted(f"formal-{path.stem.replace('_', '-')}" for path in (ROOT / "scripts").glob("*.py"))
+    for name in names:
+        assert run(environment / "bin" / name, "--help", cwd=environment).startswith(f"usage: {name}")
+
+
+def test_the_cross_check_benchmarks_and_induction_work_from_the_wheel(environment):
+    crosscheck = environment / "bin" / "formal-crosscheck"
+    printed = run(crosscheck, "--algorithm", "6", "--html", "book", cwd=environment)
+    assert "implementation paper: 1 algorithms, 3 lines: 3 equal" in printed
+    assert (environment / "book" / "book.css").exists()
+    assert "1 of 1 mutations located" in run(crosscheck, "--mutations", "token off by one", cwd=environment)
+    printed = run(environment / "bin" / "formal-benchmark", "attention", "--rounds", "2", cwd=environment)
+    assert "Attention forward, float32, causal" in printed
+    run(environment / "bin" / "formal-induction", "--seeds", "1", "--steps", "2", "--out", "a.png", cwd=environment)
+    assert (environment / "a.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from algorithms import LLAMA, DTransformerConfig, init_d_transformer
-from scripts.benchmarks import training_step
-from scripts.benchmarks.accelerators import ENVIRONMENT, llama
-from scripts.benchmarks.accelerators.programs import read, total
 from tests import cases
+from training.benchmarks import training_step
+from training.benchmarks.accelerators import ENVIRONMENT, llama
+from training.benchmarks.accelerators.programs import read, total
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = {"N_V": 4099, "l_max": 1024, "L": 2, "H": 4, "d_e": 256, "d_mlp": 1024}
 COMMAND = f"""
 import json
-from scripts.benchmarks.accelerators.steps import Case, columns, decoding_step, training_step
+from training.benchmarks.accelerators.steps import Case, columns, decoding_step, training_step
 report = {{}}
 for which in ("library", "reference"):
     report[which] = columns(training_step(Case(DEVICE, 4), which, {SMALL}))

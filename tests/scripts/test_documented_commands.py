@@ -15,11 +15,11 @@ import sys
 import pytest
 
 from algorithms import LLAMA, DTransformerConfig
-from scripts.benchmarks import attention, decode, training_step
-from tests.crosscheck.mutations import LOCATED
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
+from training.benchmarks import attention, decode, training_step
+from training.crosscheck.planted import PLANTED
 from training.interchange import convert
 from training.settings import flag
 from training.tasks import TASKS
@@ -57,7 +57,7 @@ INSTEAD = {
     "spa-eng": "ed.txt",
     "pronunciation": "ed.txt",
 }
-SMALL = {"benchmark": ["--rounds=2"], "crosscheck": ["--algorithm=6"], "--mutations": [next(iter(LOCATED))]}
+SMALL = {"benchmark": ["--rounds=2"], "crosscheck": ["--algorithm=6"], "--mutations": [next(iter(PLANTED))]}
 MODEL = {"N_V": 64, "l_max": 128, "L": 1, "H": 2, "d_e": 16, "d_mlp": 32}
 BENCHMARKS = {
     (attention, "SIZES"): ((2, 32, 8),),
@@ -159,9 +159,9 @@ SCALING = [
 ]
 SMALL_MODELS = f"""
 import os, runpy, sys
-from scripts.benchmarks.accelerators import ENVIRONMENT
+from training.benchmarks.accelerators import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
-from scripts.benchmarks.accelerators import scaling
+from training.commands import scaling
 scaling.MODELS |= dict.fromkeys(scaling.MODELS, {MODEL | {"H": 8, "d_e": 256, "d_mlp": 512}})
 sys.argv[0] = {str(ROOT / "scripts" / "scaling.py")!r}
 runpy.run_path(sys.argv[0], run_name="__main__")

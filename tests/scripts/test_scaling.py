@@ -10,17 +10,17 @@ import sys
 import pytest
 
 from algorithms import GPT2, DTransformerConfig, count_params, init_d_transformer
-from scripts.benchmarks.accelerators import ENVIRONMENT
-from scripts.benchmarks.accelerators.programs import read
 from tests.scripts.test_accelerators import COMPILERS
+from training.benchmarks.accelerators import ENVIRONMENT
+from training.benchmarks.accelerators.programs import read
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SIZES = {"N_V": 1000, "l_max": 256, "L": 3, "H": 4, "d_e": 320, "d_mlp": 1152}
 COMMAND = f"""
 import json, math
 import jax
-from scripts.benchmarks.accelerators import programs
-from scripts.benchmarks.accelerators.scaling import Case, compiled_step
+from training.benchmarks.accelerators import programs
+from training.commands.scaling import Case, compiled_step
 case = Case("gpt2", CHIPS, MESH, 16)
 compiled, n = compiled_step(case, case.settings({SIZES}))
 module = programs.Module(compiled.as_text())

@@ -10,6 +10,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import compilation_cache as private
 from jax._src import monitoring
 
 from training.commands import compilation_cache, compiled_programs
@@ -40,12 +41,12 @@ def jax_as_before():
     yield
     for name, value in before.items():
         jax.config.update(name, value)
-    compiled_programs.compilation_cache.get_file_cache = store
+    private.get_file_cache = store
     compiled_programs.reset_cache()
 
 
 def jax_store():
-    return compiled_programs.compilation_cache.get_file_cache
+    return private.get_file_cache
 
 
 def the_file(programs):
@@ -271,3 +272,14 @@ def test_a_store_may_be_emptied_first(tmp_path, said, jax_as_before):
     compilation_cache.add_flags(parser)
     compilation_cache.begin(parser.parse_args(["--clear-compilation-cache", "--compilation-cache", str(tmp_path)]))
     assert programs.get("a") is None
+
+
+@pytest.mark.parametrize("home", ["jax._src.moved", "jax.numpy"])
+def test_where_jax_makes_its_store_elsewhere_its_own_is_used(tmp_path, said, jax_as_before, monkeypatch, home):
+    before = jax_store()
+    monkeypatch.setattr(compiled_programs, "HOME", home)
+    compiled_programs.keep_programs_in(str(tmp_path / "kept"), warn=said.append)
+    assert "store of its own" in said[0]
+    assert jax_store() is before
+    jax.jit(lambda x: x + 42)(jnp.ones(7))
+    assert list((tmp_path / "kept").iterdir())

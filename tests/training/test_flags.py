@@ -3,8 +3,7 @@
 import dataclasses
 
 from algorithms import BART, BERT, GPT2, VASWANI
-from training.tasks.flags import lines_from_flags
-from training.tasks.models import config_from_json, config_to_json
+from training.tasks.models import config_from_json, config_to_json, lines_from_flags
 
 # As the version before wrote them, for `--variant`.
 FLAGS = {

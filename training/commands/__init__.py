@@ -6,27 +6,34 @@ error as one sentence, never as a traceback. Commands import their modules when 
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 
+from training.benchmarks.accelerators import ENVIRONMENT
 from training.disk import reason
 from training.extras import install
 from training.runs.interrupts import handling
 from training.system import BROKEN_PIPE
 
 __all__ = [
-    "command", "compress_main", "convert_main", "cross_validate_main", "ensemble_main", "evaluate_main", "gato_main",
-    "generate_main", "induction_main", "look_inside_main", "serve_main", "train_main",
+    "benchmark_main", "command", "compress_main", "convert_main", "cross_validate_main", "crosscheck_main",
+    "ensemble_main", "evaluate_main", "gato_main", "generate_main", "induction_main", "look_inside_main",
+    "scaling_main", "serve_main", "train_main",
 ]  # fmt: skip
 
 Arguments = Sequence[str] | None
 """Command-line arguments; None for those of the process."""
 
-EXTRAS = {"prometheus_client": "serve", "starlette": "serve", "uvicorn": "serve"}
+EXTRAS = {
+    **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
+    **dict.fromkeys(("filelock", "grain", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
+}
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
 
 
@@ -97,89 +104,34 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-@command
-def train_main(argv: Arguments) -> int:
-    """Run scripts/train.py."""
-    from training.commands.train import main
+def _entry(name: str, environment: Mapping[str, str] | None = None) -> Callable[..., int]:
+    """Return the command of ``training/commands/NAME.py``, whose module is imported when it is called.
 
-    return main(argv)
+    Args:
+        name: of the module.
+        environment: the variables that JAX is imported with, unless it is there already.
+    """
 
+    def main(argv: Arguments) -> int:
+        if "jax" not in sys.modules:
+            os.environ.update(environment or {})
+        return importlib.import_module(f"{__name__}.{name}").main(argv)
 
-@command
-def generate_main(argv: Arguments) -> int:
-    """Run scripts/generate.py."""
-    from training.commands.generate import main
-
-    return main(argv)
-
-
-@command
-def ensemble_main(argv: Arguments) -> int:
-    """Run scripts/ensemble.py."""
-    from training.commands.ensemble import main
-
-    return main(argv)
+    main.__name__, main.__doc__ = f"{name}_main", f"Run scripts/{name}.py."
+    return command(main)
 
 
-@command
-def cross_validate_main(argv: Arguments) -> int:
-    """Run scripts/cross_validate.py."""
-    from training.commands.cross_validate import main
-
-    return main(argv)
-
-
-@command
-def evaluate_main(argv: Arguments) -> int:
-    """Run scripts/evaluate.py."""
-    from training.commands.evaluate import main
-
-    return main(argv)
-
-
-@command
-def compress_main(argv: Arguments) -> int:
-    """Run scripts/compress.py."""
-    from training.commands.compress import main
-
-    return main(argv)
-
-
-@command
-def convert_main(argv: Arguments) -> int:
-    """Run scripts/convert.py."""
-    from training.commands.convert import main
-
-    return main(argv)
-
-
-@command
-def induction_main(argv: Arguments) -> int:
-    """Run scripts/induction.py."""
-    from training.commands.induction import main
-
-    return main(argv)
-
-
-@command
-def look_inside_main(argv: Arguments) -> int:
-    """Run scripts/look_inside.py."""
-    from training.commands.look_inside import main
-
-    return main(argv)
-
-
-@command
-def gato_main(argv: Arguments) -> int:
-    """Run scripts/gato.py."""
-    from training.commands.gato import main
-
-    return main(argv)
-
-
-@command
-def serve_main(argv: Arguments) -> int:
-    """Run scripts/serve.py."""
-    from training.commands.serve import main
-
-    return main(argv)
+benchmark_main = _entry("benchmark")
+compress_main = _entry("compress")
+convert_main = _entry("convert")
+cross_validate_main = _entry("cross_validate")
+crosscheck_main = _entry("crosscheck")
+ensemble_main = _entry("ensemble")
+evaluate_main = _entry("evaluate")
+gato_main = _entry("gato")
+generate_main = _entry("generate")
+induction_main = _entry("induction")
+look_inside_main = _entry("look_inside")
+scaling_main = _entry("scaling", ENVIRONMENT)
+serve_main = _entry("serve")
+train_main = _entry("train")

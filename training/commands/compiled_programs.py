@@ -7,20 +7,23 @@ a broken one for good, and it takes a lock for every read.
 
 import contextlib
 import hashlib
+import importlib
 import os
 import stat
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
-from jax._src import compilation_cache  # there is no public way to supply a store
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from training.mesh.cpu import cores
 from training.system import OPEN_ONLY_FILES, is_private
 
+HOME = "jax._src.compilation_cache"
+"""Where JAX makes the store of its cache, for which there is no public way; tried with jax 0.10.2 and 0.12.0."""
 LIMIT = 1 << 30
 """Maximum bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
 KEPT = 0.9  # of the limit, after programs were removed
@@ -39,7 +42,12 @@ def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: fl
         return Programs(Path(path), limit=LIMIT if limit < 0 else limit, warn=warn), path
 
     if "://" not in directory:
-        compilation_cache.get_file_cache = store
+        try:
+            private: Any = importlib.import_module(HOME)
+            private.get_file_cache  # noqa: B018 (must exist to be replaced)
+            private.get_file_cache = store
+        except (ImportError, AttributeError):
+            warn(f"note: jax {jax.__version__} keeps compiled programs in a store of its own, which is not bounded")
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own are unbounded
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)

@@ -10,9 +10,11 @@ Rerunning the command skips complete folds and resumes the others. Exit status: 
 import json
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from training.commands import train
 from training.commands.arguments import Parser, at_least, local
+from training.commands.terminal import print_table
 from training.runs.directory import RunDirectory
 
 
@@ -39,10 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status:
             return status
     results = [json.loads(run.results.read_text()) for run in runs]
-    print(f"{'part':<12}{'loss':>10}{'accuracy':>10}")
-    for i, found in enumerate(results, 1):
-        print(f"{f'{i}/{len(runs)}':<12}{found['loss']:>10.4f}{found['accuracy']:>10.4f}")
+    figures = [[found["loss"], found["accuracy"]] for found in results]
+    rows: list[Any] = [[f"{i}/{len(runs)}", *of_fold] for i, of_fold in enumerate(figures, 1)]
     for name, of in (("mean", statistics.fmean), ("deviation", statistics.stdev)):
-        loss, accuracy = (of([found[figure] for found in results]) for figure in ("loss", "accuracy"))
-        print(f"{name:<12}{loss:>10.4f}{accuracy:>10.4f}")
+        rows.append([name, *map(of, zip(*figures, strict=True))])
+    print_table(["part", "loss", "accuracy"], rows)
     return 0

@@ -13,6 +13,7 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, local
+from training.commands.terminal import print_table
 from training.data.loading import load_run_data, make_dataset
 from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
 from training.evaluation.held_out import evaluate
@@ -46,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
     if one_model:
         groups["the average"] = [averaged(runs)]
-    width = max(map(len, groups)) + 2
-    print(f"{'':<{width}}{'loss':>10}{'accuracy':>10}")
+    rows = []
     for name, group in groups.items():
         totals = jax.jit(ensemble_totals(group, description.settings))
         found = evaluate(totals, [run.theta for run in group], held_out.evaluation_batches())
-        print(f"{name:<{width}}{found['loss']:>10.4f}{found['accuracy']:>10.4f}", flush=True)
+        rows.append([name, found["loss"], found["accuracy"]])
+    print_table(["", "loss", "accuracy"], rows)
     if arguments.average:
         files = RunDirectory(arguments.average)
         files.begin(description, runs[0].tokenizer)

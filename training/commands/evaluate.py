@@ -19,7 +19,7 @@ from training.commands.arguments import Parser, UsageError, add_cache, at_least
 from training.commands.bar import Bar
 from training.commands.models import run_of
 from training.commands.progress import Reading
-from training.commands.terminal import say, show
+from training.commands.terminal import print_table, say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part
@@ -70,11 +70,7 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
 def show_table(comparison: Comparison) -> None:
     """Print the table, the samples, and which packages would add to it."""
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
-    width = max(map(len, comparison.rows))
-    print(" " * width + "".join(f"{column:>15}" for column in columns))
-    for method, figures in comparison.rows.items():
-        cells = (f"{figures[column]:15.4f}" if column in figures else " " * 15 for column in columns)
-        print(f"{method:<{width}}" + "".join(cells))
+    print_table(["", *columns], [[method, *map(row.get, columns)] for method, row in comparison.rows.items()])
     for line in comparison.samples:
         show(line)
     for package in comparison.missing:

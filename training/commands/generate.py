@@ -18,7 +18,6 @@ import io
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, placement_of
@@ -303,7 +302,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
         answerer = answerer_for(run, options)
         if prompted and not answerer.converses:
             raise AnswerError(f"{prompted}: expected a decoder, got {answerer.model}; leave it out")
-        return cast("Answerer", Voted(answerer, after=arguments.answer_after)) if arguments.vote else answerer
+        return Voted(answerer, after=arguments.answer_after) if arguments.vote else answerer
     if run.task != "d":
         raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of task {run.task}")
     return Talker(run, options, system=arguments.system)

@@ -12,8 +12,7 @@ Exit status: 0 done; 2 invalid usage or input; 130 after Ctrl-C.
 """
 
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from algorithms import DTransformerParams
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, at_least, local
+from training.commands.bar import Bar
 from training.commands.terminal import say
 from training.interpretability import attention_only as experiment
 from training.interpretability import induction
@@ -70,32 +70,7 @@ class Trained(NamedTuple):
     theta: DTransformerParams  # final parameters
 
 
-class _Progress:
-    """A bar on a terminal; elsewhere a dated line every ten seconds, with the rate and the time left."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._began, self._said = total, 0, time.monotonic(), 0.0
-        self._bar = tqdm(total=total, dynamic_ncols=True) if sys.stderr.isatty() else None
-
-    def advance(self, n: int, text: str) -> None:
-        self._done += n
-        if self._bar is not None:
-            self._bar.set_description_str(text, refresh=False)
-            self._bar.update(n)
-            return
-        seconds = time.monotonic() - self._began
-        if seconds - self._said >= 10 and self._done:
-            self._said = seconds
-            left = seconds * (self._total - self._done) / self._done
-            rate = f"{self._done / seconds:.1f} steps/s"
-            say(f"step {self._done}/{self._total}, {text}, {rate}, {left:.0f} s left", dated=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
+def train(L: int, seed: int, steps: int, progress: Callable[[int], None]) -> Trained:
     """Train a model of L layers, and measure it on the way and at the end."""
     tokens = experiment.repeating(jax.random.key(2**31))  # not seen in training
     found, numbers, K = [], [0], []
@@ -104,7 +79,7 @@ def train(L: int, seed: int, steps: int, progress: _Progress) -> Trained:
         found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens)))
         if L > 1:
             K.append(np.asarray(composition_scores(theta.layers.attention)["K"][0, :, -1]))
-        progress.advance(step - numbers[-1], f"{_layers(L)}, seed {seed}, loss on repeats {found[-1].again:.2f}")
+        progress(step - numbers[-1])
         numbers.append(step)
     heads = list(np.ndindex(L, experiment.CONFIG.H))
     each = [induction.loss_without(theta, tokens, jnp.array([head])) for head in heads]
@@ -173,13 +148,13 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
 def form(arguments: Any) -> None:
     """Train the models, print their measurements, and draw them."""
     models: dict[int, list[Trained]] = {2: [], 1: []}
-    progress = _Progress(len(models) * arguments.seeds * arguments.steps)
-    for seed in range(arguments.seeds):
-        for L, several in models.items():
-            several.append(train(L, seed, arguments.steps, progress))
-            with tqdm.external_write_mode(sys.stdout):
-                report(L, seed, several[-1])
-    progress.close()
+    total = len(models) * arguments.seeds * arguments.steps
+    with Bar("training", unit="steps") as bar:
+        for seed in range(arguments.seeds):
+            for L, several in models.items():
+                several.append(train(L, seed, arguments.steps, lambda n: bar.advance(n, total)))
+                with tqdm.external_write_mode(sys.stdout):
+                    report(L, seed, several[-1])
     draw(models, arguments.out)
     of_circuits = arguments.out.with_stem(f"{arguments.out.stem}-circuits")
     draw_circuits(models[2][0].theta, of_circuits)

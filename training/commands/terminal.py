@@ -4,7 +4,10 @@ import datetime
 import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
+
+from tabulate import tabulate
 
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of writing."""
@@ -30,6 +33,11 @@ def say(text: str, *, dated: bool = False) -> None:
     """Print a message for the user on standard error."""
     now = f"{datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} " if dated else ""
     show(now + text, file=sys.stderr)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table of numbers; None is an empty cell."""
+    print(tabulate(rows, headers=headers, tablefmt="plain", floatfmt=".4f", disable_numparse=[0]), flush=True)
 
 
 def print_json(prompt: str, answers: list[Any]) -> None:

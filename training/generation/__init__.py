@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Float, Int, Key
 
 from algorithms import (
     DTransformerConfig,
@@ -25,14 +25,14 @@ from algorithms import (
 )
 from algorithms.inside import At
 from algorithms.machinery.contract import check_key
-from algorithms.ops.dropout import by_own_key
 from training.generation import beam_search, decoding, inputs, layout, reading, states
 from training.generation.cache import bucketed, capacity
 from training.generation.continuation import Continuation, Model
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside
 from training.generation.prefixes import Prefixes
-from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
+from training.generation.requests import Request, check_requests, keys_of
+from training.generation.sampling import Sampling, SamplingArrays
 from training.generation.states import Context, State
 
 __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
@@ -72,8 +72,8 @@ def generate(
         config: sizes and variant of the model.
         l_gen: how many tokens to generate.
         key: randomness, consumed; or one key per request, used instead of ``fold_in(key, r)``.
-        sliding: continue past l_max, and accept longer prompts, with the windows of `windows.window_start`: past l_max,
-            each token is predicted from the l_max/2 to l_max tokens before it.
+        sliding: continue past l_max, and accept longer prompts, with the windows of `window_start`: past l_max, each
+            token is predicted from the l_max/2 to l_max tokens before it.
         **sampling: how to draw, see `Sampling`.
 
     Returns:
@@ -145,35 +145,30 @@ class Generator:
         lengths: Lengths,
         l_gen: int,
         key: Key[Array, "*B"],
-        first: int = 0,
         sliding: bool = False,
-        begins: Bool[np.ndarray, "B N_V"] | None = None,
         likeliest: int = 0,
-        samplings: Sequence[Sampling] | None = None,
         **sampling: Unpack[Sampling],
     ) -> Continuation:
         """Read prompts, and return the `Continuation` that generates step by step. Besides the arguments of the
-        function `generate`: `first` is the number of the first request, if these are part of a larger input; `begins`
-        says which tokens each continuation may begin with; `likeliest` is how many of the likeliest tokens to record at
-        each position; `samplings` says how to draw for each request (None: `sampling` applies to all).
+        function `generate`: `likeliest` is how many of the likeliest tokens to record at each position.
         """
         inputs.check_count("l_gen", l_gen)
         check_key("key", key)
         x, lengths = inputs.checked("prompts", prompts, lengths, self.config, sliding=sliding)
         if not sliding:
             inputs.check_room(lengths, l_gen, self.config.l_max)
-        keys = key if key.ndim else _keys_of(key, len(x), first)
+        keys = key if key.ndim else keys_of(key, len(x), 0)
         if len(keys) != len(x):
             raise ValueError(f"key: expected one key, or one for each of the {len(x)} requests, got {len(keys)}")
-        drawn = self.sampling_arrays([sampling] * len(x) if samplings is None else samplings)
-        allowed = None if begins is None else jnp.asarray(begins.T)
-        return Continuation(self._model, x, lengths, keys, drawn, allowed, l_gen=l_gen, likeliest=likeliest)
+        of_rows = zip(x, lengths, keys, strict=True)
+        return self.answer([Request(x[:l], key, l_gen, sampling) for x, l, key in of_rows], likeliest=likeliest)
 
-    def sampling_arrays(self, samplings: Sequence[Sampling]) -> SamplingArrays:
-        """Check the `Sampling` of each request, and return them as arrays, as `Continuation.join` takes them."""
-        for sampling in samplings:
-            inputs.check_sampling({**DRAWN_FAITHFULLY, **sampling}, self.config.N_V)
-        return SamplingArrays.of(samplings, self.config.N_V)
+    def answer(self, requests: Sequence[Request], *, likeliest: int = 0) -> Continuation:
+        """Read the prompts of requests, each with its own sampling, and return their `Continuation`, which may slide
+        past l_max; `likeliest`: see `begin`. Raises TypeError or ValueError as `check_requests`.
+        """
+        check_requests(requests, self.config)
+        return Continuation(self._model, requests, likeliest=likeliest)
 
     @property
     def _model(self) -> Model:
@@ -320,8 +315,4 @@ class Translator:
         key = jax.random.key(0) if key is None else key
         sampling: Sampling = {"tau": tau, "eos": self.eos}
         drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)
-        return context, _keys_of(key, len(z), first), {"sampling": drawn}
-
-
-def _keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
-    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, first + jnp.arange(B))
+        return context, keys_of(key, len(z), first), {"sampling": drawn}

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Bool, Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import Recorded
@@ -18,9 +16,9 @@ from training.generation.inside import Inside, Reading
 from training.generation.layout import Weights
 from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
+from training.generation.requests import Request, begins_of, check_requests
 from training.generation.sampling import SamplingArrays
 from training.generation.states import Likeliest, State
-from training.generation.windows import window_start
 
 ROOM = 256
 """Tokens that a new cache has room for, so that a typical answer needs one compiled loop."""
@@ -57,10 +55,25 @@ class Model(NamedTuple):
         return prefill(theta, x, lengths, C=C, most=self.most)
 
 
+def window_start(t: int, l_max: int) -> int:
+    """Return the index of the first token that token t of a text, counted from 0, is predicted from.
+
+    The first window begins with the text and predicts its tokens up to token l_max. Each new window begins with the
+    last half of the one before. So every token, given or generated, is predicted from at least l_max/2 tokens before
+    it, or from all of them; l_max is the most tokens that the model reads at once.
+
+    Example:
+        >>> [window_start(t, 6) for t in range(15)]
+        [0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8]
+    """
+    stride = l_max + 1 - max(1, l_max // 2)
+    return max(0, -(-(t - l_max) // stride)) * stride
+
+
 class Continuation:
     """The continuations of a batch of prompts, so far.
 
-    A text that outgrows l_max continues in the windows of `windows.window_start`. Each new window is read in one
+    A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one
     forward pass, and its further tokens are generated from the cache, so a text of any length costs at most about three
     columns per token. When one request needs a new window, all of them are read again.
 
@@ -73,33 +86,18 @@ class Continuation:
         ended: whether all of them have ended.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        prompts: np.ndarray,
-        lengths: np.ndarray,
-        keys: Key[Array, "B"],
-        sampling: SamplingArrays,
-        begins: Bool[Array, "N_V B"] | None,
-        *,
-        l_gen: int,
-        likeliest: int = 0,
-    ) -> None:
-        """Read prompts, padded on the right, to generate at most l_gen tokens for each, with a key for each. `begins`
-        marks the tokens that each continuation may begin with (None: all); `likeliest` is N.
-        """
-        B = len(prompts)
-        self._model, self._keys, self.sampling, self._begins, self._N = model, keys, sampling, begins, likeliest
-        self._prompts = [x[:l] for x, l in zip(prompts, lengths, strict=True)]
+    def __init__(self, model: Model, requests: Sequence[Request], *, likeliest: int = 0) -> None:
+        """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N."""
+        B = len(requests)
+        self._model, self._N, self._requests = model, likeliest, list(requests)
         self.tokens = np.zeros((B, 0), np.int32)
         self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
         self.starts = np.zeros(B, np.int64)
-        self.ended = False
-        self._l_gen = l_gen
         self._reading = None if model.inside is None else Reading(model.inside)
+        self._begin()
         self._state = self._read_all()
-        self._remember(l_gen)
+        self._remember()
 
     def extend(self, n: int) -> None:
         """Generate until there are n tokens in total, or until all sequences have ended."""
@@ -131,42 +129,33 @@ class Continuation:
         if self._model.prefixes is not None and self._model.inside is None:
             self._model.prefixes.keep(self._state, r)
 
-    def join(
-        self,
-        prompts: Int[np.ndarray, "b l"],
-        *,
-        lengths: Int[np.ndarray, "b"],
-        keys: Key[Array, "b"],
-        rows: Sequence[int],
-        l_gen: int,
-        sampling: SamplingArrays,
-        begins: Bool[np.ndarray, "b N_V"] | None = None,
-    ) -> None:
-        """Continue some of the requests, together with new ones: `rows` are indices into the B present requests
-        followed by the new ones, and the rest are dropped. If the new prompts, padded on the right, fit into the cache,
-        only they are read; otherwise all are read again. From now on at most l_gen tokens are generated. `keys`,
-        `sampling` and `begins`, the tokens that a continuation may begin with, are those of the new requests.
+    def join(self, requests: Sequence[Request], *, keep: Sequence[int]) -> None:
+        """Continue some of the requests, together with new ones: `keep` are indices into the B present requests
+        followed by the new ones, and the rest are dropped. If the new prompts fit into the cache, only they are read;
+        otherwise all are read again. Raises TypeError or ValueError as `check_requests`.
         """
-        x, lengths = inputs.checked("prompts", prompts, lengths, self._model.config, sliding=True)
-        chosen, (b, n) = np.asarray(rows), (len(x), self.tokens.shape[1])
-        new = [of_x[:l] for of_x, l in zip(x, lengths, strict=True)]
-        if begins is not None:
-            begins = np.concatenate([np.ones((len(self.starts), begins.shape[1]), bool), begins])[chosen].T
-        self._begins = None if begins is None else jnp.asarray(begins)
-        self.sampling = self.sampling.beside(sampling, chosen)
-        self._prompts = [[*self._prompts, *new][r] for r in rows]
-        self._keys = jnp.concatenate([self._keys, keys])[chosen]
-        starts = np.concatenate([self.starts, np.full(b, n)])[chosen]
-        kept = slice(starts.min(), None)
+        check_requests(requests, self._model.config)
+        rows, (b, n) = np.asarray(keep), (len(requests), self.tokens.shape[1])
+        starts = np.concatenate([self.starts, np.full(b, n)])[rows]
 
-        def both(before):
-            return np.concatenate([before, np.zeros((b, *before.shape[1:]), before.dtype)])[chosen][:, kept]
+        def kept(before: Any) -> np.ndarray:
+            return np.concatenate([before, np.zeros((b, *before.shape[1:]), before.dtype)])[rows][:, starts.min() :]
 
-        self.starts, self.ended = starts - starts.min(), False
-        self.tokens, self.log_p = both(self.tokens), both(self.log_p)
-        self.likeliest = (both(self.likeliest[0]), both(self.likeliest[1]))
-        self._place(new, chosen)
-        self._remember(l_gen)
+        self.tokens, self.log_p, self.likeliest = jax.tree.map(kept, (self.tokens, self.log_p, self.likeliest))
+        self._requests, self.starts = self._kept(requests, keep), starts - starts.min()
+        self._begin()
+        self._place([np.asarray(request.tokens) for request in requests], rows)
+        self._remember()
+
+    def _kept(self, requests: Sequence[Request], keep: Sequence[int]) -> list[Request]:
+        return [[*self._requests, *requests][r] for r in keep]
+
+    def _begin(self) -> None:
+        """Lay out how the tokens of all requests are drawn."""
+        N_V, self.ended = self._model.config.N_V, False
+        self._keys = jnp.stack([request.key for request in self._requests])
+        self.sampling = SamplingArrays.of([request.sampling for request in self._requests], N_V)
+        self._begins = begins_of(self._requests, N_V)
 
     def copy(self) -> "Continuation":
         """Return an independent copy."""
@@ -177,23 +166,16 @@ class Continuation:
         other._reading = None if self._reading is None else self._reading.copy()
         return other
 
-    def shapes_to_join(
-        self,
-        prompts: Int[np.ndarray, "b l"],
-        *,
-        lengths: Int[np.ndarray, "b"],
-        rows: Sequence[int],
-        sampling: SamplingArrays,
-        begins: Bool[np.ndarray, "b N_V"] | None = None,
-        **_: Any,
-    ) -> tuple[Any, ...]:
+    def shapes_to_join(self, requests: Sequence[Request], *, keep: Sequence[int]) -> tuple[Any, ...]:
         """Return a key for the programs that `join` with these arguments needs: equal keys need the same programs."""
-        slots, l = self._state.tokens.shape[1], int(np.max(lengths))
+        slots, l = self._state.tokens.shape[1], max(len(request.tokens) for request in requests)
         fits = self._room > 0 and l <= int(self._state.slot) + 1
         longest = 0 if fits else bucket(max(l, *(len(text) for text in self._texts())))
-        both = self.sampling.beside(sampling, np.asarray(rows))
+        all_kept = self._kept(requests, keep)
+        both = SamplingArrays.of([request.sampling for request in all_kept], self._model.config.N_V)
+        begins = any(request.begins is not None for request in all_kept)
         drawn = (both.eos.shape[1], both.logit_bias is None, both.uses_history)
-        return (prompts.shape[0], bucket(l), len(self.starts), len(rows), slots, longest, begins is None, *drawn)
+        return (len(requests), bucket(l), len(self.starts), len(keep), slots, longest, begins, *drawn)
 
     def _place(self, new: list[np.ndarray], rows: np.ndarray) -> None:
         """Place new prompts beside the others in the cache if they fit; otherwise read all texts again."""
@@ -211,8 +193,8 @@ class Continuation:
 
     def _texts(self) -> list[np.ndarray]:
         """Return the tokens of each request so far, its prompt included."""
-        of_rows = zip(self._prompts, self.tokens, self.starts, strict=True)
-        return [np.concatenate([x, y[start:]]) for x, y, start in of_rows]
+        of_rows = zip(self._requests, self.tokens, self.starts, strict=True)
+        return [np.concatenate([np.asarray(x.tokens, np.int32), y[start:]]) for x, y, start in of_rows]
 
     def seen(self) -> list[Recorded]:
         """Return what was recorded for each request: what `record` gives for one pass over all its tokens but the last.
@@ -224,7 +206,7 @@ class Continuation:
     def _read_all(self) -> State:
         state = self._read(self._texts())
         if self._reading is not None:
-            self._reading.choose(range(len(self._prompts)))
+            self._reading.choose(range(len(self._requests)))
         return state
 
     def _read(self, texts: list[np.ndarray]) -> State:
@@ -238,7 +220,7 @@ class Continuation:
         x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
         self._room = l_max - int(lengths.max()) + 1
         begun = self.tokens.shape[1] > 0
-        room = self._room if begun else min(self._l_gen, self._room, ROOM)
+        room = self._room if begun else min(self._l_gen(), self._room, ROOM)
         prefill = reading.prefill if self._reading is None else self._reading.prefill
         state = self._model.read(x, lengths, room=room, prefill=prefill)
         if len(windows) < len(texts):
@@ -256,14 +238,17 @@ class Continuation:
         before, drawn = self._state, jnp.asarray(self.tokens.shape[1] - self.starts, jnp.int32)
         self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
-    def _remember(self, l_gen: int) -> None:
-        """If any request's sampling uses its history, put all tokens into the state, with room for l_gen more."""
+    def _l_gen(self) -> int:
+        return max(request.l_gen for request in self._requests)
+
+    def _remember(self) -> None:
+        """If any request's sampling uses its history, put all tokens into the state, with room for those to come."""
         if not self.sampling.uses_history:
             return
         texts = self._texts()
         lengths = np.array([len(text) for text in texts], np.int32)
-        given = np.array([len(prompt) for prompt in self._prompts], np.int32)
-        T = capacity(max(int(lengths.max()) + l_gen, REMEMBERED))
+        given = np.array([len(request.tokens) for request in self._requests], np.int32)
+        T = capacity(max(int(lengths.max()) + self._l_gen(), REMEMBERED))
         padded = np.stack([np.pad(text, (0, T - len(text))) for text in texts])
         self._state = self._state._replace(history=History(*map(jnp.asarray, (padded, lengths, given))))
 
@@ -272,9 +257,9 @@ class Continuation:
         self._room -= end - first
         state, none = self._state, np.zeros((len(self.tokens), end, 0))
 
-        def appended(before, of_slots):
+        def appended(before: Any, of_slots: Any) -> np.ndarray:
             return np.concatenate([before, np.asarray(of_slots[:, first:end])], axis=1)
 
-        tokens, log_p = state.likeliest or (none, none)
-        self.tokens, self.log_p = appended(self.tokens, state.tokens), appended(self.log_p, state.log_p)
-        self.likeliest = (appended(self.likeliest[0], tokens), appended(self.likeliest[1], log_p))
+        so_far = self.tokens, self.log_p, self.likeliest
+        written = state.tokens, state.log_p, tuple(state.likeliest or (none, none))
+        self.tokens, self.log_p, self.likeliest = jax.tree.map(appended, so_far, written)

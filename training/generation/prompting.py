@@ -10,7 +10,7 @@ A scratchpad is what the model writes before its answer; the answer is the text 
 import collections
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from training.data.records import DataError
 from training.disk import local_path, read_text, reason
@@ -90,10 +90,8 @@ def majority(answers: Sequence[Answer], after: str | None) -> Answer:
     return {"text": winner, "votes": n, "voters": counts.total(), "scratchpad": scratchpad}
 
 
-class Voted:
+class Voted(Answerer):
     """An answerer that takes a majority vote over n answers to each text."""
-
-    streams = False
 
     def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:
         """Take votes among the answers of another answerer; for `after`, see `final_answer`. Raises DataError if it
@@ -101,10 +99,8 @@ class Voted:
         """
         if answerer.n < 2:
             raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, for example")
+        vars(self).update(vars(answerer), takes_lines=answerer.takes_lines)
         self._answerer, self._after = answerer, after
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._answerer, name)
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """Return one answer to each text, with its votes; see `Answerer.answers`."""

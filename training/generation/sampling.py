@@ -96,22 +96,6 @@ class SamplingArrays(NamedTuple):
         names = ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty")
         return any(bool((np.asarray(getattr(self, name)) != DRAWN_FAITHFULLY.get(name)).any()) for name in names)
 
-    def beside(self, other: "SamplingArrays", rows: Int[np.ndarray, "n"]) -> "SamplingArrays":
-        """Return the chosen rows of these settings followed by the other ones."""
-
-        def both(name: str) -> Array:
-            of_rows = [*np.asarray(getattr(self, name)), *np.asarray(getattr(other, name))]
-            return jnp.asarray((_ends(of_rows) if name == "eos" else np.array(of_rows))[rows])
-
-        biases = [of.logit_bias for of in (self, other)]
-        N_V = next((len(bias) for bias in biases if bias is not None), None)
-        joined = None
-        if N_V is not None:
-            zeros = (np.zeros((N_V, len(of.tau)), np.float32) for of in (self, other))
-            columns = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
-            joined = jnp.asarray(np.concatenate(columns, axis=1)[:, rows])
-        return SamplingArrays(**{name: both(name) for name in self._fields[:-1]}, logit_bias=joined)
-
 
 def _ends(of_rows: Sequence[int | Sequence[int] | None]) -> Int[np.ndarray, "B E"]:
     """Return rows of end tokens, padded with −1."""

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from training.data.chat import Message, converser
 from training.generation.pieces import pieces_of
 from training.generation.prefixes import Prefixes
-from training.generation.prompts import Prompt
+from training.generation.requests import Prompt
 from training.generation.text import Answer, AnswerError, Continuer, Options
 from training.runs.directory import Run
 

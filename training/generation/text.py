@@ -20,7 +20,7 @@ from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator, inputs
 from training.generation.modalities import of_text
 from training.generation.pieces import Pieces, pieces_of
-from training.generation.prompts import Prompt, side_by_side
+from training.generation.requests import Prompt, Request, keys_of
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
 
@@ -179,18 +179,12 @@ class Continuer(Answerer):
 
     def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, list[int]]:
         """Return a `Continuation` of prompts, its most tokens, and how many characters of each prompt it repeats."""
-        x, lengths, begins = side_by_side(prompts, self.config.N_V)
-        l_gen = self._l_gen(prompts)
-        continuation = self.generator.begin(
-            x,
-            lengths=lengths,
-            l_gen=l_gen,
-            key=jax.random.key(self.options.seed or 0),
-            first=(number - 1) * self.n,
-            sliding=True,
-            begins=begins,
-            **sampling_of(self.options, self.tokenizer.end_tokens),
-        )
+        l_gen, first = self._l_gen(prompts), (number - 1) * self.n
+        keys = keys_of(jax.random.key(self.options.seed or 0), len(prompts), first)
+        sampling = sampling_of(self.options, self.tokenizer.end_tokens)
+        of_prompts = zip(prompts, keys, strict=True)
+        requests = [Request(prompt.tokens, key, l_gen, sampling, prompt.begins) for prompt, key in of_prompts]
+        continuation = self.generator.answer(requests)
         return continuation, l_gen, [prompt.given for prompt in prompts]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:

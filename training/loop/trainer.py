@@ -28,6 +28,7 @@ from training.mesh.placement import Placement, shardings
 from training.mesh.processes import Processes
 from training.runs.checkpoints import Checkpoints, read_checkpoint, saved_steps
 from training.runs.directory import Description, Run, RunDirectory
+from training.runs.event_files import EventFile
 from training.runs.interrupts import Interrupted, Interrupts
 from training.runs.metrics import (
     MetricsLog,
@@ -36,7 +37,6 @@ from training.runs.metrics import (
     cut,
     plot_losses,
     read_metrics,
-    tensorboard_writer,
     wandb_writer,
 )
 from training.tasks import TASKS, settings_to_json
@@ -171,7 +171,7 @@ class Trainer:
 
     def _writers(self) -> list[Writer]:
         settings, files = self._settings, self._files
-        writers = [tensorboard_writer(files.tensorboard, self._progress.step)] if settings.tensorboard else []
+        writers = [EventFile(files.tensorboard, self._progress.step)] if settings.tensorboard else []
         if settings.wandb:
             writers.append(wandb_writer(files.path, settings_to_json(settings)))
         return writers

@@ -8,10 +8,11 @@ import contextlib
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from training.mesh.store import Store
@@ -55,7 +56,6 @@ class Processes:
 
         Raises:
             ProcessesError: an argument is invalid or missing.
-            StoreError: this version of JAX has no known store.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
@@ -71,7 +71,9 @@ class Processes:
                 "--num-processes and --process-id"
             ) from None
         self.index, self.count = jax.process_index(), jax.process_count()
-        self._store, self._on_loss = Store(), on_loss
+        self._store, self._on_loss = Store.found(), on_loss
+        if self._store is None:  # processes agree by collectives, and JAX's own heartbeat watches them
+            return
         self._store.replace(f"beat/{self.index}", "0")
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
@@ -79,10 +81,10 @@ class Processes:
         """Check that all processes have the same facts (JSON values by name); all must call this. Raises ProcessesError
         in every process, naming the first difference.
         """
-        if self._store is None:
+        if self.count == 1:
             return
-        self._store.put(f"{what}/{self.index}", json.dumps(facts, default=str))
-        all_facts = [json.loads(self._store.wait_for(f"{what}/{i}", AGREEMENT_TIMEOUT)) for i in range(self.count)]
+        texts = self._exchanged(what, json.dumps(facts, default=str), range(self.count))
+        all_facts = [json.loads(text) for text in texts]
         for i, facts_of_i in enumerate(all_facts):
             for name, value in all_facts[0].items():
                 if facts_of_i.get(name) != value:
@@ -93,11 +95,14 @@ class Processes:
 
     def broadcast_from_main(self, what: str, value: str) -> str:
         """Return the value of process 0."""
+        return value if self.count == 1 else self._exchanged(what, value, range(1))[0]
+
+    def _exchanged(self, what: str, text: str, of: Iterable[int]) -> list[str]:
+        """Return the texts of these processes; all processes call this."""
         if self._store is None:
-            return value
-        if self.is_main:
-            self._store.put(what, value)
-        return self._store.wait_for(what, AGREEMENT_TIMEOUT)
+            return [gathered(text)[i] for i in of]
+        self._store.put(f"{what}/{self.index}", text)
+        return [self._store.wait_for(f"{what}/{i}", AGREEMENT_TIMEOUT) for i in of]
 
     def wait_for_all(self, what: str) -> None:
         """Wait until all processes call this."""
@@ -110,7 +115,7 @@ class Processes:
 
     def leave(self, reason: str = "") -> None:
         """Leave the other processes: with a reason, tell them and return; without one, wait until all are done."""
-        if self._store is None or self._left.is_set():
+        if self._left.is_set() or self.count == 1:
             return
         self._ending.acquire()  # never released: if the watching thread has it, that thread ends the process
         self._left.set()
@@ -119,8 +124,10 @@ class Processes:
         else:
             jax.distributed.shutdown()
 
-    def _tell(self, store: Store, reason: str) -> None:
+    def _tell(self, store: Store | None, reason: str) -> None:
         """Tell the others why this process ends; the coordinator waits until they have read it."""
+        if store is None:
+            return
         with contextlib.suppress(Exception):  # the coordinator may be gone
             store.put(f"gone/{self.index}", reason)
             threading.Event().wait(2 * HEARTBEAT if self.is_main else 0)
@@ -155,6 +162,14 @@ class Processes:
             if heard[i][1] * HEARTBEAT >= SILENCE:
                 return f"process {i} has not answered for {SILENCE:.0f} seconds"
         return ""
+
+
+def gathered(text: str) -> list[str]:
+    """Return the texts of all processes, by a collective operation."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.array([encoded.size])))
+    rows = multihost_utils.process_allgather(np.pad(encoded, (0, sizes.max() - encoded.size))).reshape(len(sizes), -1)
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def _check(address: str, count: int | None, index: int | None) -> None:

@@ -1,38 +1,33 @@
 """The key-value store of JAX's coordinator, through which processes exchange messages outside the computation.
 
-It is internal to JAX, because no public API serves. A collective operation (`jax.experimental.multihost_utils`) waits
-for every process, so forever for one that is gone. JAX's own heartbeat (`heartbeat_timeout_seconds` of
-`jax.distributed.initialize`) aborts the other processes with status 134, which Python cannot catch to report what
-happened and where the last checkpoint is. Orbax uses the same store.
+It is internal to JAX, because no public API serves; tried with jax 0.10.2 and 0.12.0. A collective operation
+(`jax.experimental.multihost_utils`) waits for every process, so forever for one that is gone. JAX's own heartbeat
+(`heartbeat_timeout_seconds` of `jax.distributed.initialize`) aborts the other processes with status 134, which Python
+cannot catch to report what happened and where the last checkpoint is. Orbax uses the same store.
 """
 
 import importlib
 from typing import Any
 
-import jax
-
 HOME = "jax._src.distributed"
 METHODS = ("key_value_set", "blocking_key_value_get", "key_value_dir_get")
-
-
-class StoreError(RuntimeError):
-    """JAX's store was not found; the message is one sentence."""
 
 
 class Store:
     """The store of this process's coordinator: texts by name."""
 
-    def __init__(self) -> None:
-        """Find the store, or raise StoreError if this version of JAX has it elsewhere."""
+    def __init__(self, client: Any) -> None:
+        """Use this client; see `found`."""
+        self._client = client
+
+    @staticmethod
+    def found() -> "Store | None":
+        """Return the store, or None if this version of JAX has it elsewhere."""
         try:
-            self._client: Any = importlib.import_module(HOME).global_state.client
-            for method in METHODS:
-                getattr(self._client, method)
-        except (ImportError, AttributeError) as error:
-            raise StoreError(
-                f"several processes need the store of JAX's coordinator, which jax {jax.__version__} does not have in "
-                f"{HOME} ({error}): train in one process, or install the jax version in pyproject.toml"
-            ) from None
+            client = importlib.import_module(HOME).global_state.client
+        except (ImportError, AttributeError):
+            return None
+        return Store(client) if all(hasattr(client, method) for method in METHODS) else None
 
     def put(self, name: str, text: str) -> None:
         """Set the text of a new name."""

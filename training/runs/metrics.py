@@ -5,9 +5,8 @@ import importlib
 import json
 import math
 import os
-import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,26 +98,6 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
         if isinstance(parsed, dict):
             return parsed
     raise ValueError(f"{where}: expected a JSON object; the file is damaged: delete the line, or train again")
-
-
-def tensorboard_writer(directory: Path, step: int) -> Writer:
-    """Return a writer of event files; TensorBoard ignores what earlier files have from `step` on."""
-    with _without("torch"):  # tensorboardX imports it, which takes seconds, only to read tensors
-        from tensorboardX import SummaryWriter
-    return SummaryWriter(str(directory), purge_step=step)
-
-
-@contextlib.contextmanager
-def _without(module: str) -> Iterator[None]:
-    """Make a package that is not imported yet look as if it were not installed."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
 
 
 class _WeightsAndBiases:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from training.serving import embeddings
-from training.serving.chat import Chat, chat_of
+from training.serving.chat import Chat, chat_of, tokenized
 from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
 from training.serving.errors import JSON, RequestError, refusal
@@ -25,7 +25,6 @@ from training.serving.fields import check_model
 from training.serving.guards import HostGuard, RequestGuard
 from training.serving.metrics import Metrics
 from training.serving.served import Decoder, Served
-from training.serving.tokenizing import tokenized
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}

@@ -1,4 +1,4 @@
-"""Chat requests and their answers: https://platform.openai.com/docs/api-reference/chat."""
+"""Chat requests and their answers: https://platform.openai.com/docs/api-reference/chat; tokenization requests."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from training.data.tokenizers import Tokenizer
 from training.generation.pieces import REPLACEMENT
-from training.generation.prompts import Prompt
+from training.generation.requests import Prompt
 from training.serving.engine import LIKELIEST, Step
 from training.serving.errors import RequestError
 from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
@@ -142,3 +142,24 @@ def _message(i: int, message: Any) -> dict[str, Any]:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def tokenized(body: Any, served: Served) -> dict[str, Any]:
+    """Return the answer to a request: the tokens as the model reads them, their number, and the most it can read.
+    The request has vLLM's format: a prompt or a conversation. Raises RequestError if a field is unknown or invalid.
+    """
+    check_fields(body, ("model", "prompt", "messages", "add_special_tokens"), {})
+    if body.get("model") is not None:
+        check_model(body["model"], served.name)
+    if (body.get("prompt") is None) == (body.get("messages") is None):
+        raise RequestError("prompt: expected either prompt or messages", parameter="prompt")
+    framing, prompt = boolean(body, "add_special_tokens", default=True), body.get("prompt")
+    if prompt is None:
+        tokens = conversation(body["messages"], served)
+    elif not isinstance(prompt, str):
+        raise RequestError(f"prompt: expected a text, got {prompt!r}"[:200], parameter="prompt")
+    else:
+        with errors_of("prompt"):
+            tokens = served.tokenizer.encode(prompt)
+        tokens = served.tokenizer.framed(tokens, ends=not isinstance(served.model, Decoder)) if framing else tokens
+    return {"count": len(tokens), "max_model_len": served.config.l_max, "tokens": tokens}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.data.tokenizers import Tokenizer
-from training.generation.prompts import Prompt
+from training.generation.requests import Prompt
 from training.serving.engine import Step
 from training.serving.errors import RequestError
 from training.serving.fields import boolean, check_fields, check_model, errors_of, integer

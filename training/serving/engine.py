@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from algorithms.machinery.sharding import devices_sharing
 from training.data.tokenizers import Tokenizer
@@ -20,7 +18,7 @@ from training.generation import Continuation, Generator, Sampling
 from training.generation.inputs import to_power_of_two
 from training.generation.pieces import Pieces
 from training.generation.prefixes import Prefixes
-from training.generation.prompts import Prompt, side_by_side
+from training.generation.requests import Prompt, Request
 
 GATHERING = 0.01
 """Seconds that the first request of a batch waits for others."""
@@ -207,12 +205,13 @@ class Engine:
             jobs = self._first(self._rows - len(running))
         if not jobs:
             return []
-        x, options = self._to_join(continuation, running, jobs)
-        shapes = continuation.shapes_to_join(x, **options)
+        requests, keep = _to_join(continuation, running, jobs)
+        shapes = continuation.shapes_to_join(requests, keep=keep)
         if self._is_known(shapes) or self.turns is not None:
             return jobs
-        self._aside = (threading.Thread(target=_rehearse, args=(continuation.copy(), x, options), daemon=True), jobs)
-        self._aside[0].start()
+        rehearsal = threading.Thread(target=_rehearse, args=(continuation.copy(), requests, keep), daemon=True)
+        self._aside = (rehearsal, jobs)
+        rehearsal.start()
         return []
 
     def _is_known(self, shapes: tuple[Any, ...]) -> bool:
@@ -229,10 +228,10 @@ class Engine:
 
     def _generate(self, running: dict[int, _Running]) -> None:
         """Generate until all rows have ended, or the engine closes; remove jobs that end, and add those that join."""
-        x, options = self._of_prompts([one.job for one in running.values()])
-        key, likeliest = options.pop("keys"), min(LIKELIEST, self._generator.config.N_V)
+        requests = _requests([one.job for one in running.values()])
+        likeliest = min(LIKELIEST, self._generator.config.N_V)
         with self.turns or contextlib.nullcontext():
-            continuation = self._generator.begin(x, key=key, sliding=True, likeliest=likeliest, **options)
+            continuation = self._generator.answer(requests, likeliest=likeliest)
         while running and not self._closing:
             self.running = len(running)
             with self.turns or contextlib.nullcontext():
@@ -253,33 +252,33 @@ class Engine:
 
     def _join(self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
         """Let jobs join the running ones, which get new rows."""
-        x, options = self._to_join(continuation, running, joining)
+        requests, keep = _to_join(continuation, running, joining)
         ones = [*running.values(), *(_Running(job, self._tokenizer) for job in joining)]
         running.clear()
         running.update(enumerate(ones))
-        continuation.join(x, **options)
-
-    def _to_join(
-        self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the arguments of `Continuation.join` for jobs: the prompts, and the others by name."""
-        x, options = self._of_prompts(joining)
-        options["sampling"] = self._generator.sampling_arrays(options.pop("samplings"))
-        options["l_gen"] = max([options["l_gen"], *(one.job.l_gen for one in running.values())])
-        first = len(continuation.starts)
-        return x, {**options, "rows": to_power_of_two([*running, *range(first, first + len(joining))])}
-
-    def _of_prompts(self, jobs: list[Job]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the prompts of jobs, and the other arguments to generate with; the first job fills unused rows."""
-        jobs = to_power_of_two(jobs)
-        x, lengths, begins = side_by_side([job.prompt for job in jobs], self._generator.config.N_V)
-        keys = jnp.stack([jax.random.fold_in(jax.random.key(job.seed), job.number) for job in jobs])
-        options = {"lengths": lengths, "begins": begins, "keys": keys, "samplings": [job.sampling for job in jobs]}
-        return x, {**options, "l_gen": max(job.l_gen for job in jobs)}
+        continuation.join(requests, keep=keep)
 
 
-def _rehearse(continuation: Continuation, x: np.ndarray, options: dict[str, Any]) -> None:
+def _requests(jobs: Sequence[Job]) -> list[Request]:
+    """Return jobs as requests; the first one fills unused rows."""
+
+    def request(job: Job) -> Request:
+        key = jax.random.fold_in(jax.random.key(job.seed), job.number)
+        return Request(job.prompt.tokens, key, job.l_gen, job.sampling, job.prompt.begins)
+
+    return to_power_of_two([request(job) for job in jobs])
+
+
+def _to_join(
+    continuation: Continuation, running: dict[int, _Running], joining: Sequence[Job]
+) -> tuple[list[Request], list[int]]:
+    """Return the arguments of `Continuation.join` for jobs."""
+    first = len(continuation.starts)
+    return _requests(joining), to_power_of_two([*running, *range(first, first + len(joining))])
+
+
+def _rehearse(continuation: Continuation, requests: list[Request], keep: list[int]) -> None:
     """Let prompts join a copy of the running batch, so that all programs that this needs are compiled."""
     with contextlib.suppress(Exception):  # an error is raised again when they really join
-        continuation.join(x, **options)
+        continuation.join(requests, keep=keep)
         continuation.extend(continuation.tokens.shape[1] + 1)

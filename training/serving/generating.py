@@ -6,7 +6,7 @@ from typing import Any
 
 from training.generation import Sampling
 from training.generation.inputs import check_sampling
-from training.generation.prompts import Prompt
+from training.generation.requests import Prompt
 from training.generation.text import LARGEST_SEED
 from training.serving.errors import RequestError
 from training.serving.fields import boolean, integer, number

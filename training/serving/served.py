@@ -14,7 +14,7 @@ from training.generation import Generator
 from training.generation.inputs import padded_rows, to_power_of_two
 from training.generation.modalities import of_text
 from training.generation.prefixes import Prefixes
-from training.generation.prompts import Prompt
+from training.generation.requests import Prompt
 from training.generation.scoring import scored, sentence_embeddings
 from training.generation.text import AnswerError, Continuer, Options
 from training.runs.directory import Run

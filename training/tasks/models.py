@@ -1,16 +1,18 @@
 """The model of each task: its configuration, also as JSON, and its initial parameters."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax import Array
 from jaxtyping import Key
 
+from algorithms import Variant
+from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm, Unembedding
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Settings
 from training.tasks import TASKS
-from training.tasks.flags import lines_from_flags
 from training.tasks.own_lines import variant_from_json, variant_named
 
 
@@ -55,3 +57,24 @@ def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
     written = {name: value for name, value in state["variant"].items() if name != "dropout"}  # until 0.1 a line
     variant = variant_from_json(written) if "record" in written else lines_from_flags(written)
     return TASKS[task].config(**{**state, "variant": variant})
+
+
+def lines_from_flags(flags: Mapping[str, Any]) -> Variant:
+    """Return the variant that the flags of an older config.json describe, or raise KeyError or ValueError."""
+    norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[flags["norm"]]
+    return Variant(
+        embedding=Embedding(
+            positions=flags["positions"],
+            first_position=flags["first_position"],
+            scaled=flags["scale_embedding"],
+            normalized=flags["normalize_embedding"],
+            context_positions=flags["context_positions"],
+        ),
+        norm=norm(epsilon=flags["epsilon"]),
+        mlp=MLP(activation=flags["activation"]),
+        order="norm_first" if flags["norm_first"] else None,
+        final_norm=flags["final_norm"] or None,
+        unembedding=Unembedding(tied=flags["tied"], bias=flags["unembedding_bias"]),
+        head=flags["head"],
+        pooler=flags["pooler"],
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.data.folds import folded
+from training.data.loading import folded
 from training.data.records import Corpus, DataError, Labeled
 
 

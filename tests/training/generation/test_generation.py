@@ -16,6 +16,7 @@ from tests.cases import random_theta
 from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
 from training.generation.int8 import Int8Matrix
+from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
 pytestmark = pytest.mark.sampled(2)
@@ -307,7 +308,8 @@ def test_each_request_is_drawn_in_its_own_way_and_gets_what_it_gets_alone():
     B = len(OF_EACH)
     prompts = np.random.default_rng(8).integers(N_V, size=(B, 9))
     lengths, keys = np.arange(B) % 9 + 1, jax.random.split(KEY, B)
-    together = GENERATOR.begin(prompts, lengths=lengths, l_gen=25, key=keys, samplings=OF_EACH)
+    of_rows = zip(prompts, lengths, keys, OF_EACH, strict=True)
+    together = GENERATOR.answer([Request(x[:l], key, 25, sampling) for x, l, key, sampling in of_rows])
     together.extend(25)
     for r, sampling in enumerate(OF_EACH):
         alone = GENERATOR.begin(

@@ -10,6 +10,7 @@ from algorithms import DTransformerConfig, d_inference, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases, family_cases
 from training.generation import Generator
+from training.generation.requests import Request
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -121,8 +122,8 @@ def test_who_joins_is_read_and_steered_as_the_others():
     begun = generated(generator, l_gen=3, tau=0.7)
     new, lengths = np.array([[7, 2, 0], [4, 4, 4]]), np.array([2, 3])
     keys = jax.random.split(jax.random.key(5), 2)
-    sampling = generator.sampling_arrays([{"tau": 0.0}] * 2)
-    begun.join(new, lengths=lengths, keys=keys, rows=[2, 3, 0, 4], l_gen=8, sampling=sampling)
+    both = [Request(x[:l], key, 8, {"tau": 0.0}) for x, l, key in zip(new, lengths, keys, strict=True)]
+    begun.join(both, keep=[2, 3, 0, 4])
     begun.extend(8)
     prompts = [PROMPTS[2, :1], new[0, :2], PROMPTS[0], new[1]]
     of_rows = zip(prompts, begun.tokens, begun.starts, begun.seen(), strict=True)

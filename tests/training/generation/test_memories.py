@@ -15,6 +15,7 @@ from algorithms import d_hidden_state, d_inference, d_transformer
 from tests import family_cases as cases
 from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
+from training.generation.requests import Request
 
 pytestmark = pytest.mark.sampled(5)
 
@@ -130,13 +131,7 @@ def joined_batches(name):
     x, lengths = padded(TEXTS[:2])
     begun = generator.begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS[:2], tau=TAU)
     begun.extend(3)
-    options = {
-        "keys": KEYS[2:],
-        "rows": [1, 2, 0],
-        "l_gen": L_GEN,
-        "sampling": generator.sampling_arrays([{"tau": TAU}]),
-    }
-    begun.join(TEXTS[2][None], lengths=np.array([13]), **options)
+    begun.join([Request(TEXTS[2], KEYS[2], L_GEN, {"tau": TAU})], keep=[1, 2, 0])
     begun.extend(3 + L_GEN)
     rows = [slice(start, start + L_GEN) for start in begun.starts]
     tokens, log_p = ([a[r, rows[r]] for r in range(3)] for a in (begun.tokens, begun.log_p))

@@ -4,6 +4,7 @@ import pytest
 
 from training.data.records import DataError
 from training.generation.prompting import Shot, Voted, few_shot, final_answer, majority, read_shots
+from training.generation.text import Answerer
 
 
 def test_shots_are_read_and_stand_before_the_text(tmp_path):
@@ -60,7 +61,7 @@ def test_most_votes_win_and_ties_go_to_the_first():
     assert majority(texts[3:4], "=") == {"text": "", "votes": 0, "voters": 0, "scratchpad": "none"}
 
 
-class Answering:
+class Answering(Answerer):
     """Answers with the same texts always."""
 
     takes_lines = False

@@ -10,6 +10,7 @@ from algorithms.lines import ALiBi, Attention, Rotary
 from tests.cases import random_theta
 from training.generation import Generator, reading, states
 from training.generation.prefixes import Prefixes
+from training.generation.requests import Request
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -76,10 +77,9 @@ def test_requests_join_in_a_ring():
     generator = Generator(theta, config)
     begun = generator.begin(X[:1, :9], lengths=np.array([9]), l_gen=40, key=KEY, tau=0.8)
     begun.extend(12)
-    sampling = generator.sampling_arrays([{"tau": 0.8}])
     for r, length, n in ((1, 17, 20), (2, 2, 40)):
-        key, given = jax.random.fold_in(KEY, r)[None], np.array([length])
-        begun.join(X[r : r + 1, :length], lengths=given, keys=key, rows=range(r + 1), l_gen=40, sampling=sampling)
+        request = Request(X[r, :length], jax.random.fold_in(KEY, r), 40, {"tau": 0.8})
+        begun.join([request], keep=range(r + 1))
         begun.extend(n)
     for r, length in enumerate((9, 17, 2)):
         found = begun.tokens[r, begun.starts[r] :].tolist()

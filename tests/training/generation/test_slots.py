@@ -13,6 +13,7 @@ from algorithms.lines import ALiBi, Attention, Embedding, Rotary
 from tests.cases import random_theta
 from training.generation import Generator, Translator, cache, decoding, reading, states
 from training.generation.prefixes import Prefixes
+from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
 from training.mesh.placement import Placement, shardings
 
@@ -120,9 +121,7 @@ def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
     assert isinstance(begun._state.caches[0], Slots)
     assert len(begun._state.caches[0].V) == 4
     begun.extend(100)
-    sampling = Generator(theta, config).sampling_arrays([{"tau": 1.0}])
-    options = {"keys": jax.random.split(key, 1), "rows": [2, 3, 0], "l_gen": 180, "sampling": sampling}
-    begun.join(x[3:, :40], lengths=np.array([40]), **options)
+    begun.join([Request(x[3, :40], jax.random.split(key, 1)[0], 180, {"tau": 1.0})], keep=[2, 3, 0])
     begun.extend(240)
     assert len(begun._state.caches[0].V) == 6
     for r, prompt in enumerate((x[2, :65], x[3, :40], x[0])):
@@ -190,6 +189,5 @@ def test_several_devices_share_the_cache_of_a_prompt_in_one_part(prefixes):
         generator = Generator(one, config, prefixes=prefixes and Prefixes(prefixes))
         for _ in range(2):
             begun = generator.begin(x, key=jax.random.key(0), lengths=lengths, l_gen=9)
-            sampling, keys = generator.sampling_arrays([{"tau": 0.0}]), jax.random.split(jax.random.key(1), 1)
-            begun.join(x, keys=keys, lengths=lengths, rows=range(2), l_gen=9, sampling=sampling)
+            begun.join([Request(x[0], jax.random.key(1), 9, {"tau": 0.0})], keep=range(2))
             assert isinstance(begun._state.caches[0], kind)

@@ -15,9 +15,10 @@ from tests.cases import random_theta
 from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
+from training.generation.continuation import window_start
 from training.generation.repetition import History, penalized
+from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays
-from training.generation.windows import window_start
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -202,22 +203,16 @@ def test_who_joins_later_gets_what_it_gets_alone(how):
     prompts, l_gen, eos = np.random.default_rng(3).integers(N_V - 3, size=(5, 24)), 13, 4
     begins = np.arange(N_V)[None] % 5 != np.arange(5)[:, None]
     keys = jax.random.split(KEY, 5)
-    requests = {}
-    for _, r, length in LATE:
-        one = slice(r, r + 1)
-        requests[r] = prompts[one, :length], {"lengths": np.array([length]), "begins": begins[one]}, keys[one]
+    sampling = {"eos": eos, "tau": 0.7, **how}
+    requests = {r: Request(prompts[r, :length], keys[r], l_gen, sampling, begins[r]) for _, r, length in LATE}
 
     def begun(r):
-        x, options, key = requests[r]
-        return generator.begin(x, key=key, l_gen=l_gen, sliding=True, eos=eos, likeliest=2, tau=0.7, **options, **how)
+        return generator.answer([requests[r]], likeliest=2)
 
     together, running, found = begun(LATE[0][1]), {LATE[0][1]: 0}, {}
     for step in range(40):
         for _, r, _ in (late for late in LATE[1:] if late[0] == step):
-            x, options, key = requests[r]
-            rows = [*running.values(), len(together.starts)]
-            sampling = generator.sampling_arrays([{"eos": eos, "tau": 0.7, **how}])
-            together.join(x, keys=key, rows=rows, l_gen=l_gen, sampling=sampling, **options)
+            together.join([requests[r]], keep=[*running.values(), len(together.starts)])
             running = {k: row for row, k in enumerate([*running, r])}
         together.extend(together.tokens.shape[1] + 1)
         for r, row in list(running.items()):

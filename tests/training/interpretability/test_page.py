@@ -13,10 +13,10 @@ from PIL import Image
 
 from algorithms import VARIANTS, DTransformerConfig
 from tests import cases
-from tests.oracle.components import gelu, softmax
-from tests.oracle.transformers import layer_norm_each
 from tests.run_cases import LETTERS, make_run
 from training.commands import look_inside_main
+from training.crosscheck.oracle.components import gelu, softmax
+from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, patches, pictures, show
@@ -236,7 +236,7 @@ def test_a_notebook_shows_the_page(found):
 def test_the_pictures_are_pictures(found):
     strange = [*found.texts["prompt"][:-1], "$語"]  # which no font here may have, and mathematics to matplotlib
     drawn = pictures(found._replace(texts={"prompt": strange}))
-    assert set(drawn) == {"attention", "prediction", "attribution", "patching", "circuits"}
+    assert set(drawn) == {"attention", "prediction"}
     for png in drawn.values():
         with Image.open(io.BytesIO(png)) as image:
             colors = image.convert("RGB").getcolors(1 << 20)
@@ -255,7 +255,6 @@ def test_attribution_is_refused_where_parts_do_not_add_up():
     found = look(random_run("GEMMA2", d_attn=4, d_mid=4), PROMPT)
     assert "do not add up to its logits (variant.attention.normalize_output" in found.written
     assert json.loads(Scripts(found.html()).texts["data"])["written"] == found.written
-    assert set(pictures(found)) == {"attention", "prediction", "circuits"}
 
 
 def test_composition_is_refused_where_queries_are_normalized():
@@ -268,9 +267,9 @@ def test_composition_is_refused_where_queries_are_normalized():
 @pytest.mark.parametrize(
     ("task", "shown"),
     [
-        ("e", {"attention", "prediction", "circuits"}),
+        ("e", {"attention", "prediction"}),
         ("ed", {"attention", "attention-1", "attention-2", "prediction"}),
-        ("classify", {"attention", "prediction", "circuits"}),
+        ("classify", {"attention", "prediction"}),
     ],
 )
 def test_what_is_shown_of_other_models(task, shown, tmp_path):
@@ -333,7 +332,7 @@ def test_the_command_writes_page_and_pictures_and_says_what_is_wrong(tmp_path, c
     assert look_inside_main(words) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'out' / 'page.html'}\n"
     names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {"page.html", "attention.png", "prediction.png", "attribution.png", "circuits.png"}
+    assert names == {"page.html", "attention.png", "prediction.png"}
     for words, says in (
         ([str(tmp_path / "none"), "--prompt", "a"], f"there is no run directory {tmp_path / 'none'}"),
         ([str(path), "--prompt", ""], "--prompt: expected some text, got none"),

@@ -62,13 +62,13 @@ def tokens_of(steps):
 def test_a_batch_has_what_is_drawn_in_any_way(model):
     begun, done = [], queue.SimpleQueue()
     of_model = engine_of(model)
-    original = of_model._generator.begin
+    original = of_model._generator.answer
 
-    def begin(x, **options):
-        begun.append([sampling["tau"] for sampling in options["samplings"]])
-        return original(x, **options)
+    def answer(requests, **options):
+        begun.append([request.sampling["tau"] for request in requests])
+        return original(requests, **options)
 
-    of_model._generator.begin = begin
+    of_model._generator.answer = answer
     half = {"tau": 0.5, "eos": EOS}
     jobs = [job_of(model, "abc", done.put, sampling=half) for _ in range(2)]
     jobs += [job_of(model, prompt, done.put) for prompt in PROMPTS]
@@ -120,8 +120,8 @@ def events_of(model, names):
     """The steps of jobs with the names of these, in the order in which they come, and the rows of every batch."""
     begun, events, arriving = [], [], queue.SimpleQueue()
     of_model = engine_of(model)
-    original = of_model._generator.begin
-    of_model._generator.begin = lambda x, **options: begun.append(len(x)) or original(x, **options)
+    original = of_model._generator.answer
+    of_model._generator.answer = lambda x, **options: begun.append(len(x)) or original(x, **options)
 
     def job(name):
         prompt, l_gen, seed, sampling, _ = ASKED[name]
@@ -246,8 +246,8 @@ def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
     changes |= {at("Y@2", layer=1, head=0): 0.0}
     names = ("X@8", "A", at("Q", layer=1, head=1))
     of_model, begun, seen, done = engine_of(model, changes=changes, names=names), [], [], queue.SimpleQueue()
-    begin = of_model._generator.begin
-    of_model._generator.begin = lambda x, **options: begun.append(begin(x, **options)) or begun[-1]
+    answer = of_model._generator.answer
+    of_model._generator.answer = lambda x, **options: begun.append(answer(x, **options)) or begun[-1]
 
     def first(step):
         if len(begun[0].tokens[0]) == 3:

@@ -1,4 +1,4 @@
-"""The sections of the page as PNGs."""
+"""Attentions and predictions as PNGs; the page has the other sections, too."""
 
 import io
 import warnings
@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from training.interpretability.page.look import Circuits, Look, Patched, Prediction, Written
+from training.interpretability.page.look import Look, Prediction
 
 WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")
-SIGNED = ("#6f3306", "#b9610f", "#ee9d4f", "#fbd7b1", "#ffffff", "#c4daec", "#74abd6", "#2a70b0", "#0a3468")
 """The page's colors in light mode, see color.js."""
 TICKS = (0, 0.05, 0.25, 0.5, 1)
 """Of weights and probabilities, which are colored by their square root."""
@@ -20,19 +19,10 @@ DOTS = 64
 
 
 def pictures(found: Look) -> dict[str, bytes]:
-    """A PNG of each available section, by name: ``"attention"``, ``"prediction"`` …
-
-    Attentions after the first are numbered. Attribution is for the last token.
-    """
+    """A PNG of each attention, ``"attention"``, ``"attention-1"`` …, and of the ``"prediction"`` if there is one."""
     drawn = {"attention" + f"-{i}" * (i > 0): _attention(found, i) for i in range(len(found.attention))}
     if isinstance(found.prediction, Prediction):
         drawn["prediction"] = _prediction(found, found.prediction)
-    if isinstance(found.written, Written):
-        drawn["attribution"] = _written(found.written, found.texts["prompt"][-1])
-    if isinstance(found.patched, Patched):
-        drawn["patching"] = _patched(found.patched, found.texts["prompt"])
-    if isinstance(found.circuits, Circuits):
-        drawn["circuits"] = _circuits(found.circuits)
     return {name: _png(figure) for name, figure in drawn.items()}
 
 
@@ -117,61 +107,3 @@ def _name_tokens(ax: Any, tokens: list[str]) -> None:
         ax.set_xlabel("token")
         return
     ax.set_xticks(range(len(tokens)), [_plain(token) for token in tokens], rotation=60, ha="right", fontsize=8)
-
-
-def _signed(ax: Any, values: np.ndarray, most: float, *, numbers: bool) -> Any:
-    image = ax.imshow(values, cmap=_map(SIGNED), vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
-    ax.set_yticks(range(len(values)))
-    ax.tick_params(labelsize=7)
-    if numbers:
-        for (row, column), value in np.ndenumerate(values):
-            if abs(value) >= 0.15 * most:
-                color = "white" if abs(value) > 0.6 * most else "black"
-                ax.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=6, color=color)
-    return image
-
-
-def _written(section: Written, token: str) -> Any:
-    L, H = section.heads.shape[:2]
-    values = np.concatenate([section.heads[:, :, -1], section.mlp[:, -1:]], axis=1)
-    figure = _figure(0.42 * H + 2.2, 0.27 * L + 1.4)
-    ax = figure.subplots()
-    image = _signed(ax, values, float(np.abs(values).max()) or 1.0, numbers=True)
-    ax.set_xticks(range(H + 1), [*map(str, range(H)), "MLP"])
-    ax.set(ylabel="layer", xlabel="head")
-    figure.colorbar(image, ax=ax, pad=0.02)
-    ax.set_title(_plain(f"Parts of the answer's logit after {token}"), fontsize=10)
-    return figure
-
-
-def _patched(section: Patched, tokens: list[str]) -> Any:
-    L, l = section.tokens.shape
-    H = section.heads.shape[1]
-    figure = _figure(min(16, 0.45 * l + 0.4 * H + 3), 0.27 * L + 2)
-    left, right = figure.subplots(1, 2, width_ratios=[max(4, min(l, 2 * H)), max(3, H)])
-    image = _signed(left, section.tokens, 1.0, numbers=l <= MOST_TOKENS)
-    _signed(right, section.heads, 1.0, numbers=True)
-    pairs = [a if a == b else f"{a} / {b}" for a, b in zip(tokens, section.other, strict=True)]
-    _name_tokens(left, pairs)
-    left.set_ylabel("layer")
-    left.set_title("Residual stream", fontsize=10)
-    right.set_title("Heads", fontsize=10)
-    right.set_xticks(range(H))
-    figure.colorbar(image, ax=[left, right], pad=0.01)
-    means = "estimated effects" if section.is_estimate else "effects"
-    figure.suptitle(_plain(f"Patching: {means} on {section.score}; 1 is the prompt's own"), fontsize=10)
-    return figure
-
-
-def _circuits(section: Circuits) -> Any:
-    L, H = next(iter(section.scores.values())).shape
-    figure = _figure((0.24 * H + 0.9) * len(section.scores), 0.22 * L + 1.2)
-    axes = figure.subplots(1, len(section.scores), squeeze=False)[0]
-    for ax, (name, values) in zip(axes, section.scores.items(), strict=True):
-        colors, least = (SIGNED, -1) if name == "copying" else (WEIGHTS, 0)
-        image = ax.imshow(values, cmap=_map(colors), vmin=least, vmax=1, aspect="auto", interpolation="nearest")
-        ax.set_title(name, fontsize=9)
-        ax.tick_params(labelsize=7)
-        figure.colorbar(image, ax=ax, location="bottom", aspect=12)
-    axes[0].set_ylabel("layer")
-    return figure

@@ -1,0 +1,67 @@
+"""Wrong edits by hand: of sharding, serving, data, chat and looking inside, where no rule makes those that matter."""
+
+from training.crosscheck.edits import Edit
+
+__all__ = ["BY_HAND"]
+
+# fmt: off
+_ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
+    # what is wrong, file, function, statement, code, code in its place, files of tests/ of which one must notice
+    ("IDs stay as narrow as they came", "algorithms/machinery/arrays.py", "as_ids", "return", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", ("algorithms/test_narrow_types.py",)),
+    ("halves of the queries on a neighbor", "algorithms/machinery/sharding.py", "_in_halves", "h", "2 * n - 1 - i", "2 * n - 2 - i", ("algorithms/test_sharding.py",)),
+    ("platform of the process, not of the program", "algorithms/machinery/platform.py", "platform_of", "for", "(jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh())", "()", ("algorithms/test_platform.py",)),
+    ("inputs of a rule vary differently", "algorithms/machinery/varying.py", "match_varying_axes", "return", "if axes else tree", "if () else tree", ("algorithms/test_shard_map.py",)),
+    ("lengths of JAX not checked", "algorithms/machinery/contract.py", "check_value", "if", "not _at_hand(value)", "True", ("algorithms/test_narrow_types.py",)),
+    ("positions of queries and keys not in the cache", "training/generation/cache.py", "Projections.products", "return", "tuple(found[:2])", "tuple(0 * Y for Y in found[:2])", ("algorithms/test_documents.py",)),
+    ("prompts one slot too early in the cache", "training/generation/states.py", "prompt_tokens", "return", "first - lengths + 1", "first - lengths", ("algorithms/test_family.py", "training/generation/test_rings.py")),
+    ("a ring of one row too few", "training/generation/states.py", "widest_window", "return", "max(windows)", "max(windows) - 1", ("training/generation/test_rings.py",)),
+    ("a ring written at another row", "training/generation/cache.py", "KeyValues.stored.store", "return", "slot % cache.shape[1]", "(slot + 1) % cache.shape[1]", ("training/generation/test_rings.py",)),
+    ("a part of a cache read a token too late", "training/generation/slots.py", "Slots.attend", "is_read", "start <= slot", "start < slot", ("training/generation/test_slots.py",)),
+    ("new tokens one position too early", "training/generation/decoding.py", "_scores", "how", "positions=t", "positions=t - 1", ("algorithms/test_family.py",)),
+    ("window of the cache off by one", "training/generation/cache.py", "Step.attend", "permitted", "-line.window < self.distances", "-line.window <= self.distances", ("training/generation/test_rings.py",)),
+    ("parameters of the next layers that share theirs", "algorithms/layers.py", "Lines._scan.turn", "theta_l", "l // shared", "(l + 1) // shared", ("algorithms/test_family.py",)),
+    ("parameters by turns in the cache", "training/generation/layout.py", "_one_by_one", "return", "for layer in map(laid_out, layers) for _ in range(variant.shared_layers)", "for _ in range(variant.shared_layers) for layer in map(laid_out, layers)", ("algorithms/test_family.py",)),
+    ("what is predicted read for what was done", "training/tasks/gato.py", "hidden_state", "x", 'batch.get("x_read", batch["x"])', 'batch["x"]', ("training/generation/test_modalities.py",)),
+    ("no token replaced", "training/data/noise.py", "Noisy.batch", "read", "(chosen < self._noise) & ordinary", "(chosen < 0) & ordinary", ("training/data/test_noise.py",)),
+    ("no token left out", "training/data/noise.py", "Noisy.batch", "batch", "(left_out < self._deletion) & ordinary", "left_out < 0", ("training/data/test_noise.py",)),
+    ("product of the distributions for their mean", "training/evaluation/ensembles.py", "ensemble_totals.totals", "log_P", "jax.nn.logsumexp(jnp.stack(logs), axis=0) - jnp.log(float(len(logs)))", "jnp.stack(logs).mean(axis=0)", ("training/evaluation/test_ensembles.py",)),
+    ("sum of the parameters for their mean", "training/evaluation/ensembles.py", "averaged", "mean", "/ len(arrays)", "", ("training/evaluation/test_ensembles.py",)),
+    ("loss on sources", "training/data/multitask.py", "task_store", "answers", "[False] * (1 + len(a))", "[True] * (1 + len(a))", ("training/data/test_multitask.py",)),
+    ("tasks left out of the batches", "training/data/loading.py", "load_run_data", "train", "[train, *map(make, stored)]", "[train]", ("training/data/test_multitask.py",)),
+    ("never stopped early", "training/loop/progress.py", "Progress.note", "self.stopped", "0 < patience <= self.worse", "False", ("training/loop/test_progress.py",)),
+    ("rows of q and k in the order of GGUF", "training/interchange/gguf_models.py", "_unpermuted", "return", "halves.swapaxes(1, 2)", "halves", ("training/interchange/test_gguf.py",)),
+    ("rows of k by the heads of q", "training/interchange/gguf_models.py", "GGUFTensors.__init__", "heads", '"attn_k": "num_key_value_heads"', '"attn_k": "num_attention_heads"', ("training/interchange/test_gguf.py",)),
+    ("tensors of GGUF from the beginning of the file", "training/interchange/gguf_file.py", "_placed", "info", "begin + offset", "offset", ("training/interchange/test_gguf.py",)),
+    ("lengths in GGUF believed", "training/interchange/gguf_file.py", "_Header._take", "if", "n_bytes > len(self._data) - self.at", "False", ("training/interchange/test_gguf.py",)),
+    ("ends of tensors in GGUF believed", "training/interchange/gguf_file.py", "_placed", "if", "info.end > size", "False", ("training/interchange/test_gguf.py",)),
+    ("a template outside the sandbox", "training/data/chat_worker.py", "compiled", "environment", "jinja2.sandbox.ImmutableSandboxedEnvironment", "jinja2.Environment", ("training/data/test_chat.py",)),
+    ("an answer without its end token", "training/data/chat.py", "ChatTemplate._span", "return", "min(ends)[1]", "min(ends)[0]", ("training/data/test_chat.py",)),
+    ("a wrong order of messages taken", "training/data/conversations.py", "_check_order", "if", 'roles[-1] != "assistant"', "False", ("training/data/test_conversations.py",)),
+    ("loss on what the user says", "training/data/conversations.py", "Answers.encode", "answered", "(begins < end) & (ends > begin)", "ends > 0 * begin", ("training/data/test_conversations.py",)),
+    ("texts that part a token later", "training/generation/prefixes.py", "_shared", "return", "int(differ.argmax())", "1 + int(differ.argmax())", ("training/generation/test_prefixes.py",)),
+    ("positions from 0 after what was read", "training/generation/prefixes.py", "Prefixes._read_on", "t", "np.arange(start, start + at_once)", "np.arange(at_once)", ("training/generation/test_prefixes.py",)),
+    ("the system's message dropped with the oldest turn", "training/generation/talking.py", "Talker._fitting", "messages", "messages[: turns[0]] +", "", ("scripts/test_chat_script.py",)),
+    ("an answer beyond the context", "training/generation/talking.py", "Talker._room", "return", "- len(tokens) + 1", "- len(tokens) + 9", ("scripts/test_chat_script.py",)),
+    ("s left out", "training/tasks/low_rank.py", "merged.of_leaf", "return", "scale * (B @ A)", "B @ A", ("training/loop/test_low_rank.py",)),
+    ("an adapter of another model taken", "training/runs/directory.py", "_adapted", "if", "frozen_fingerprint(theta) != description.fingerprints.get(FROZEN)", "False", ("training/loop/test_low_rank.py",)),
+    ("scales of PEFT's matrices left out", "training/interchange/peft.py", "read", "B_all[entry.layer, :, :len(A)]", "* np.float32(scales[module] / scale)", "", ("training/interchange/test_peft.py",)),
+    ("heads taken from the outermost vmap", "algorithms/inside/parts.py", "_order", "heads", "mapped - site.each", "0", ("algorithms/test_inside.py",)),
+    ("an axis of vmap not counted", "algorithms/machinery/named.py", "_batched_named", "return", 'params["mapped"] + 1', 'params["mapped"]', ("algorithms/test_inside.py",)),
+    ("the line of a caller named", "algorithms/machinery/naming.py", "_line", "path", "own[-1].last", "own[0].first", ("algorithms/test_inside.py",)),
+    ("recorded again in the backward pass", "algorithms/inside/evaluation.py", "_is_computed_again", "return", 'eqn.params["differentiated"]', "not eqn.params", ("algorithms/test_inside.py",)),
+    ("twice the change added", "algorithms/inside/parts.py", "edited", "replacement", "old + _of_turn", "old + 2 * _of_turn", ("algorithms/test_inside_changes.py",)),
+    ("a while loop not steered", "algorithms/inside/evaluation.py", "Evaluator._while", "return", "self._turn(body.jaxpr, body.consts, [*of_body, *state], turns)[0]", "jaxpr_as_fun(body)(*of_body, *state)", ("algorithms/test_inside_changes.py",)),
+    ("steps from the cache not steered", "training/generation/inside.py", "Inside.__init__", "self.decode", "intervene(decoding.decode, places)", "decoding.decode", ("training/generation/test_generation_inside.py",)),
+    ("those who join read as the others", "training/generation/inside.py", "Reading.choose", "every", "self.rows + self.latest", "self.latest + self.rows", ("training/generation/test_generation_inside.py",)),
+    ("what a rehearsal reads noted, too", "training/generation/continuation.py", "Continuation.copy", "other._reading", "self._reading.copy()", "self._reading", ("training/serving/test_engine.py",)),
+    ("the lens without the last norm", "training/interpretability/lens.py", "unembedded", "X", 'X if norm is None else theta.variant.norm(X, norm, "paper")', "X", ("training/interpretability/test_interpretability.py",)),
+    ("queries and keys of the QK circuit exchanged", "training/interpretability/circuits.py", "qk_circuits", "return", '"lhad,lhae->lhde"', '"lhad,lhae->lhed"', ("training/interpretability/test_interpretability.py",)),
+    ("a path through MLPs", "training/interpretability/patching.py", "path_patching", "received", "{**kept, sender: sent[sender]}", "{sender: sent[sender]}", ("training/interpretability/test_interpretability.py",)),
+)
+# fmt: on
+
+BY_HAND = {
+    name: (Edit(file, function, statement, old, new), tests)
+    for name, file, function, statement, old, new, tests in _ROWS
+}
+"""What is wrong → the edit, and the files of tests/ of which one must notice."""

@@ -1,0 +1,46 @@
+"""Which tests a wrong edit faces: it follows from the file that it is made in."""
+
+__all__ = ["FACING", "facing"]
+
+FACING = {
+    "alg01_embedding": "embedding lookup documents gato",
+    "alg03_attention": "attention backward",
+    "alg06_layer_norm": "normalization backward family",
+    "alg07_unembedding": "unembedding loss",
+    "alg08_ed_transformer": "transformers documents family",
+    "alg09_e_transformer": "transformers documents family",
+    "alg10_d_transformer": "transformers documents",
+    "alg11_training": "training_algorithms narrow_types",
+    "alg14_inference": "inference narrow_types batch_axes",
+    "gato": "gato",
+    "losses": "token_losses loss training_algorithms",
+    "masks": "masks transformers batch_axes",
+    "model/attention": "family distances documents variants",
+    "model/distances": "distances family",
+    "model/embedding": "embedding documents family variants",
+    "model/mlp": "transformers family documents",
+    "model/norm": "normalization family variants",
+    "model/positions": "family variants",
+    "model/unembedding": "unembedding family variants",
+    "ops/activation": "activation transformers",
+    "ops/attention/blockwise": "blockwise attention backward distances family",
+    "ops/attention/dense": "attention backward distances family",
+    "ops/attention/dispatch": "attention batch_axes distances family",
+    "ops/attention/distances": "distances family",
+    "ops/attention/strips": "backward attention distances family tiles",
+    "ops/attention/tiles": "tiles blockwise backward",
+    "ops/chunked_log_loss": "loss token_losses",
+    "ops/linear": "linear backward",
+    "ops/lookup": "lookup embedding",
+    "ops/normalization": "normalization backward",
+    "ops/rotation": "family backward",
+    "ops/softmax": "attention backward",
+    "orders": "documents family variants",
+}
+"""File of algorithms/ → files of tests/algorithms/, the fastest that catch most of its edits first."""
+
+
+def facing(file: str) -> tuple[str, ...]:
+    """Return the files of tests/ that an edit of a file faces, in order."""
+    names = FACING[file.removeprefix("algorithms/").removesuffix(".py")].split()
+    return tuple(f"algorithms/test_{name}.py" for name in names)

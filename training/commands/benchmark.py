@@ -1,0 +1,47 @@
+"""Compare the speed and memory of the algorithms with alternatives, and print Markdown tables.
+
+    python scripts/benchmark.py                 everything, some minutes
+    python scripts/benchmark.py attention       one part
+
+The candidates of a table alternate, so that other load on the machine affects all of them; times are medians with the
+lower and upper quartile. PyTorch and transformers are included if installed (pip install -e .[compare]).
+"""
+
+from collections.abc import Sequence
+
+from training.benchmarks import accelerators, attention, decode, startup, training_step
+from training.benchmarks.timing import machine
+from training.commands.arguments import Parser, at_least
+
+PARTS = {
+    "attention": attention.run,
+    "windows": attention.windows,
+    "memory": lambda _: attention.memory() + "\n\n" + training_step.loss_memory(),
+    "training": training_step.run,
+    "generation": decode.run,
+    "llama": decode.llama,
+    "int8": decode.narrow,
+    "startup": startup.run,
+    "compilation": lambda _: training_step.compilation(),
+    "accelerators": accelerators.run,
+}
+
+
+def parser() -> Parser:
+    """Return the command line."""
+    main = Parser(description=__doc__)
+    main.add_argument("part", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
+    main.add_argument("--rounds", type=at_least(2), default=11, metavar="N", help="runs per candidate (default: 11)")
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    unknown = sorted(set(arguments.part) - set(PARTS))
+    if unknown:
+        parser().error(f"PART: expected any of {', '.join(PARTS)}, got {unknown[0]!r}")
+    print(f"Measured on {machine()}.", flush=True)
+    for name in arguments.part or PARTS:
+        print(f"\n{PARTS[name](arguments.rounds)}", flush=True)
+    return 0

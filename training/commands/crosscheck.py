@@ -1,0 +1,125 @@
+"""The command line of the cross-check."""
+
+import argparse
+import importlib
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import jax
+from rich.console import Console
+
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.book import write_book
+from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.mutations import check_mutations
+from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.planted import PLANTED
+from training.crosscheck.report import as_json, print_results
+from training.crosscheck.scenarios import Scenarios
+from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
+
+from .arguments import Parser, local
+
+__all__ = ["main"]
+
+DEFAULT = ("paper", "auto")
+"""The implementations that are compared: the lines as printed, and what a caller gets."""
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _sizes(text: str) -> tuple[str, int]:
+    name, _, size = text.partition("=")
+    if not size.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected NAME=SIZE such as H=3, got {text!r}")
+    return name, int(size)
+
+
+def _variant(name: str) -> str:
+    if name not in (*NAMES, "all") and ":" not in name:
+        known = ", ".join((*NAMES, "all"))
+        raise argparse.ArgumentTypeError(f"expected one of {known}, or PACKAGE.MODULE:NAME[:e|:ed], got {name!r}")
+    return name
+
+
+def parser() -> Parser:
+    parser = Parser(
+        description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
+        epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",
+    )
+    parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
+                        help="only this algorithm; may be given several times")  # fmt: skip
+    parser.add_argument("--variant", action="append", default=[], type=_variant, metavar="NAME",
+                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or "
+                        "a model with lines of your own, PACKAGE.MODULE:NAME, a decoder (with :e behind it an encoder, "
+                        "with :ed both); may be given several times; a book has the paper's, too")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
+    parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
+                        help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
+    parser.add_argument("--implementation",
+                        help="only this one; lines that it fuses are shown as one step (default: paper, which shows "
+                        "every line, and auto, which callers get)")  # fmt: skip
+    parser.add_argument("--json", type=local, metavar="FILE", help="write the result to FILE as well")
+    parser.add_argument("--html", type=local, metavar="DIR", help="write the result to DIR as a book of pages")
+    parser.add_argument("--mutations", nargs="*", metavar="NAME",
+                        help="instead: make wrong edits in a copy of the code, all or those named, and see whether "
+                        "the cross-check locates each")  # fmt: skip
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    `arguments`: the arguments; None for the process's own. Result: the exit status.
+    """
+    options = parser().parse_args(arguments)
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    package = importlib.import_module("algorithms")
+    if options.implementation not in (None, *package.IMPLEMENTATIONS):
+        known = ", ".join(package.IMPLEMENTATIONS)
+        parser().error(f"--implementation: expected one of {known}, got {options.implementation!r}")
+    width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
+    console = Console(width=width)
+    try:
+        if options.mutations is not None:
+            return check_mutations(options.mutations or list(PLANTED), ROOT, options.seed, console)
+        every = _compared(options, package, console)
+        _write(every, options, console)
+    except ValueError as error:
+        parser().error(str(error))
+    return 0 if all(results.ok for results in every) else 1
+
+
+def _compared(options: argparse.Namespace, package: ModuleType, console: Console) -> list[Results]:
+    """The paper's algorithms, unless only variants were asked for, and the variants, each by every implementation."""
+    every, names = [], NAMES if "all" in options.variant else dict.fromkeys(options.variant)
+    kinds = [None] if options.algorithm or options.html is not None or not options.variant else []
+    for name in [*kinds, *names]:
+        cache: OracleCache = {}
+        for implementation in (options.implementation,) if options.implementation else DEFAULT:
+            settings = {"seed": options.seed, "sizes": dict(options.sizes), "implementation": implementation}
+            if name is None:
+                numbers = options.algorithm or sorted(PSEUDOCODE)
+                every.append(compare(Scenarios(package, **settings), ROOT, numbers, cache))
+            elif ":" in name:
+                every.append(compare_own(OwnScenarios(package, name, **settings), ROOT, cache))
+            else:
+                every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT, cache))
+            print_results(every[-1], console, tables=implementation != "auto" or options.implementation == "auto")
+    return every
+
+
+def _write(every: list[Results], options: argparse.Namespace, console: Console) -> None:
+    if options.json is not None:
+        as_data = as_json(every[0])
+        if len(every) > 1:
+            as_data = {"ok": all(r.ok for r in every), "runs": [as_json(results) for results in every]}
+        options.json.write_text(json.dumps(as_data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if options.html is not None:
+        shown = [r for r in every if r.settings["implementation"] == every[0].settings["implementation"]]
+        console.print(f"book: {write_book(shown, options.html, ROOT)}", markup=False)

@@ -1,0 +1,215 @@
+"""Estimate the cost of a training step on many accelerators from the compiled program; nothing is run or allocated.
+
+    scripts/scaling.py --model gpt3 --chips v5p:8x8x4 --mesh data=32,model=8 --batch-size 128 --remat all
+    scripts/scaling.py --model gpt2 --chips h100:8 --mesh data=8 --batch-size 64
+
+The program is the update of `scripts/train.py`. Per step and device, on a mesh of n devices:
+
+    FLOPs       = matrix products of the model, forward and backward, / n; times 4/3 if products are recomputed
+    arithmetic  = max(FLOPs / peak, cycles / clock);   memory = bytes / bandwidth;   with the constants of CHIPS
+    collectives = Σ bytes · (g − 1)/g (twice for an all-reduce) / bandwidth of the links, for groups of g devices
+    step time   = max(arithmetic, memory, collectives), if they overlap, to max(arithmetic, memory) + collectives
+    MFU         = FLOPs without recomputation / peak / step time
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from training.benchmarks.accelerators import compilers, programs
+from training.benchmarks.accelerators.reference import GPT2_124M
+from training.commands.arguments import Parser
+from training.loop.flops import step_flops
+from training.loop.optimizers import optimizer_from
+from training.loop.train_step import init_state, make_step
+from training.mesh.padding import padded, padded_size
+from training.mesh.placement import Placement, shardings
+from training.mesh.shape import check_sizes, n_places
+from training.settings import REMAT, Settings
+from training.tasks import TASKS, settings_from
+from training.tasks.models import init_model, model_config
+
+MODELS = {
+    "gpt2": GPT2_124M,
+    "gpt2-xl": {**GPT2_124M, "L": 48, "H": 25, "d_e": 1600, "d_mlp": 6400},
+    "gpt3": {"N_V": 50257, "l_max": 2048, "L": 96, "H": 96, "d_e": 12288, "d_mlp": 49152},
+}
+"""The sizes of GPT-2 124M and XL (Radford et al. 2019) and of GPT-3 175B (Brown et al. 2020), with dense attention."""
+
+
+class Chip(NamedTuple):
+    """An accelerator's specification, by its manufacturer."""
+
+    peak: float  # FLOP/s in bfloat16
+    bandwidth: float  # bytes/s of its memory
+    links: float  # bytes/s to its neighbors, in one direction
+    network: float  # bytes/s to other hosts, in one direction
+    clock: float = 0.0  # Hz; 0 if the compiler does not estimate cycles
+    on_host: int = 0  # chips linked within a host; 0 if all are linked
+
+
+CHIPS = {
+    "v5e": Chip(197e12, 819e9, 100e9, 100e9, 1.5e9),
+    "v5p": Chip(459e12, 2765e9, 300e9, 300e9, 1.75e9),
+    "v6e": Chip(918e12, 1640e9, 224e9, 224e9, 1.75e9),
+    "h100": Chip(989e12, 3352e9, 450e9, 50e9, on_host=8),
+}
+
+
+class Case(NamedTuple):
+    """A training step."""
+
+    model: str  # one of `MODELS`
+    chips: str  # a TPU topology such as v5p:8x8x4, or h100:N
+    mesh: str  # "": all chips along data
+    batch_size: int  # sequences per update
+    remat: str = "nothing"  # what a layer recomputes
+
+    def settings(self, sizes: dict[str, int] | None = None) -> Settings:
+        """Return the settings of a run with such steps."""
+        sizes = sizes or MODELS[self.model]
+        values = {"variant": "GPT2", "optimizer": "adamw", "dtype": "bfloat16", "rows": "windows", "mesh": self.mesh}
+        values |= {"vocabulary_multiple": 128, "batch_size": self.batch_size, "remat": self.remat}
+        return settings_from({**values, **sizes, "schedule": "cosine", "learning_rate": 1e-4}, task="d")
+
+    @property
+    def chip(self) -> Chip:
+        """The specification of each chip."""
+        return CHIPS[self.chips.partition(":")[0]]
+
+
+class Cost(NamedTuple):
+    """The cost of a step on each device."""
+
+    devices: int  # number of devices
+    flops: float  # of the model's matrix products, without recomputation
+    arithmetic: float  # seconds
+    memory: float  # seconds
+    collectives: float  # seconds
+    report: programs.Report  # of the compiled program
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the step's seconds with overlapping collectives, and with collectives after the rest."""
+        busy = max(self.arithmetic, self.memory)
+        return max(busy, self.collectives), busy + self.collectives
+
+    def mfu(self, chip: Chip) -> tuple[float, float]:
+        """Return the utilization in both cases, the lower one first."""
+        best, worst = (self.flops / chip.peak / seconds for seconds in self.seconds())
+        return worst, best
+
+
+def cost(case: Case, sizes: dict[str, int] | None = None) -> Cost:
+    """Compile a step and estimate its cost from the program."""
+    settings = case.settings(sizes)
+    compiled, n = compiled_step(case, settings)
+    report = programs.of(compiled)
+    flops = step_flops("d", model_config(settings, settings.N_V), batch_size=case.batch_size, l=settings.l_max) / n
+    chip, (_, moved, cycles) = case.chip, programs.total(report.sources)
+    recomputed = 4 / 3 if case.remat in ("all", "all-but-attention") else 1
+    arithmetic = max(recomputed * flops / chip.peak, cycles / chip.clock if chip.clock else 0)
+    return Cost(n, flops, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)
+
+
+def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
+    """Return the update of a run, compiled for its accelerators, and their number; no parameter is allocated."""
+    name, _, count = case.chips.partition(":")
+    if name not in CHIPS or (name == "h100" and not count.isdecimal()):
+        raise ValueError(f"--chips: expected h100:8, or a topology such as v5p:2x2x1, got {case.chips!r}")
+    if name == "h100":
+        devices = compilers.h100(int(count)).devices.flatten()
+    else:
+        devices = compilers.tpu(case.chips, n_places(case.mesh) if case.mesh else None).devices.flatten()
+    settings = dataclasses.replace(settings, mesh=case.mesh or f"data={devices.size}")
+    placement = Placement(settings.mesh, devices)
+    config = model_config(settings, settings.N_V)
+    check_sizes(settings, padded_size(config.N_V, settings.vocabulary_multiple))
+    schedule, optimizer = optimizer_from(settings)
+
+    def begin(key):
+        params = padded(init_model(key, "d", config, scheme="gpt2"), config.N_V, settings.vocabulary_multiple)
+        return init_state(params, optimizer)
+
+    state = placement.placed(jax.eval_shape(begin, jax.random.key(0)))
+    of_each = jax.ShapeDtypeStruct((case.batch_size,), jnp.int32, sharding=placement.of_batch)
+    batch = {"x": of_each.update(shape=(case.batch_size, settings.l_max)), "length": of_each}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    step = make_step(TASKS["d"].objective, optimizer, schedule, settings, N_V=config.N_V)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    platform = "cuda" if name == "h100" else "tpu"
+    options = {"out_shardings": (shardings(state), None), "donate_argnums": 0}
+    return placement.compiled(step, (state, batch, number, key), platform, **options), devices.size
+
+
+def _seconds(report: programs.Report, chip: Chip) -> float:
+    total = 0.0
+    for name, (_, size, _) in report.groups.items():
+        kind, group, span = name.split()
+        g = int(group)
+        moved = size if kind == "collective-permute" else size * (g - 1) / g * (2 if kind == "all-reduce" else 1)
+        total += moved / (chip.network if chip.on_host and int(span) > chip.on_host else chip.links)
+    return total
+
+
+def described(case: Case, found: Cost, seconds: float) -> str:
+    """Return the report that the command line prints."""
+    report, chip = found.report, case.chip
+    runs, moved, cycles = programs.total(report.sources)
+    what = f"{case.model} on {case.chips}, mesh {case.mesh or 'data'}, batch {case.batch_size}, remat {case.remat}"
+    memory = report.memory
+    lines = [
+        f"{what}; compiled in {seconds:.0f} s. Per step, on each of {found.devices} devices:",
+        f"  memory       {memory['argument'] / 1e9:.2f} GB of arguments, {memory['temp'] / 1e9:.2f} GB temporary",
+        f"  FLOPs        {found.flops:.3g} of the model",
+        f"  cycles       {cycles / 1e6:.4g} M" if cycles else "  cycles       not estimated",
+        f"  bytes        {moved / 1e9:.4g} GB from and to memory, by {runs:.0f} kernels",
+    ]
+    for kind, (times, size, _) in sorted(report.collectives.items()):
+        lines.append(f"  {kind:<20} {size / 1e9:10.3f} GB in {times:.0f}")
+    lines.append(f"  {'collectives':<20} {programs.total(report.collectives)[1] / 1e9:10.3f} GB")
+    best, worst = found.seconds()
+    low, high = found.mfu(chip)
+    lines.append(
+        f"  predicted    arithmetic {found.arithmetic:.4g} s, memory {found.memory:.4g} s, collectives "
+        f"{found.collectives:.4g} s: a step of {best:.4g} to {worst:.4g} s, MFU {100 * low:.0f} to {100 * high:.0f} %"
+    )
+    return "\n".join(lines)
+
+
+def row(case: Case, found: Cost) -> str:
+    """Return a row of the tables in docs/notes/scaling.md."""
+    best, worst = found.seconds()
+    low, high = found.mfu(case.chip)
+    memory = found.report.memory
+    size = programs.total(found.report.collectives)[1]
+    return (
+        f"| {case.model} | {case.chips} | `{case.mesh or '-'}` | {case.batch_size} | {case.remat} "
+        f"| {memory['argument'] / 1e9:.2f} + {memory['temp'] / 1e9:.2f} | {found.flops / 1e12:.4g} | {size / 1e9:.4g} "
+        f"| {best:.3g} – {worst:.3g} | {100 * low:.0f} – {100 * high:.0f} % |"
+    )
+
+
+def parser() -> Parser:
+    """Return the command line."""
+    main = Parser(description=__doc__)
+    main.add_argument("--model", choices=MODELS, default="gpt2", help="the model (default: gpt2)")
+    main.add_argument("--chips", default="h100:8", metavar="NAME:SHAPE", help="such as v5e:2x4, v5p:8x8x4 or h100:8")
+    main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all chips)")
+    main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences per update (default: 64)")
+    main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer recomputes (default: nothing)")
+    main.add_argument("--row", action="store_true", help="print a row of the tables in docs/notes/scaling.md")
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = parser().parse_args(argv)
+    case = Case(arguments.model, arguments.chips, arguments.mesh, arguments.batch_size, arguments.remat)
+    began = time.monotonic()
+    found = cost(case)
+    print(row(case, found) if arguments.row else described(case, found, time.monotonic() - began), flush=True)
+    return 0

@@ -1,0 +1,98 @@
+"""Listings of the algorithms' code: highlighted, with the lines of the paper that each line executes."""
+
+import ast
+import dataclasses
+import functools
+import pathlib
+import re
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from training.crosscheck.comparison import LineResult, Place
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeLine:
+    """A line of code."""
+
+    number: int  # line number in the file
+    html: Markup  # its text, highlighted
+    executes: tuple[str, ...] = ()  # the lines of the paper that it executes
+    first_of: tuple[str, ...] = ()  # the lines of the paper that no earlier line executes, so links lead here
+
+    @property
+    def indent(self) -> int:
+        """Number of leading spaces; if the line is wrapped, its rest is indented as much."""
+        text = re.sub("<[^>]*>", "", self.html)
+        return len(text) - len(text.lstrip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Excerpt:
+    """The body of a function."""
+
+    file: str  # path of the file
+    page: str  # the book's page of the file
+    signature: str  # the function's name and argument names
+    lines: tuple[CodeLine, ...]  # its body without the docstring
+
+
+@functools.cache
+def highlighted(path: pathlib.Path) -> tuple[Markup, ...]:
+    """Return the lines of a Python file as HTML."""
+    html = highlight(path.read_text("utf-8"), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+    return tuple(Markup(line) for line in html.split("\n"))
+
+
+def listing(path: pathlib.Path, first: int = 1, last: int | None = None) -> tuple[CodeLine, ...]:
+    """Return some or all lines of a file, without their common indentation."""
+    html = highlighted(path)[first - 1 : last]
+    lines = [CodeLine(first + i, line) for i, line in enumerate(html)]
+    indent = min((line.indent for line in lines if line.html), default=0)
+    return tuple(CodeLine(line.number, Markup(str(line.html)[indent:])) for line in lines)
+
+
+def page_of(file: str) -> str:
+    """Return the name of the book's page of a source file."""
+    parts = pathlib.PurePosixPath(file).with_suffix("").parts[1:]
+    return f"source-{'-'.join(parts)}.html"
+
+
+def excerpts(results: list[LineResult], root: pathlib.Path) -> list[Excerpt]:
+    """Return the functions that execute the lines of an algorithm, in the order of the lines."""
+    order = {result.line.number: i for i, result in enumerate(results)}
+    places: dict[tuple[str, int], list[tuple[Place, str]]] = {}
+    for result in results:
+        for place in result.places:
+            node = _function(root / place.file, place.line)
+            places.setdefault((place.file, node.lineno), []).append((place, result.line.number))
+    functions = sorted(places, key=lambda key: min(order[number] for _, number in places[key]))
+    seen: set[str] = set()
+    return [_excerpt(root, file, lineno, places[file, lineno], seen) for file, lineno in functions]
+
+
+def _function(path: pathlib.Path, line: int) -> ast.FunctionDef:
+    """Return the outermost function around a line."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        for function in inside:
+            if isinstance(function, ast.FunctionDef) and function.lineno <= line <= (function.end_lineno or line):
+                return function
+    raise LookupError(f"{path}:{line}: expected a line of a function")
+
+
+def _excerpt(root: pathlib.Path, file: str, lineno: int, places: list[tuple[Place, str]], seen: set[str]) -> Excerpt:
+    node = _function(root / file, lineno)
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    lines = []
+    for line in listing(root / file, body[0].lineno, body[-1].end_lineno):
+        executes = tuple(dict.fromkeys(n for place, n in places if place.line <= line.number <= place.last))
+        new = tuple(n for n in executes if n not in seen)
+        seen.update(new)
+        lines.append(dataclasses.replace(line, executes=executes, first_of=new))
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    names += ["*", *(argument.arg for argument in node.args.kwonlyargs)] if node.args.kwonlyargs else []
+    return Excerpt(file, page_of(file), f"{node.name}({', '.join(names)})", tuple(lines))

@@ -1,0 +1,194 @@
+"""Contents of the book's pages, and `write_book`."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import re
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.comparison import TOLERANCE, LineResult, Results
+from training.crosscheck.pseudocode import Algorithm
+from training.crosscheck.report import shape_text
+
+from .backward import BackwardRule, backward_rules
+from .listing import CodeLine, Excerpt, excerpts, listing, page_of
+from .mathml import mathml, sentence
+from .stream import residual_stream
+
+PARTS = (
+    ("Components", range(1, 8)),
+    ("Transformers", range(8, 11)),
+    ("Training", range(11, 14)),
+    ("Inference", range(14, 16)),
+)
+VERDICTS = {
+    "equal": "equal",
+    "within": "seen in its step",
+    "left out": "left out",
+    "different": "different",
+    "missing": "no counterpart",
+}
+VARIANTS = "algorithms/model/variants.py"
+HIGHLIGHTING = ".c1,.sd,.s2,.s1{color:var(--quiet)}.k,.kn,.ow{color:var(--keyword)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """An algorithm beside its code."""
+
+    algorithm: Algorithm  # as the paper prints it
+    results: list[LineResult]  # the comparison of its lines
+    excerpts: list[Excerpt]  # the code
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chapter(Section):
+    """A page about an algorithm."""
+
+    page: str  # file name of the page
+    summary: Markup  # the first sentence of the function's docstring
+    departures: Markup  # the departures that the docstring declares
+    rules: list[BackwardRule]  # the hand-derived backward rules of its parts
+    error: tuple[str, str] | None  # the line in which its runs raised an error, and the error
+
+    @property
+    def worst(self) -> float:
+        """The largest difference among its lines."""
+        return max(result.worst for result in self.results)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all lines agree."""
+        return self.error is None and all(result.verdict in ("equal", "within") for result in self.results)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A page about a published model."""
+
+    name: str  # name of the variant
+    page: str  # file name of the page
+    summary: Markup  # the record's docstring
+    results: Results  # the comparison of its lines
+    record: tuple[CodeLine, ...]  # the code of its record
+    record_page: str  # the book's page of the file with the record
+    sections: list[Section]  # its algorithm, followed by the algorithms that it calls
+
+    @property
+    def changed(self) -> list[LineResult]:
+        """The changed lines."""
+        return [result for section in self.sections for result in section.results if result.change is not None]
+
+
+def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
+    """Write the book.
+
+    Args:
+        every: the results of a cross-check of the paper's algorithms, followed by those of published models.
+        folder: where to write the pages; created if it does not exist.
+        root: the root of the repository.
+
+    Returns:
+        the path of the index.
+    """
+    results, *variants = every
+    package = importlib.import_module("algorithms")
+    rules = backward_rules(package, root, results.settings["seed"])
+    numbers = sorted({algorithm for algorithm, _ in results.lines})
+    chapters = [_chapter(n, results, rules, package, root) for n in numbers]
+    models = [_model(results, root) for results in variants]
+    environment = _environment()
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {"chapters": chapters, "models": models, "results": results, "tolerance": TOLERANCE}
+
+    def write(name: str, template: str, **variables: Any) -> pathlib.Path:
+        path = folder / name
+        path.write_text(environment.get_template(template).render(**variables, **shared), "utf-8")
+        return path
+
+    write("book.css", "book.css", highlighting=HIGHLIGHTING)
+    for previous, chapter, following in zip([None, *chapters[:-1]], chapters, [*chapters[1:], None], strict=True):
+        write(chapter.page, "algorithm.html", chapter=chapter, previous=previous, following=following)
+    for model in models:
+        write(model.page, "model.html", model=model)
+    for path in sorted((root / "algorithms").rglob("*.py")):
+        relative = path.relative_to(root).as_posix()
+        write(page_of(relative), "source.html", file=relative, lines=listing(path))
+    run = results.observed.get((10, 0))
+    parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
+    picture = residual_stream(run) if run is not None else None
+    return write("index.html", "index.html", parts=parts, picture=picture, rules=rules)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"mathml": mathml, "sentence": sentence, "scientific": scientific, "prose": prose}
+    environment.globals |= {"shape_text": shape_text, "VERDICTS": VERDICTS, "page_of": page_of, "VARIANTS": VARIANTS}
+    return environment
+
+
+def _chapter(n: int, results: Results, rules: list[BackwardRule], package: Any, root: pathlib.Path) -> Chapter:
+    docstring = inspect.getdoc(inspect.unwrap(package.REGISTRY[n].lines)) or ""
+    summary = docstring.split("\n\n")[0].partition(": ")[2]
+    departures = re.search(r"^Departures: (.*?)(?:\n\n|\Z)", docstring, re.DOTALL | re.MULTILINE)
+    declared = departures[1] if departures else "none."
+    return Chapter(
+        **_section(n, results, root),
+        page=f"algorithm-{n}.html",
+        summary=prose(summary.partition(". ")[2] or summary),
+        departures=prose(declared[:1].upper() + declared[1:]),
+        rules=[rule for rule in rules if n in rule.algorithms],
+        error=results.errors.get(n),
+    )
+
+
+def _section(n: int, results: Results, root: pathlib.Path) -> dict[str, Any]:
+    """Return the fields of a `Section`."""
+    lines = [result for (number, _), result in results.lines.items() if number == n]
+    return {"algorithm": PSEUDOCODE[n], "results": lines, "excerpts": excerpts(lines, root)}
+
+
+def _model(results: Results, root: pathlib.Path) -> Model:
+    name = results.variant
+    body = ast.parse((root / VARIANTS).read_text("utf-8")).body
+    at = next(i for i, node in enumerate(body) if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name)
+    documented = body[at + 1]
+    summary = ast.literal_eval(documented.value) if isinstance(documented, ast.Expr) else ""
+    numbers = sorted({n for n, _ in results.lines}, key=lambda n: (n < 8, n))
+    return Model(
+        name=name,
+        page=f"model-{name.lower().replace('_', '-')}.html",
+        summary=prose(summary),
+        results=results,
+        record=listing(root / VARIANTS, body[at].lineno, body[at].end_lineno),
+        record_page=page_of(VARIANTS),
+        sections=[Section(**_section(n, results, root)) for n in numbers],
+    )
+
+
+def scientific(value: float) -> Markup:
+    """Return a number in the form 1.8 × 10⁻¹⁵, or 0."""
+    if value == 0:
+        return Markup("0")
+    if value == float("inf"):
+        return Markup("∞")
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return Markup(f"{mantissa} × 10<sup>{str(int(exponent)).replace('-', '−')}</sup>")
+
+
+def prose(text: str) -> Markup:
+    """Return a docstring's text as HTML, with backticks turned into code."""
+    joined = escape(" ".join(text.split()))
+    return Markup(re.sub(r"`{1,2}([^`]+)`{1,2}", r"<code>\1</code>", str(joined)))

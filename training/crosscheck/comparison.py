@@ -1,0 +1,409 @@
+"""Matching what the code computed with what the oracle computed: the verdicts."""
+
+import dataclasses
+import pathlib
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from training.crosscheck import oracle
+
+from .algorithms import PSEUDOCODE
+from .changes import ChangedLine
+from .eager import choices, observable
+from .pseudocode import Line
+from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
+from .scenarios import Run, Scenarios
+from .tags import Statement, read
+from .tracing import traced
+from .values import difference, plain, prefix
+
+__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "check_runs", "compare"]
+
+TOLERANCE = 1e-10
+"""Largest difference of two float64 values that counts as none."""
+
+SETS = {"T_tilde"}
+"""Variables that have no room for more, even where sequences are padded."""
+
+SHARED = {(4, "2", "K"), (4, "3", "V")}
+"""What several heads may read."""
+
+OracleCache = dict[tuple[int, int], OracleRecord]
+"""What the oracle computed, by algorithm and run: it is the same whatever version of the code is checked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A statement of the code."""
+
+    file: str
+    line: int
+    last: int
+    text: str
+
+
+@dataclasses.dataclass
+class Cell:
+    """All comparisons of a line in the runs of one algorithm.
+
+    Attributes:
+        variable: what was compared.
+        shape: the shape of its first value, as the paper has it.
+        visits: how many values were compared.
+        worst: the largest difference.
+        where: the run and the visit that it comes from.
+        problem: what kept values from being compared.
+    """
+
+    variable: str
+    shape: tuple[int, ...] | None = None
+    visits: int = 0
+    worst: float = 0.0
+    where: str = ""
+    problem: str = ""
+
+
+@dataclasses.dataclass
+class LineResult:
+    """What came out for a line of the pseudocode.
+
+    Attributes:
+        algorithm: its algorithm.
+        line: the line.
+        places: the code that executes it.
+        group: the lines that this code executes together.
+        change: how a variant has the line, where it changes it.
+        is_printed: whether the oracle's values are those of the printed formula.
+        cells: the comparisons, by variable, in the runs of the line's own algorithm.
+        within: whether the line can only be seen in what its group produces.
+        elsewhere: the comparisons in the runs of other algorithms, by their number.
+    """
+
+    algorithm: int
+    line: Line
+    places: list[Place] = dataclasses.field(default_factory=list)
+    group: tuple[str, ...] = ()
+    cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
+    within: bool = False
+    change: ChangedLine | None = None
+    is_printed: bool = True
+    elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def printed(self) -> Line:
+        """The line as the paper has it."""
+        return PSEUDOCODE[self.algorithm].line(self.line.number)
+
+    @property
+    def every_cell(self) -> list[Cell]:
+        """The comparisons in all runs."""
+        return [*self.cells.values(), *(cell for cells in self.elsewhere.values() for cell in cells)]
+
+    @property
+    def worst(self) -> float:
+        """The largest difference."""
+        return max((cell.worst for cell in self.every_cell), default=0.0)
+
+    @property
+    def where(self) -> str:
+        """Where the largest difference comes from, or what is wrong."""
+        runs = [(self.algorithm, cell) for cell in self.cells.values()]
+        runs += [(n, cell) for n, cells in self.elsewhere.items() for cell in cells]
+        n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].worst), default=(0, Cell("")))
+        text = cell.problem or cell.where
+        return f"Algorithm {n}: {text}" if text and n != self.algorithm else text
+
+    @property
+    def verdict(self) -> str:
+        """`"equal"`, `"within"` its group, `"different"`, `"missing"` without a counterpart, or `"left out"` by a variant."""
+        if self.change is not None and self.change.left_out:
+            return "different" if self.places else "left out"
+        if not self.places:
+            return "missing"
+        if any(cell.problem or cell.worst > TOLERANCE for cell in self.every_cell):
+            return "different"
+        if self.within:
+            return "within"
+        return "equal" if any(cell.visits for cell in self.cells.values()) else "missing"
+
+
+@dataclasses.dataclass
+class Results:
+    """What came out of a cross-check.
+
+    Attributes:
+        lines: each line of each algorithm that was run.
+        errors: what the runs of an algorithm raised, with the line that they raised it in.
+        settings: what was asked for.
+        first: algorithm, line and place of the first difference, the likely cause of all; None if there is none.
+        observed: the records of the single runs, for pictures.
+        taken: the implementations of attention that `"auto"` took.
+    """
+
+    lines: dict[tuple[int, str], LineResult]
+    errors: dict[int, tuple[str, str]]
+    settings: dict[str, Any]
+    first: tuple[int, str, str] | None = None
+    observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(default_factory=set)
+
+    @property
+    def variant(self) -> str:
+        """The name of the variant that was run; "" for the paper's lines."""
+        return self.settings.get("variant", "")
+
+    @property
+    def implementation(self) -> str:
+        """What was asked for, and what `"auto"` took."""
+        asked = self.settings["implementation"]
+        return f"{asked} ({', '.join(sorted(self.taken))})" if self.taken else asked
+
+    @property
+    def failures(self) -> list[LineResult]:
+        """The lines that differ or have no counterpart."""
+        return [result for result in self.lines.values() if result.verdict in ("different", "missing")]
+
+    @property
+    def wrongly_marked(self) -> list[LineResult]:
+        """The lines that a variant's record marks as changed and that are as printed, or the other way around."""
+        return [result for result in self.lines.values() if (result.change is None) != result.is_printed]
+
+    @property
+    def worst(self) -> float:
+        """The largest difference of all."""
+        return max((result.worst for result in self.lines.values()), default=0.0)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every line has its counterpart, none differs, and those that a variant changes are marked."""
+        return not self.failures and not self.errors and not self.wrongly_marked
+
+
+def compare(
+    scenarios: Scenarios,
+    root: pathlib.Path,
+    algorithms: Iterable[int],
+    cache: OracleCache | None = None,
+    *,
+    until_first: bool = False,
+) -> Results:
+    """Run algorithms and compare every line.
+
+    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `algorithms`:
+    their numbers; `cache`: what the oracle computed in an earlier comparison of the same scenarios; filled;
+    `until_first`: whether to stop behind the first algorithm that differs.
+    """
+    cache = {} if cache is None else cache
+    numbers = list(algorithms)
+    lines = {(n, line.number): LineResult(n, line) for n in numbers for line in PSEUDOCODE[n].lines}
+    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation}
+    results = Results(lines, {}, settings)
+    for n in numbers:
+        check_runs(results, n, scenarios, root, cache, until_first=until_first)
+        if until_first and results.first is not None:
+            break
+    return results
+
+
+def check_runs(
+    results: Results, n: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache, *, until_first: bool = False
+) -> None:
+    """Compare the runs of one algorithm, and note the first difference unless there is one already.
+
+    `results`: filled; `n`: the algorithm; `scenarios`: what to run; `root`: the root of the repository that the
+    code under check lies in; `cache`: what the oracle computed in an earlier comparison of the same scenarios;
+    filled; `until_first`: whether to stop behind the first run that differs.
+    """
+    differences: list[_Difference] = []
+    for i, run in enumerate(scenarios.runs(n)):
+        differences += _check_run(results, run, i, scenarios, root, cache)
+        if differences and until_first:
+            break
+    if differences and results.first is None:
+        results.first = min(differences).name
+
+
+class _Difference(NamedTuple):
+    """Where something differs; the smallest is the likely cause of the others.
+
+    What differs in an algorithm that a run only calls, while it is right by itself, is wrong by what it was given: so a
+    run's own lines come first, and among these the first to be executed.
+    """
+
+    called: bool
+    run: int
+    order: int
+    algorithm: int
+    line: str
+    where: str
+
+    @property
+    def name(self) -> tuple[int, str, str]:
+        return self.algorithm, self.line, self.where
+
+
+def _check_run(
+    results: Results, run: Run, index: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache
+) -> list[_Difference]:
+    n = run.algorithm
+    paper = cache.get((n, index)) or cache.setdefault((n, index), _run_paper(run))
+    code = CodeRecord(run.batched)
+    try:
+        with (
+            observable(scenarios.package),
+            choices(scenarios.package) as taken,
+            traced(root / "algorithms", root, code),
+        ):
+            run.code()
+            results.taken |= taken
+    except Exception as error:
+        number, line = _raised_in(error, root, n)
+        message = f"{type(error).__name__}: {error}"
+        results.errors[n] = (line, f"{run.what}: {message}")
+        return [_Difference(False, index, 0, number, line, f"raised {message}")]
+    results.observed[n, index] = code
+    return _match(results, run, index, paper, code)
+
+
+def _run_paper(run: Run) -> OracleRecord:
+    record = OracleRecord()
+    folder = pathlib.Path(oracle.__file__).resolve().parent
+    with traced(folder, folder.parents[2], record):
+        run.paper(record)
+    return record
+
+
+def _raised_in(error: BaseException, root: pathlib.Path, algorithm: int) -> tuple[int, str]:
+    """The innermost tagged statement that an exception passed through."""
+    found = (algorithm, "?")
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if path.is_relative_to(root / "algorithms"):
+            function = read(path, root).get(frame.f_code.co_firstlineno)
+            if function is not None:
+                algorithm = function.algorithm or algorithm
+                statement = function.statements.get(line)
+                if statement is not None:
+                    found = (algorithm, statement.tags[0].first)
+    return found
+
+
+def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: CodeRecord) -> list[_Difference]:
+    """Compare one run's records, line by line; returns the first difference of each line that has one."""
+    found = []
+    for key in sorted(set(paper.visits) | set(code.sites), key=str):
+        n, number, variable = key
+        result = results.lines.get((n, number))
+        line = PSEUDOCODE[n].line(number)
+        site = _site(code, key, line)
+        own = n == run.algorithm or n in run.shows
+        if result is None or (site is None and not own):
+            continue
+        if site is None or (not own and _is_untagged(site)):
+            continue
+        if own and variable == line.variable:
+            _place(result, code, key, site)
+        also = next((a for a in line.also if a.variable == variable), None)
+        if (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy):
+            continue
+        if result.within and own:
+            continue
+        if not seen_in(line, site.group):
+            continue
+        shown = result.line.variable if variable == line.variable else variable
+        cell = result.cells.setdefault(variable, Cell(shown)) if own else Cell(variable)
+        first = _compare(cell, paper.visits.get(key, []), _of_every_head(site.visits, key, run), run)
+        if not own:
+            result.elsewhere[run.algorithm].append(cell)
+        if first is not None:
+            found.append(_Difference(not own, index, first[0], n, number, first[1]))
+    return found
+
+
+def _of_every_head(visits: list[Visit], key: Key, run: Run) -> list[Visit]:
+    """The keys and values of every head, where several heads read the same ones."""
+    if run.sharing == 1 or key not in SHARED:
+        return visits
+    heads = range(run.sharing)
+    return [dataclasses.replace(v, head=(v.head or 0) * run.sharing + h) for v in visits for h in heads]
+
+
+def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:
+    """Where a line is seen best: in the statement with the fewest other lines that assigns its variable."""
+    sites = list(code.sites.get(key, {}).values())
+    if not sites:
+        return None
+
+    def rank(site: Site) -> tuple[bool, int, bool]:
+        statement = site.statement
+        return (_is_untagged(site), len(site.group), statement is not None and statement.target != line.variable)
+
+    best = min(map(rank, sites))
+    return [site for site in sites if rank(site) == best][-1]
+
+
+def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
+    """Note the statements that do a line: all with the same group as the best one."""
+    result.group = site.group
+    result.within = not seen_in(result.line, site.group)
+    for other in code.sites[key].values():
+        statement = other.statement
+        if statement is not None and other.group == site.group and _is_untagged(other) == _is_untagged(site):
+            place = _as_place(statement)
+            if place not in result.places:
+                result.places.append(place)
+    result.places.sort(key=lambda place: (place.file, place.line))
+
+
+def _as_place(statement: Statement) -> Place:
+    return Place(statement.file, statement.first, statement.last, statement.text)
+
+
+def _is_untagged(site: Site) -> bool:
+    return site.statement is None or not site.statement.tags
+
+
+def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> tuple[int, str] | None:
+    """Add the values of one run to a cell; returns the order and the place of the first that differs."""
+    groups: dict[Any, tuple[list[Visit], list[Visit]]] = defaultdict(lambda: ([], []))
+    for visit in paper:
+        groups[visit.sequence, visit.head][0].append(visit)
+    sequences = {sequence for sequence, _ in groups}
+    for visit in code:
+        for sequence in sequences if visit.sequence is None else (visit.sequence,):
+            groups[sequence, visit.head][1].append(visit)
+    found: list[tuple[int, str]] = []
+    for (sequence, head), (expected, actual) in groups.items():
+        for want, have in zip(expected, actual, strict=False):
+            apart = _difference(want.value, have.value, run.padded and cell.variable not in SETS)
+            of = "" if sequence is None else f"sequence {sequence + 1}"
+            where = ", ".join(filter(None, [run.what, want.where, of]))
+            cell.visits += 1
+            cell.shape = cell.shape if cell.shape is not None else _shape(want.value)
+            if apart > cell.worst:
+                cell.worst, cell.where = apart, where
+            if apart > TOLERANCE:
+                found.append((have.order, where))
+        if len(expected) != len(actual):
+            of = f" of head {head + 1}" if head is not None else ""
+            cell.problem = f"{run.what}: the paper computes it{of} {len(expected)} times, the code {len(actual)} times"
+            rest = actual[len(expected) :] or actual[-1:]
+            found.append((rest[0].order if rest else 0, cell.problem))
+    return min(found, default=None)
+
+
+def _difference(want: Any, have: Any, padded: bool) -> float:
+    if isinstance(want, dict):
+        if not isinstance(have, dict) or want.keys() != have.keys():
+            return np.inf
+        return max(difference(want[path], have[path]) for path in want)
+    want, have = plain(want), plain(have)
+    return difference(want, prefix(have, want.shape) if padded else have)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return (sum(array.size for array in value.values()),) if isinstance(value, dict) else plain(value).shape

@@ -1,0 +1,122 @@
+"""Variants and their parameters as the oracle has them, and with numbers that matter at the sizes of a run."""
+
+import dataclasses
+from typing import Any
+
+from algorithms import Variant
+from algorithms.lines import ALiBi, Attention, Distances, Experts, Linear, Llama3, RMSNorm, TransformerXL, Yarn
+
+from .oracle import family
+from .oracle.parameters import unstack_family
+
+__all__ = ["family_parameters", "options_of", "small"]
+
+LAYERS = 3
+"""How many layers share their parameters, where a variant has layers that do."""
+
+
+def small(variant: Variant) -> Variant:
+    """A named variant with windows, caps and bases that matter at the tests' sizes, and layers that share as these."""
+
+    def line(a: Attention) -> Attention:
+        changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
+        fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
+        changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
+        if isinstance(getattr(a.positions, "scaling", None), Yarn):
+            changes["scaling"] = Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
+        return a.but(
+            positions=None if a.positions is None else a.positions.but(**changes),
+            window=None if a.window is None else 5,
+            cap=None if a.cap is None else 0.5,
+            scale=None if a.scale is None else 0.7,
+        )
+
+    cap = None if variant.unembedding.cap is None else 0.7
+    mlp = variant.mlp
+    if mlp is not None and mlp.clip is not None:
+        mlp = mlp.but(clip=0.7)
+    if type(mlp) is Experts:
+        groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
+        mlp = mlp.but(n=6, k=min(mlp.k, 3), **groups)
+    lines = {"attention": tuple(map(line, variant.attentions)), "unembedding": variant.unembedding.but(cap=cap)}
+    return variant.but(**lines, mlp=mlp, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
+
+
+def family_parameters(theta: Any) -> Any:
+    """Parameters as the oracle has them: in lists, and the norms of what a layer adds beside those of what it reads."""
+    unstacked = unstack_family(theta)
+    for layer in (*getattr(unstacked, "layers", ()), *getattr(unstacked, "encoder", ())):
+        _of_heads(layer.attention)
+        layer.norm1_out, layer.norm2_out = (getattr(part, "norm_out", None) for part in (layer.attention, layer.mlp))
+    for layer in getattr(unstacked, "decoder", ()):
+        _of_heads(layer.self_attention)
+        parts = layer.self_attention, layer.cross_attention, layer.mlp
+        layer.norm3_out, layer.norm4_out, layer.norm5_out = (getattr(part, "norm_out", None) for part in parts)
+    return unstacked
+
+
+def _of_heads(attention: Any) -> None:
+    """Give each head its own relative positions, which the parameters have for all heads together."""
+    for h, head in enumerate(getattr(attention, "heads", ())):
+        for name in ("W_r", "u", "v"):
+            values = getattr(attention, name, None)
+            setattr(head, name, None if values is None else values[h])
+
+
+def options_of(variant: Variant, L: int) -> dict[str, Any]:
+    """A variant of L layers as the oracle has it."""
+    e, norm, u = variant.embedding, variant.norm, variant.unembedding
+    rows = {"sinusoidal": "neighbors", "sinusoidal_fairseq": "fairseq"}.get(str(e.positions), "halves")
+    sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows, "first": e.first_position}
+    kinds = {
+        None: None,
+        "learned": {"kind": "learned", "first": e.first_position},
+        "in_attention": {"kind": "learned_in_attention"},
+    }
+    return {
+        **family.PAPER,
+        "positions": kinds.get(e.positions, sinusoid),
+        "embedding_scale": "sqrt_d_e" if e.scaled else 1.0,
+        "norm": "rms_norm" if isinstance(norm, RMSNorm) else "layer_norm",
+        "epsilon": norm.epsilon,
+        "norm_offset": getattr(norm, "offset", 0.0),
+        "order": "norm_first" if variant.order == "no_norm" else variant.order,
+        "activation": variant.mlp.activation if variant.mlp else None,
+        "clip": variant.mlp and variant.mlp.clip,
+        "experts": _experts(variant.mlp),
+        "attention": [_line(a) for a in variant.attentions],
+        "L": L if variant.shared_layers > 1 else None,
+        "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else 1.0,
+        "logit_cap": u.cap,
+    }
+
+
+def _line(a: Attention) -> dict[str, Any]:
+    return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
+
+
+def _positions(positions: Any) -> dict[str, Any] | None:
+    if positions is None:
+        return None
+    if isinstance(positions, Distances):
+        return {"kind": "distances", "num_buckets": positions.buckets, "max_distance": positions.farthest}
+    if isinstance(positions, ALiBi | TransformerXL):
+        kind = "alibi" if isinstance(positions, ALiBi) else "transformer_xl"
+        return {"kind": kind, **dataclasses.asdict(positions)}
+    rotary = {"kind": "rotary", **dataclasses.asdict(positions)}
+    return rotary if positions.scaling is None else rotary | {"scaling": _scaling(positions.scaling)}
+
+
+def _experts(line: Any) -> dict[str, Any] | None:
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    return {name: getattr(line, name) for name in names} if type(line) is Experts else None
+
+
+def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:
+    if isinstance(scaling, Linear):
+        return {"kind": "linear", "factor": scaling.factor}
+    if isinstance(scaling, Llama3):
+        lengths = {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+        return {"kind": "llama3", "factor": scaling.factor, **lengths, "original_length": scaling.l_original}
+    rotations = {"beta_slow": scaling.slow, "beta_fast": scaling.fast, "truncate": scaling.truncate}
+    return {"kind": "yarn", "factor": scaling.factor, **rotations, "original_length": scaling.l_original}

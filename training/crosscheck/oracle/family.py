@@ -1,0 +1,417 @@
+"""Algorithms 8 to 10, and the losses of 11 to 13, with the lines that published models change.
+
+A model is a mapping of options. `PAPER` lists them all, with the paper's own values; {**PAPER, ...} is another model:
+
+    positions        line 2, added to embeddings: {"kind": "learned", "first": 0}: W_p, the first token reads column
+                     "first"; {"kind": "learned_in_attention"}: W_p, read by queries and keys only; {"kind":
+                     "sinusoidal", "base", "rows": see `sinusoid`, "first"}; {"kind": "paper_sinusoidal", "l_max"}; None
+    embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows
+    W_in_reads       line 3: W_in maps the "sum" of token, position and type (ALBERT) or "tokens" alone (OPT-350m)
+    norm             "layer_norm" or "rms_norm"
+    epsilon          what norms add to the variance, or to the mean square
+    norm_offset      what "rms_norm" adds to gamma
+    order            "norm_first", "norm_last", "side_by_side"; None: the algorithm's own (last in 8 and 9, first in 10)
+    activation       "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
+                     9 and 10)
+    attention        a list of lines {"positions", "window", "scale", "cap"}, taken in turn, by layer l (from 0) line
+                     l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary", "base",
+                     "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
+                     "num_buckets", "max_distance"} or {"kind": "alibi"}
+    clip             c of gpt-oss's gate, see `mlp`; None: none
+    experts          what a token's choice of experts depends on, see `weights_of_experts`; None: there is one MLP
+    L                number of layers where some share parameters: layer l has theta.layers[l len(theta.layers) // L]
+    logit_scale      what multiplies W_u X; "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
+    logit_cap        c in c tanh(logits / c)
+    own_mlp          not in PAPER: a function of X and W in place of the MLP
+
+What θ holds is not said again: a norm, bias, gate or matrix that is None or missing is not there. θ is what the paper's
+algorithms in `transformers.py` take, and where there: embedding_norm, W_t [d, N_types], W_in [d_e, d_in] and b_in,
+W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances, decoder_distances), context,
+encoder_norm and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
+norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention groups, gamma_q and gamma_k, and in its
+heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .components import Array, Tokens, positional_embedding, sinusoidal_positional_embedding, softmax, token_embedding
+from .lines import (
+    ACTIVATIONS,
+    after,
+    before,
+    cap,
+    experts,
+    join_masks,
+    linear,
+    mh_attention,
+    mlp,
+    normalize,
+    part,
+    where_tokens_are,
+)
+from .positions import Positions, sinusoid
+from .transformers import causal_mask, ones_mask
+
+Model = Mapping[str, Any]
+
+PAPER: Model = {
+    "positions": {"kind": "learned", "first": 0},
+    "embedding_scale": 1.0,
+    "W_in_reads": "sum",
+    "norm": "layer_norm",
+    "epsilon": 0.0,
+    "norm_offset": 0.0,
+    "order": None,
+    "activation": None,
+    "attention": [{"positions": None, "window": None, "scale": None, "cap": None}],
+    "clip": None,
+    "experts": None,
+    "L": None,
+    "logit_scale": 1.0,
+    "logit_cap": None,
+}
+
+
+def embed(
+    x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None
+) -> tuple[list[Array], Array | None]:
+    """Return line 2 of Algorithms 9 and 10, which is also line 11 of Algorithm 8.
+
+    e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in; or
+    with W_in_reads = "tokens" e_t = W_in (s W_e[:, x[t]]) + b_in + W_p[:, first + p_t]. Sources: s: Vaswani et al.
+    2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan et al. 2020,
+    section 3.1, OPT-350m.
+
+    `x`: token IDs; `theta`: parameters; `model`: options; `positions`: of the tokens; `types`: type of each token;
+    0 unless given. Result: e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
+    """
+    rule: Model = model["positions"] or {"kind": None}
+    s = math.sqrt(theta.W_e.shape[0]) if model["embedding_scale"] == "sqrt_d_e" else model["embedding_scale"]
+    W_in, W_t, l = part(theta, "W_in"), part(theta, "W_t"), len(x)
+    X = np.stack([s * token_embedding(x[t], theta.W_e) for t in range(l)], axis=1)
+    if W_in is not None and model["W_in_reads"] == "tokens":
+        X = linear(W_in, part(theta, "b_in"), X)
+    d = X.shape[0]
+    P = None
+    if rule["kind"] == "learned":
+        first = rule.get("first", 0)
+        P = np.stack([positional_embedding(first + positions[t], theta.W_p) for t in range(l)], axis=1)
+    elif rule["kind"] == "sinusoidal":
+        first, base = rule.get("first", 0), rule.get("base", 10_000.0)
+        P = np.stack([sinusoid(first + positions[t], d, base, rule["rows"]) for t in range(l)], axis=1)
+    elif rule["kind"] == "paper_sinusoidal":
+        W_p = sinusoidal_positional_embedding(d, rule["l_max"])
+        P = np.stack([W_p[:, positions[t]] for t in range(l)], axis=1)
+    X = X if P is None else X + P
+    if W_t is not None:
+        X = X + np.stack([W_t[:, 0 if types is None else types[t]] for t in range(l)], axis=1)
+    X = normalize(X, part(theta, "embedding_norm"), model)
+    if W_in is not None and model["W_in_reads"] == "sum":
+        X = linear(W_in, part(theta, "b_in"), X)
+    if rule["kind"] == "learned_in_attention":
+        P = np.stack([theta.W_p[:, positions[t]] for t in range(l)], axis=1)
+        return list(X.T), P
+    return list(X.T), None
+
+
+def mlp_of(model: Model, f: Any) -> Any:
+    """Return the model's MLP, or what it has in its place, as a function of X and W.
+
+    `model`: options; `f`: activation function. Result: The function.
+    """
+    if "own_mlp" in model:
+        return model["own_mlp"]
+    if model["experts"] is not None:
+        return functools.partial(experts, f=f, line=model["experts"], clip=model["clip"])
+    return functools.partial(mlp, f=f, clip=model["clip"])
+
+
+def through_layers(
+    X: Array,
+    own: Sequence[Any],
+    model: Model,
+    base: Array,
+    order: str,
+    f: Any,
+    bidirectional: bool,
+    *,
+    positions: Positions,
+    length: int | None,
+    documents: Sequence[int] | None,
+    distances: Array | None,
+    P: Array | None,
+) -> Array:
+    """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8.
+
+    side_by_side: X + Attention(norm1 X) + MLP(norm2 X) (GPT-NeoX, Black et al. 2022, section 2.1). A layer without mlp
+    has attention only (document 001).
+
+    `X`: embeddings [d_e, l]; `own`: parameters of the layers that have some of their own; see option L; `model`:
+    options; `base`: the mask, before windows, padding and documents; `order`: the algorithm's own, where the model
+    has none; `f`: the algorithm's own activation; `bidirectional`: which of T5's buckets apply; `positions`: [l];
+    `length`: what follows is padding; `documents`: number of each token's document; `distances`: T5's tables [H,
+    num_buckets]; `P`: what queries and keys add to their input. Result: [d_e, l].
+    """
+    order = model["order"] or order
+    f = ACTIVATIONS[model["activation"]] if model["activation"] else f
+    L = model["L"] or len(own)
+    for l in range(L):  # line 4
+        W = own[l * len(own) // L]
+        line = model["attention"][l % len(model["attention"])]
+        mask = join_masks(base, line.get("window"), length, documents, documents)
+
+        def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line) -> Array:
+            where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
+            Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
+            return normalize(Y, part(W, "norm1_out"), model)
+
+        def feed_forward(X: Array, W: Any = W) -> Array:
+            if part(W, "mlp") is None:
+                return np.zeros_like(X)
+            own = mlp_of(model, f)
+            return normalize(own(X, W.mlp), part(W, "norm2_out"), model)
+
+        norm1 = part(W, "norm1")
+        norm2 = part(W, "norm2") if part(W, "mlp") is not None else None
+        if order == "side_by_side":
+            X_tilde = normalize(X, norm1, model)  # line 5
+            Y = attention(X_tilde)  # line 6
+            X_tilde = normalize(X, norm2, model)  # line 7
+            X = X + Y + feed_forward(X_tilde)  # line 8
+        else:
+            X_tilde = before(X, norm1, order, model)  # line 5 of Algorithm 10
+            X = X + attention(X_tilde)  # line 5; line 6 of Algorithm 10
+            X = after(X, norm1, order, model)  # line 6 of Algorithm 8; line 6 of Algorithm 9
+            X_tilde = before(X, norm2, order, model)  # line 7 of Algorithm 10
+            X = X + feed_forward(X_tilde)  # line 7; line 8 of Algorithm 10
+            X = after(X, norm2, order, model)  # line 8 of Algorithm 8; line 8 of Algorithm 9
+    return X
+
+
+def unembed(X: Array, theta: Any, model: Model) -> Array:
+    """Return the logits of Algorithm 7: cap(s W_u (W_out X) + b_u), W_u = W_e^T where theta has none.
+
+    Sources: b_u: Devlin et al. 2019 and document 003, section 12.3.4; W_out: OPT-350m; s: T5, d_e^(-1/2) where tied;
+    cap: Gemma 2.
+
+    `X`: [d_e, l]; `theta`: parameters; `model`: options. Result: [N_V, l].
+    """
+    s = 1 / math.sqrt(X.shape[0]) if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
+    W_out, W_u = part(theta, "W_out"), part(theta, "W_u")
+    X = X if W_out is None else W_out @ X
+    return cap(linear(s * (theta.W_e.T if W_u is None else W_u), part(theta, "b_u"), X), model["logit_cap"])
+
+
+def d_logits(
+    x: Tokens,
+    theta: Any,
+    model: Model = PAPER,
+    *,
+    positions: Positions | None = None,
+    mask: Array | None = None,
+    length: int | None = None,
+    documents: Sequence[int] | None = None,
+) -> Array:
+    """Return Algorithm 10 up to its softmax.
+
+    `x`: sequence of l token IDs; `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?, and
+    what the options add; `model`: options; `positions`: of the tokens; counted, in each document, unless given;
+    `mask`: in place of the unidirectional one, boolean [l_z, l_x]; `length`: what follows is padding; `documents`:
+    number of each token's document. Result: [N_V, l].
+    """
+    positions = where_tokens_are(x, positions, documents)
+    l = len(x)  # line 1
+    e, P = embed(x, theta, model, positions, None)  # line 2
+    X = np.stack(e, axis=1)  # line 3
+    base = causal_mask(l) if mask is None else mask
+    where = {"positions": positions, "length": length, "documents": documents}
+    T5 = {"distances": part(theta, "distances"), "P": P}
+    X = through_layers(X, theta.layers, model, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5)
+    X = normalize(X, part(theta, "norm"), model)  # line 10
+    return unembed(X, theta, model)
+
+
+def d_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
+    """Return Algorithm 10: softmax of `d_logits`.
+
+    `x`: sequence of l token IDs; `theta`: parameters of `d_logits`; `model`: options; `where`: further arguments of
+    `d_logits`. Result: P, [N_V, l].
+    """
+    P: Array = softmax(d_logits(x, theta, model, **where))  # return
+    return P
+
+
+def e_logits(
+    x: Tokens,
+    theta: Any,
+    model: Model = PAPER,
+    *,
+    types: Tokens | None = None,
+    positions: Positions | None = None,
+    mask: Array | None = None,
+    length: int | None = None,
+    documents: Sequence[int] | None = None,
+) -> Array:
+    """Return Algorithm 9 up to its softmax.
+
+    `x`: sequence of l token IDs; `theta`: W_e, W_p?, layers (attention, norm1?, mlp?, norm2?), W_f?, b_f?, norm?,
+    W_u?, and what the options add; `model`: options; `types`: type of each token; 0 unless given; only read where
+    theta has W_t; `positions`: of the tokens; counted, in each document, unless given; `mask`: in place of the
+    bidirectional one, boolean [l_z, l_x]; `length`: what follows is padding; `documents`: number of each token's
+    document. Result: [N_V, l].
+    """
+    positions = where_tokens_are(x, positions, documents)
+    l = len(x)  # line 1
+    e, P = embed(x, theta, model, positions, types)  # line 2
+    X = np.stack(e, axis=1)  # line 3
+    base = ones_mask(l, l) if mask is None else mask
+    f = ACTIVATIONS[model["activation"] or "gelu"]
+    where = {"positions": positions, "length": length, "documents": documents}
+    T5 = {"distances": part(theta, "distances"), "P": P}
+    X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)
+    if part(theta, "W_f") is not None:
+        X = f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
+    X = normalize(X, part(theta, "norm"), model)  # line 11
+    return unembed(X, theta, model)
+
+
+def e_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
+    """Return Algorithm 9: softmax of `e_logits`.
+
+    `x`: sequence of l token IDs; `theta`: parameters of `e_logits`; `model`: options; `where`: further arguments of
+    `e_logits`. Result: P, [N_V, l].
+    """
+    P: Array = softmax(e_logits(x, theta, model, **where))  # return
+    return P
+
+
+def decode(
+    X: Array, Z: Array, theta: Any, model: Model, masks: Any, x_positions: Positions, z_positions: Positions
+) -> Array:
+    """Return lines 13 to 20 of Algorithm 8; cross-attention has no window and no positions, for no source says how.
+
+    `X`: embeddings [d_e, l_x]; `Z`: the encoder's output [d_e, l_z]; `theta`: parameters; `model`: options;
+    `masks`: function of a line's window that returns the masks of self-attention and cross-attention;
+    `x_positions`: [l_x]; `z_positions`: [l_z]. Result: [d_e, l_x].
+    """
+    order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
+    for l, W in enumerate(theta.decoder):  # line 13
+        line = model["attention"][l % len(model["attention"])]
+        across = {"scale": line.get("scale"), "cap": line.get("cap")}
+        across |= {"own": line["own_across"]} if "own_across" in line else {}
+        self_mask, cross_mask = masks(line.get("window"))
+        table = part(theta, "decoder_distances")
+        norm3, norm4, norm5 = part(W, "norm3"), part(W, "norm4"), part(W, "norm5")
+        here = {"x_positions": x_positions, "z_positions": x_positions, "bidirectional": False, "distances": table}
+        there = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
+        X_tilde = before(X, norm3, order, model)
+        Y = mh_attention(X_tilde, X_tilde, W.self_attention, self_mask, line, model, **here)
+        X = X + normalize(Y, part(W, "norm3_out"), model)  # line 14
+        X = after(X, norm3, order, model)  # line 15
+        Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
+        X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
+        X = after(X, norm4, order, model)  # line 17
+        own = mlp_of(model, f)
+        Y = own(before(X, norm5, order, model), W.mlp)
+        X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
+        X = after(X, norm5, order, model)  # line 19
+    X = normalize(X, part(theta, "decoder_norm"), model)  # line 20: not in the paper
+    return X
+
+
+def of_context(theta: Any) -> Any:
+    """Return theta with what embeds the context of Algorithm 8 in place of what embeds the primary sequence.
+
+    Sources: positions and norm of the embeddings: BART (Lewis et al. 2019); W_e: FSMT (Ng et al. 2019).
+
+    `theta`: parameters, with a context of W_e?, W_p?, embedding_norm?. Result: A copy.
+    """
+    return SimpleNamespace(**vars(theta) | {name: W for name, W in vars(theta.context).items() if W is not None})
+
+
+def ed_logits(
+    z: Tokens,
+    x: Tokens,
+    theta: Any,
+    model: Model = PAPER,
+    *,
+    z_length: int | None = None,
+    z_documents: Sequence[int] | None = None,
+    x_documents: Sequence[int] | None = None,
+) -> Array:
+    """Return Algorithm 8 up to its softmax.
+
+    `z`: context sequence, l_z token IDs; `x`: primary sequence, l_x token IDs; `theta`: W_e, W_p?, encoder
+    (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention, norm4?, mlp, norm5?), W_u?,
+    and what the options add; `model`: options; L is not for this algorithm; `z_length`: what follows in z is
+    padding; `z_documents`: number of the document of each token of z; `x_documents`: likewise, of x. Result: [N_V,
+    l_x].
+    """
+    z_positions = where_tokens_are(z, None, z_documents)
+    x_positions = where_tokens_are(x, None, x_documents)
+    context = theta if part(theta, "context") is None else of_context(theta)
+    l_z = len(z)  # line 1
+    e, P = embed(z, context, model, z_positions, None)  # line 2
+    Z = np.stack(e, axis=1)  # line 3
+    where = {"positions": z_positions, "length": z_length, "documents": z_documents}
+    T5 = {"distances": part(theta, "encoder_distances"), "P": P}
+    base = ones_mask(l_z, l_z)
+    Z = through_layers(Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5)
+    Z = normalize(Z, part(theta, "encoder_norm"), model)  # line 9: not in the paper
+
+    def masks(window: int | None) -> tuple[Array, Array]:
+        within = join_masks(causal_mask(l_x), window, None, x_documents, x_documents)
+        return within, join_masks(ones_mask(l_z, l_x), None, z_length, x_documents, z_documents)
+
+    l_x = len(x)  # line 10
+    e, _ = embed(x, theta, model, x_positions, None)  # line 11
+    X = np.stack(e, axis=1)  # line 12
+    X = decode(X, Z, theta, model, masks, x_positions, z_positions)
+    return unembed(X, theta, model)
+
+
+def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
+    """Return Algorithm 8: softmax of `ed_logits`.
+
+    `z`: context sequence; `x`: primary sequence; `theta`: parameters of `ed_logits`; `model`: options; `where`:
+    further arguments of `ed_logits`. Result: P, [N_V, l_x].
+    """
+    P: Array = softmax(ed_logits(z, x, theta, model, **where))  # return
+    return P
+
+
+def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
+    """Return the loss of Algorithm 13, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l - 1.
+
+    `x`: the sequence, with its bos_token and eos_token; `theta`: parameters of `d_logits`; `model`: options;
+    `where`: further arguments of `d_logits`. Result: The loss, a scalar.
+    """
+    P = d_transformer(x, theta, model, **where)
+    return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))
+
+
+def e_loss(x: Tokens, x_masked: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
+    """Return the loss of Algorithm 12, -sum of log P[x[t], t] where x_masked has mask_token, in nats.
+
+    `x`: the sequence; `x_masked`: the sequence with some tokens replaced by mask_token; `theta`: parameters of
+    `e_logits`; `model`: options; `where`: further arguments of `e_logits`. Result: The loss, a scalar.
+    """
+    mask_token = theta.W_e.shape[1] - 3
+    P = e_transformer(x_masked, theta, model, **where)
+    return -sum(np.log(P[x[t], t]) for t in range(len(x)) if x_masked[t] == mask_token)
+
+
+def ed_loss(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
+    """Return the loss of Algorithm 11, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l_x - 1.
+
+    `z`: context sequence; `x`: primary sequence, with its bos_token and eos_token; `theta`: parameters of
+    `ed_logits`; `model`: options; `where`: further arguments of `ed_logits`. Result: The loss, a scalar.
+    """
+    P = ed_transformer(z, x, theta, model, **where)
+    return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))

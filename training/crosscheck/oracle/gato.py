@@ -1,0 +1,107 @@
+"""Gato's lines 1 to 3 (document 004, §6): each modality by itself, then one sequence of them for Algorithm 10."""
+
+from typing import Any
+
+import numpy as np
+
+from .components import Array, gelu, positional_embedding, token_embedding
+
+EPSILON = 1e-6
+
+
+def patches_of(image: Array, side: int) -> list[tuple[Array, int, int]]:
+    """Return the patches of an image in raster order, with their rows and columns of patches.
+
+    `image`: pixels from -1 to 1, [height, width, channels]; `side`: of a patch. Result: [side, side, channels]
+    divided by the square root of the side, row, column; left to right, top to bottom.
+    """
+    height, width, _ = image.shape
+    found = []
+    for row in range(height // side):
+        for column in range(width // side):
+            patch = image[row * side : (row + 1) * side, column * side : (column + 1) * side]
+            found.append((patch / np.sqrt(side), row, column))
+    return found
+
+
+def convolution(p: Array, K: Array, b: Array) -> Array:
+    """Return the 3×3 convolution of a patch, which is surrounded by zeros.
+
+    `p`: [side, side, d]; `K`: [d_out, d, 3, 3]; `b`: [d_out].
+    """
+    side, _, d = p.shape
+    out = np.zeros((side, side, len(b)))
+    for i in range(side):
+        for j in range(side):
+            for o in range(len(b)):
+                total = b[o]
+                for c in range(d):
+                    for down in range(3):
+                        for right in range(3):
+                            y, x = i + down - 1, j + right - 1
+                            if 0 <= y < side and 0 <= x < side:
+                                total += K[o, c, down, right] * p[y, x, c]
+                out[i, j, o] = total
+    return out
+
+
+def group_norm(U: Array, gamma: Array, beta: Array) -> Array:
+    """Return a patch with each group of its channels normalized over pixels and channels.
+
+    `U`: [side, side, n_groups · d_group]; `gamma`: [n_groups, d_group]; `beta`: [n_groups, d_group].
+    """
+    n_groups, d_group = gamma.shape
+    out = np.zeros_like(U)
+    for g in range(n_groups):
+        group = U[:, :, g * d_group : (g + 1) * d_group]
+        m = group.sum() / group.size
+        v = ((group - m) ** 2).sum() / group.size
+        for k in range(d_group):
+            out[:, :, g * d_group + k] = (group[:, :, k] - m) / np.sqrt(v + EPSILON) * gamma[g, k] + beta[g, k]
+    return out
+
+
+def patch_embedding(patch: Array, row: int, column: int, image: Any) -> Array:
+    """Return the embedding of a patch: a residual block, and the position within the image.
+
+    `patch`: [side, side, channels]; `row`: of patches; `column`: of patches; `image`: K_in, b_in, gamma1, beta1,
+    K_1, b_1, gamma2, beta2, K_2, b_2, W_out, b_out, W_row, W_column.
+    """
+    U = convolution(patch, image.K_in, image.b_in)
+    V = convolution(gelu(group_norm(U, image.gamma1, image.beta1)), image.K_1, image.b_1)
+    U = U + convolution(gelu(group_norm(V, image.gamma2, image.beta2)), image.K_2, image.b_2)
+    vec = np.array([U[i, j, o] for i in range(U.shape[0]) for j in range(U.shape[1]) for o in range(U.shape[2])])
+    e = image.W_out @ vec + image.b_out
+    return e + image.W_row[:, row] + image.W_column[:, column]
+
+
+def mu_law(x: float) -> float:
+    """Return a continuous value in [-256, 256] as one in [-1, 1]: μ = 100, M = 256."""
+    return float(np.sign(x) * np.log(100 * abs(x) + 1) / np.log(100 * 256 + 1))
+
+
+def bin_of(y: float) -> int:
+    """Return which of 1,024 equal bins a value in [-1, 1] is in; 1 is in the last."""
+    for v in range(1024):
+        if y < -1 + (v + 1) * 2 / 1024:
+            return v
+    return 1023
+
+
+def gato_embedding(sequence: list[Any], theta: Any) -> Array:
+    """Return lines 1 to 3 of Gato.
+
+    `sequence`: of each column a token ID, or a patch as `patches_of` gives it; `theta`: transformer (W_e, W_p) and
+    image. Result: X, [d_e, l].
+    """
+    l = len(sequence)  # line 1
+    e = []
+    for t in range(l):
+        element = sequence[t]
+        if isinstance(element, tuple):
+            of_element = patch_embedding(*element, theta.image)  # pyright: ignore[reportCallIssue]
+        else:
+            of_element = token_embedding(element, theta.transformer.W_e)
+        e.append(of_element + positional_embedding(t, theta.transformer.W_p))  # line 2
+    X: Array = np.stack(e, axis=1)  # line 3
+    return X

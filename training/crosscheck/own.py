@@ -1,0 +1,203 @@
+"""The cross-check of a model with lines of one's own: PACKAGE.MODULE:NAME of a decoder; an encoder with :e, both with :ed.
+
+In the place of such a line, the oracle runs its author's NumPy loops, `Line.loops`, and the results of the lines of
+Algorithm 8, 9 or 10 that have it are compared. Without loops, the oracle runs the code of the line itself, so that all other lines
+are compared, and the line is left out and named.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.lines import MLP, Attention, Experts
+from algorithms.model.attention import Memory
+from algorithms.model.distances import Table
+from training.tasks.own_lines import variant_named
+
+from .algorithms import PSEUDOCODE
+from .changes import ChangedLine, changed_lines
+from .comparison import OracleCache, Results
+from .models import family_parameters, options_of
+from .pseudocode import Line
+from .scenarios import Run
+from .variants import CALLED, VariantScenarios, compare_variant
+
+__all__ = ["OwnScenarios", "compare_own"]
+
+LINES = {
+    8: {"attention": ("5", "14", "16"), "mlp": ("7", "18")},
+    9: {"attention": ("5",), "mlp": ("7",)},
+    10: {"attention": ("6",), "mlp": ("8",)},
+}
+"""The lines of an algorithm that have an attention, or an MLP."""
+FIELDS = {
+    "layers": {"attention": ("attention",), "mlp": ("mlp",)},
+    "encoder": {"attention": ("attention",), "mlp": ("mlp",)},
+    "decoder": {"attention": ("self_attention", "cross_attention"), "mlp": ("mlp",)},
+}
+"""The fields with the layers of a θ, and the parameters of an attention, or an MLP, in each."""
+ARCHITECTURE = {"d": 10, "e": 9, "ed": 8}
+
+
+def is_own(line: Any) -> bool:
+    """Whether a line is of a class of one's own."""
+    return line is not None and type(line) not in (Attention, MLP, Experts)
+
+
+class OwnScenarios(VariantScenarios):
+    """The runs of a model with lines of one's own; the arguments are those of `VariantScenarios`."""
+
+    def __init__(self, package: ModuleType, name: str, **settings: Any):
+        *path, last = name.split(":")
+        is_said = len(path) == 2 and last in ARCHITECTURE
+        self.path = ":".join(path) if is_said else name
+        super().__init__(package, name, algorithm=ARCHITECTURE[last] if is_said else 10, **settings)
+        self.own = {"attention": self.variant.attentions[0], "mlp": self.variant.mlp}
+        self.own = {name: line for name, line in self.own.items() if is_own(line)}
+        self.called = tuple(n for n in CALLED if n not in (4, 5) or "attention" not in self.own)
+
+    def _record(self, package: ModuleType) -> Any:
+        return variant_named(self.path)
+
+    def _model(self) -> dict[str, Any]:
+        variant, model = self.variant, options_of(self.variant, self.sizes.L)
+        model["attention"] = [
+            {**options, **_own_attention(line)} if is_own(line) else options
+            for options, line in zip(model["attention"], variant.attentions, strict=True)
+        ]
+        return model | ({"own_mlp": functools.partial(_mlp, variant.mlp)} if is_own(variant.mlp) else {})
+
+    def _unstacked(self, theta: Any) -> Any:
+        """The parameters as the oracle has them, and those of lines of one's own with their own names."""
+        fields = {layers: tuple(f for kind in self.own for f in of[kind]) for layers, of in FIELDS.items()}
+        stacks = {name: getattr(theta, name) for name in FIELDS if hasattr(theta, name)}
+        without = {name: stack._replace(**dict.fromkeys(fields[name])) for name, stack in stacks.items()}
+        unstacked = family_parameters(theta._replace(**without))
+        for name, stack in stacks.items():
+            for l, layer in enumerate(getattr(unstacked, name)):
+                for field in fields[name]:
+                    own = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), getattr(stack, field))
+                    setattr(layer, field, own)
+        return unstacked
+
+    def changed(self) -> dict[tuple[int, str], ChangedLine]:
+        """The lines that the variant changes; those of one's own have the first line of their documentation."""
+        n = self.algorithm
+        found = changed_lines(self.variant, n, self.sharing)
+        for name, line in self.own.items():
+            for number in LINES[n][name]:
+                before = found.get((n, number))
+                printed = PSEUDOCODE[n].line(number) if before is None else before.line
+                found[n, number] = _changed(name, line, printed)
+        return found
+
+    def runs(self, algorithm: int) -> Iterator[Run]:
+        """The runs, in which what a line of one's own calls is not observed: it is no line of the model."""
+        kinds = {type(line) for line in (*self.variant.attentions, self.variant.mlp) if is_own(line)}
+        for run in super().runs(algorithm):
+            yield dataclasses.replace(run, code=functools.partial(_unobserved, kinds, run.code))
+
+    def left_out(self) -> list[str]:
+        """What is not compared, in words."""
+        found = []
+        for name, line in self.own.items():
+            kind = type(line).__name__
+            if not line.loops:
+                lines = " and ".join(f"line {number}" for number in LINES[self.algorithm][name])
+                found.append(f"{lines} of Algorithm {self.algorithm}, since {kind}.loops names no NumPy loops")
+            if name == "attention":
+                found.append(f"Algorithms 4 and 5, in whose place {kind} has its own lines")
+        return found
+
+
+def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache | None = None) -> Results:
+    """Run a model with lines of one's own, and compare every line but those that it says are left out.
+
+    `scenarios`: what to run; `root`: the root of the repository; `cache`: as in `compare_variant`.
+    """
+    results = compare_variant(scenarios, root, cache)
+    for name, line in scenarios.own.items():
+        if not line.loops:
+            for number in LINES[scenarios.algorithm][name]:
+                del results.lines[scenarios.algorithm, number]
+    results.settings["left_out"] = scenarios.left_out()
+    return results
+
+
+def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
+    """Run code with the formulas of classes of lines hidden from tracing."""
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            for name in {"read", "weights", "write", "__call__"} & vars(kind).keys():
+                stack.enter_context(mock.patch.object(kind, name, _untraced(vars(kind)[name])))
+        return code()
+
+
+def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*args, **kwargs):
+        trace = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            sys.settrace(trace)
+
+    return run
+
+
+def _changed(name: str, line: Any, printed: Line) -> ChangedLine:
+    """A line, as printed or as the variant's other fields have it, with the class of one's own in place of its formula."""
+    kind = type(line).__name__
+    text, latex = printed.text.replace("MHAttention", kind), printed.latex.replace("MHAttention", kind)
+    if name == "mlp":
+        X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", printed.text)[0]
+        text, tex = (
+            f"{X} ← {X} + {kind}({reads} | 𝓦_l)",
+            reads.replace("X̃", r"\tilde X").replace("norm", r"\text{norm}"),
+        )
+        latex = rf"{X} \leftarrow {X} + \text{{{kind}}}({tex} \mid \mathcal{{W}}_l)"
+    says = (inspect.getdoc(type(line)) or "").split("\n")[0]
+    return ChangedLine(dataclasses.replace(printed, text=text, latex=latex), (name,), (f"{kind}: {says}",), False)
+
+
+def _own_attention(line: Any) -> dict[str, Any]:
+    """An attention as the oracle's options have it: of a sequence, and of a context, whose tokens have no distances."""
+    across = line.but(positions=None, window=None)
+    return {"own": functools.partial(_attention, line), "own_across": functools.partial(_attention, across)}
+
+
+def _loops(line: Any) -> Any:
+    module, _, name = line.loops.partition(":")
+    return functools.partial(getattr(importlib.import_module(module), name), line)
+
+
+def _attention(line: Any, X: Any, Z: Any, W: Any, mask: Any) -> np.ndarray:
+    """An attention by its author's loops, or else by its own code."""
+    if line.loops:
+        return _loops(line)(X, Z, W, mask)
+    t = np.arange(X.shape[1])
+    arrays = jnp.asarray(X), jnp.asarray(Z), jax.tree.map(jnp.asarray, W), jnp.asarray(mask)
+    Y, _ = line(*arrays, Memory(), t_x=t, t_z=t, table=Table(), implementation="paper")
+    return np.asarray(Y)
+
+
+def _mlp(line: Any, X: Any, W: Any) -> np.ndarray:
+    """An MLP by its author's loops, or else by its own code."""
+    if line.loops:
+        return _loops(line)(X, W)
+    f = line.activation or "gelu"
+    return np.asarray(line(jnp.asarray(X), jax.tree.map(jnp.asarray, W), f=f, implementation="paper"))

@@ -1,0 +1,66 @@
+"""From what a run's locals hold (tracers, lists, trees) to float64 arrays that can be compared."""
+
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from training.crosscheck import oracle
+
+__all__ = ["AbstractValueError", "difference", "mapped", "plain", "prefix", "tree"]
+
+
+class AbstractValueError(ValueError):
+    """A value that is not known: it was traced, not computed."""
+
+
+def mapped(value: Any) -> tuple[np.ndarray, int]:
+    """The array behind a value, and how many axes `jax.vmap` took off it.
+
+    `value`: an array, a number, or a tracer of eagerly executed code. Result: The array with the mapped axes in
+    front, the outermost first; and their number.
+
+    Raises:
+        AbstractValueError: if there is no array behind the value.
+    """
+    axes = 0
+    if isinstance(value, jax.core.Tracer):
+        tracer: Any = value  # whose attributes depend on its transformation
+        if hasattr(value, "primal"):  # of differentiation
+            return mapped(tracer.primal)
+        if not hasattr(value, "batch_dim"):  # vmap's tracers have one
+            raise AbstractValueError(f"expected a computed value, got {type(value).__name__}")
+        array, axes = mapped(tracer.val)
+        if tracer.batch_dim is None:
+            return array, axes
+        return np.moveaxis(array, axes + tracer.batch_dim, axes), axes + 1
+    return np.asarray(value), axes
+
+
+def plain(value: Any) -> np.ndarray:
+    """The array behind a value, its mapped axes, if any, in front."""
+    return mapped(value)[0]
+
+
+def tree(value: Any) -> dict[str, np.ndarray]:
+    """The arrays of parameters by path, with heads and layers one by one, as the oracle holds them."""
+    return oracle.flatten(oracle.unstack(jax.tree.map(plain, value)))
+
+
+def prefix(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The part of a padded array that a shorter one is to be compared with; the array itself where none is that large."""
+    if array.ndim != len(shape) or any(have < want for have, want in zip(array.shape, shape, strict=True)):
+        return array
+    return array[tuple(slice(n) for n in shape)]
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest absolute difference: infinite for other shapes, or where only one is NaN or infinite."""
+    if a.shape != b.shape:
+        return np.inf
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))

@@ -1,0 +1,163 @@
+"""The cross-check of a variant: Algorithm 8, 9 or 10 and those that it calls, with the lines that the variant changes.
+
+Of a decoder, Algorithm 14 runs with it, too.
+
+The shipped function runs with the variant, the oracle is `training.crosscheck.oracle.family`, and each line that differs from the
+paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations are small in the run, so that they matter at
+its sizes; the formulas have the published ones.
+"""
+
+import dataclasses
+import functools
+import importlib
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from algorithms.model.variants import VARIANTS
+from training.crosscheck.oracle import family, inference
+
+from .algorithms import PSEUDOCODE
+from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
+from .comparison import LineResult, OracleCache, Results, check_runs
+from .models import family_parameters, options_of, small
+from .printed import lines_not_printed
+from .scenarios import Run, Scenarios, sampler
+
+__all__ = ["NAMES", "VariantScenarios", "compare_variant"]
+
+NAMES = tuple(name for name in VARIANTS if name != "PAPER")
+SIZES = {"l_x": 7, "l_z": 5, "l_max": 11, "B": 2}
+CALLED = (1, 2, 4, 5, 6, 7)
+CALLERS = {10: (14,)}
+EPSILON = 1e-2
+
+
+def with_numbers_that_matter(variant: Any) -> Any:
+    """A variant whose numbers change what is computed at the sizes of the run."""
+    variant = small(variant)
+
+    def normed(line: Any) -> Any:
+        norms = ("normalize_heads", "normalize_output")
+        given = {name: getattr(line, name) for name in norms if getattr(line, name, None) is not None}
+        return line.but(**{name: norm.but(epsilon=EPSILON) for name, norm in given.items()})
+
+    return variant.but(
+        norm=variant.norm.but(epsilon=EPSILON) if variant.norm.epsilon else variant.norm,
+        attention=tuple(map(normed, variant.attentions)),
+        mlp=variant.mlp and normed(variant.mlp),
+    )
+
+
+class VariantScenarios(Scenarios):
+    """The runs of a variant, of one version of the code.
+
+    `package`: the package `algorithms`, or a mutated copy of it; `name`: of the variant; `seed`: of all inputs and
+    parameters; `sizes`: those that differ from the default; `implementation`: the implementation that functions
+    with a choice are asked for; `algorithm`: 8, 9 or 10; None: that of a published variant.
+    """
+
+    called: tuple[int, ...] = CALLED
+
+    def __init__(
+        self,
+        package: ModuleType,
+        name: str,
+        *,
+        seed: int,
+        sizes: dict[str, int],
+        implementation: str,
+        algorithm: int | None = None,
+    ):
+        self.name, self.algorithm = name, algorithm or ARCHITECTURES.get(name, 10)
+        self.sharing = 2 if name in SHARING else 1
+        self.record = self._record(package)
+        L = max(3, len(self.record.attentions))
+        super().__init__(
+            package,
+            seed=seed,
+            sizes={**SIZES, "H": 2 * self.sharing, "L": L, **sizes},
+            implementation=implementation,
+        )
+        self.variant = with_numbers_that_matter(self.record)
+        self.model = self._model()
+
+    def _record(self, package: ModuleType) -> Any:
+        """The variant of this version of the code."""
+        return importlib.import_module(f"{package.__name__}.model.variants").VARIANTS[self.name]
+
+    def _model(self) -> dict[str, Any]:
+        """The variant as the oracle has it."""
+        return options_of(with_numbers_that_matter(VARIANTS[self.name]), self.sizes.L)
+
+    def changed(self) -> dict[tuple[int, str], ChangedLine]:
+        """The lines that the variant changes."""
+        return changed_lines(VARIANTS[self.name], self.algorithm, self.sharing)
+
+    def _unstacked(self, theta: Any) -> Any:
+        return family_parameters(theta)
+
+    def _run(self) -> Iterator[Run]:
+        kind, lengths, paper = {
+            8: ("ED", (self.sizes.l_z, self.sizes.l_x), family.ed_transformer),
+            9: ("E", (self.sizes.l_x,), family.e_transformer),
+            10: ("D", (self.sizes.l_x,), family.d_transformer),
+        }[self.algorithm]
+        own = {"d_in": self.sizes.d_in} if self.variant.embedding.factored else {}
+        sizes = dataclasses.replace(self.sizes, d_f=own.get("d_in", self.sizes.d_e))  # so that W_u can be tied
+        self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
+        yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
+
+    def _runs_14(self) -> Iterator[Run]:
+        """Generation by the model that ran before."""
+        x, key, (tau, l_gen) = self._tokens(self.sizes.l_x), jax.random.key(self.seed), (0.7, self.sizes.l_gen)
+        code = functools.partial(self._asked(14), jnp.asarray(x), self.theta, l_gen=l_gen, tau=tau, key=key)
+        arguments = x, self._unstacked(self.theta), l_gen, tau, sampler(key)
+        transformer = functools.partial(family.d_transformer, model=self.model)
+        paper = functools.partial(inference.d_inference, *arguments, transformer=transformer)
+        yield Run(14, f"τ = {tau}", code, lambda _: paper(), padded=True, sharing=self.sharing)
+
+    def runs(self, algorithm: int) -> Iterator[Run]:
+        """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too."""
+        if algorithm == 14:
+            yield from self._seeded(algorithm, self._runs_14)
+            return
+        for run in self._seeded(algorithm, self._run):
+            yield dataclasses.replace(run, shows=frozenset(self.called), sharing=self.sharing)
+
+
+def compare_variant(
+    scenarios: VariantScenarios, root: pathlib.Path, cache: OracleCache | None = None, *, until_first: bool = False
+) -> Results:
+    """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
+
+    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `cache`: what
+    the oracle computed in an earlier comparison of the same scenarios; filled; `until_first`: whether to stop
+    behind the first run that differs.
+    """
+    cache = {} if cache is None else cache
+    n = scenarios.algorithm
+    changed = scenarios.changed()
+    callers = CALLERS.get(n, ())
+    lines = {
+        (m, line.number): LineResult(m, line) for m in (n, *scenarios.called, *callers) for line in PSEUDOCODE[m].lines
+    }
+    for key, change in ((key, change) for key, change in changed.items() if key in lines):
+        lines[key] = LineResult(key[0], change.line, change=change)
+    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}
+    results = Results(lines, {}, settings)
+    for m in (n, *callers):
+        if not (until_first and results.first):
+            check_runs(results, m, scenarios, root, cache, until_first=until_first)
+    called = {key[0] for key in cache[n, 0].visits} | {*callers}
+    results.lines = {key: result for key, result in lines.items() if key[0] in called}
+    not_printed = lines_not_printed(
+        cache[n, 0], n, scenarios.single, scenarios._unstacked(scenarios.theta), scenarios.model
+    )
+    for key, result in results.lines.items():
+        result.is_printed = key not in not_printed
+    return results

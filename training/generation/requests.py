@@ -1,0 +1,53 @@
+"""Requests to a decoder: what to continue, and how."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int, Key
+
+from algorithms import DTransformerConfig
+from algorithms.ops.dropout import by_own_key
+from training.generation import inputs
+from training.generation.sampling import DRAWN_FAITHFULLY, Sampling
+
+
+class Prompt(NamedTuple):
+    """A prompt as a decoder reads it."""
+
+    tokens: list[int]  # from bos on
+    given: int = 0  # how many characters of its end the continuation repeats
+    begins: Bool[np.ndarray, "N_V"] | None = None  # the tokens that the continuation may begin with; None for all
+
+
+class Request(NamedTuple):
+    """A continuation that is wanted."""
+
+    tokens: Sequence[int] | Int[np.ndarray, "l"]  # what to continue
+    key: Key[Array, ""]  # token i is drawn with ``fold_in(key, i)``
+    l_gen: int  # most tokens to generate
+    sampling: Sampling  # how they are drawn
+    begins: Bool[np.ndarray, "N_V"] | None = None  # the tokens that it may begin with; None for all
+
+
+def check_requests(requests: Sequence[Request], config: DTransformerConfig) -> None:
+    """Raise TypeError or ValueError if a prompt is empty or has an unknown token, or for an invalid `Sampling`."""
+    inputs.checked("prompts", *inputs.padded_rows([request.tokens for request in requests]), config, sliding=True)
+    for request in requests:
+        inputs.check_sampling({**DRAWN_FAITHFULLY, **request.sampling}, config.N_V)
+
+
+def begins_of(requests: Sequence[Request], N_V: int) -> Bool[Array, "N_V B"] | None:
+    """Return the tokens that each continuation may begin with, or None if that is any for all of them."""
+    if all(request.begins is None for request in requests):
+        return None
+    every = np.ones(N_V, bool)
+    return jnp.asarray(np.stack([every if r.begins is None else r.begins for r in requests], axis=1))
+
+
+def keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
+    """Return the keys ``fold_in(key, r)`` of B requests, counted from `first`."""
+    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, first + jnp.arange(B))
