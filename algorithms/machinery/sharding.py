@@ -122,7 +122,7 @@ def split_attention(
     sinks: Array | None = None,
     balanced: bool = False,
 ) -> Array:
-    """``kernel(*tiles, by_distance, mask, seeds, sinks, first)``, run by each device of the mesh for its heads and queries.
+    """``kernel(*tiles, by_distance, mask, seeds, sinks, first)``, run by each device for its heads and queries.
 
     XLA cannot split a library's kernel, and splits a loop over tiles by sending all tiles to all devices.
 

@@ -179,7 +179,7 @@ class Experts(MLP):
         rate: float,
         key: Any,
     ) -> Float[Array, "d_e *columns"]:
-        """``Σ_j G[j, t] MLP(X[:, t] | 𝓦_i)`` for the experts ``i = chosen[j, t]``, of which alone the MLP is computed."""
+        """``Σ_j G[j, t] MLP(X[:, t] | 𝓦_i)`` for the experts ``i = chosen[j, t]``; no others are computed."""
         kept = dropout(jnp.ones((experts.W_mlp1.shape[1], *X.shape[1:]), X.dtype), rate, key) if rate else None
 
         def of_device(X, chosen, G, kept, experts, first):

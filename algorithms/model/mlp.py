@@ -9,8 +9,8 @@ from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.sharding import shard_hidden_units
 from algorithms.machinery.record import Range
+from algorithms.machinery.sharding import shard_hidden_units
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate
@@ -70,7 +70,9 @@ class MLP(Line):
         Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)
 
-    def hidden(self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, f: Activation, implementation: Any):
+    def hidden(
+        self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, f: Activation, implementation: Any
+    ) -> Any:
         """``f(U)``, or with a gate ``f(G) ⊙ U``."""
         if G is None:
             return activate(f, U, implementation)

@@ -1,6 +1,6 @@
 """Products of rows with the matrix of the group that each row is in: rows in blocks, of one group each.
 
-``jax.lax.ragged_dot`` has a kernel on GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
+``jax.lax.ragged_dot`` is for GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
 multiplied one after another there.
 """
 
@@ -15,10 +15,13 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.varying import match_varying_axes
-from algorithms.ops.products import product_over
+from algorithms.ops.products import product, product_over
 
 LARGEST, SMALLEST = 256, 8
 """The numbers of rows that a block may have, unless each row is a block."""
+
+UNROLLED = 16
+"""The number of single rows up to which a program has the product of each: its compiler then says how much it reads."""
 
 
 class Blocks(NamedTuple):
@@ -36,7 +39,7 @@ class Blocks(NamedTuple):
         """
         R = len(group)
         within = (group >= 0) & (group < n)
-        if R <= n:
+        if n >= R:
             here = jnp.where(within, jnp.arange(R), R)
             return Blocks(jnp.where(within, group, n), here, here)
         group, b = jnp.where(within, group, n), _rows_of_a_block(R, n)
@@ -89,7 +92,7 @@ def grouped_product(
     W: Float[Array, "n d_out d_in"], X: Float[Array, "S d_in"], blocks: Blocks
 ) -> Float[Array, "S d_out"]:
     """``W_g X[i]`` for the rows i of every block, which is of group g; 0 for blocks of no group."""
-    if len(X) == len(blocks.group):  # each row is a block: only its matrix is read
+    if len(X) == len(blocks.group) and platform_of(X) != "cpu":  # each row is a block: read only its matrix
         return jnp.einsum("roi,ri->ro", jnp.take(W, blocks.group, axis=0, mode="clip"), X)
     return _product(W, X, blocks.group)
 
@@ -116,14 +119,19 @@ def _by_group(W: Array, X: Array, group: Array, axis: int) -> Array:
     if platform_of(X) != "cpu":
         return _ragged(X, W, group, len(W), (((1,), (1 + axis,)), ((), ())), of_groups=(0,))
 
-    def of_block(_, block):
-        def multiplied(X, g):
-            return product_over(X, jax.lax.dynamic_index_in_dim(W, g, keepdims=False), ((1,), (axis,)), X.dtype)
+    def of_block(X, g):
+        mine = jax.lax.dynamic_index_in_dim(W, g, keepdims=False)
+        if axis == 1 and len(X) == 1:
+            return product(mine, X.T).T
+        return product_over(X, mine, ((1,), (axis,)), X.dtype)
 
-        shape = jax.eval_shape(multiplied, *block)
-        return None, jax.lax.cond(block[1] < len(W), multiplied, lambda X, _: jnp.zeros_like(X, shape=shape.shape), *block)
+    def unless_empty(_, block):
+        X, g = block
+        nothing = jnp.zeros_like(X, shape=(len(X), W.shape[1 if axis == 1 else 2]))
+        return None, of_block(X, g) if len(X) == 1 else jax.lax.cond(g < len(W), of_block, lambda *_: nothing, X, g)
 
-    Y = jax.lax.scan(of_block, None, (_in_blocks(X, group), group))[1]
+    unroll = len(X) == len(group) <= UNROLLED
+    Y = jax.lax.scan(unless_empty, None, (_in_blocks(X, group), group), unroll=unroll)[1]
     return Y.reshape(len(X), -1)
 
 

@@ -49,6 +49,7 @@ QUICK = (
     "QWEN3",
     "GPT_NEO",
     "OLMO2",
+    "GPT_OSS",
     "GPT3_SHARED",
     "row0",
     "row19",

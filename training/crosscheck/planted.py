@@ -113,8 +113,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("embedding not scaled", "Embedding.tokens", "return", "if self.scaled", "if False", 8, "2", "VASWANI"),
         ("first position dropped", "Embedding._learned", "return", "self.first_position + t", "t", 2, "return", "OPT"),
     ),
+    "model/experts.py": (
+        ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL"),
+    ),
     "model/mlp.py": (
-        ("gate and MLP exchanged", "MLP.__call__", "hidden", "activate(f, linear(W.W_gate, X, W.b_gate, implementation), implementation) * U", "linear(W.W_gate, X, W.b_gate, implementation) * activate(f, U, implementation)", 10, "8", "LLAMA"),
+        ("gate and MLP exchanged", "MLP.hidden", "return", "activate(f, G, implementation) * U", "G * activate(f, U, implementation)", 10, "8", "LLAMA"),
         ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out, implementation)", "Y", 10, "8", "GEMMA2"),
     ),
     "model/norm.py": (

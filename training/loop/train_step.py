@@ -81,7 +81,8 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
     multiplied by `scale`.
 
     Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
-    whole batch, so loss and gradient do not depend on the number of parts. A balancing loss does: it is that of every part.
+    whole batch, so loss and gradient do not depend on the number of parts. A balancing loss does: each part has
+    its own.
     """
 
     def whole(params, batch, step, key, frozen=None, scale=None):

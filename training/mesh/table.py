@@ -53,7 +53,7 @@ def _row(axes: tuple[str, ...], own: frozenset[str] = frozenset()) -> Row:
 
 
 def symbol_of(path: Any) -> str:
-    """Return the symbol of the parameter at a path: the last name, and ``experts.W_mlp1`` for a matrix of all experts."""
+    """Return the symbol of the parameter at a path: its last name, or ``experts.W_mlp1`` for one of all experts."""
     names = [key.name for key in path if hasattr(key, "name")]
     return ".".join(names[-2:] if names[-2:-1] == ["experts"] else names[-1:])
 

@@ -28,7 +28,11 @@ ED = Task(
     records="pairs",
     config=EDTransformerConfig,
     init=init_ed_transformer,
-    objective=Objective(columns=_columns, weights=_weights, routed={"7": in_sequence("z", "z_length"), "18": in_sequence("x", "x_length")}),
+    objective=Objective(
+        columns=_columns,
+        weights=_weights,
+        routed={"7": in_sequence("z", "z_length"), "18": in_sequence("x", "x_length")},
+    ),
     flops=_flops,
     settings=("L_enc", "L_dec", "token_noise", "token_deletion"),
     defaults={"data": ("pronunciation",), "tokenizer": "characters", "l_max": 48, "steps": 1250, "batch_size": 64},

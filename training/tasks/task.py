@@ -57,8 +57,10 @@ def _product_flops(c: Any, line: Line | None, l: int, **columns: int) -> int:
     """Return the FLOPs of the products of a line's matrices with l columns, or as many as `columns` says; of experts,
     only the chosen ones.
     """
+    if line is None:
+        return 0
     return sum(
         int(2 * math.prod(shape.of(c.sizes())) * line.share_read(path[0].name)) * columns.get(path[-1].name, l)
-        for path, shape in (jax.tree.leaves_with_path(line.shapes()) if line else ())
+        for path, shape in jax.tree.leaves_with_path(line.shapes())
         if path[-1].name.startswith("W_")
     )

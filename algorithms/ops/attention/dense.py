@@ -27,7 +27,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
 def _log_sum_exp(S):
     """That of each column; +∞ in one with nothing to attend to."""
-    empty = ~jnp.any(S > -jnp.inf, axis=0, keepdims=True)
+    empty = ~jnp.any(-jnp.inf < S, axis=0, keepdims=True)
     return jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
 
 

@@ -196,7 +196,7 @@ def kernel(
             V_tilde, *A = ((a * share).astype(a.dtype) for a in (V_tilde, *A))
         shared = mask, seeds, by_distance, sinks
         if keeps_softmax:
-            return V_tilde, _Residuals(Q, K, V, None if sinks is None else V_tilde, *A, *shared)
+            return V_tilde, _Residuals(Q, K, V, None if sinks is None else V_tilde, A[0], *shared)
         V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
         return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, *shared)
 
@@ -207,11 +207,11 @@ def kernel(
         dQ, dK, dV, *dU_dP = for_each_tile(of_tile, (Q, K, V, *kept, *_as_tiles(by_distance)), mask, seeds)
         dK, dV = _sum_over_groups(dK, len(K)), _sum_over_groups(dV, len(V))
         by_U_P = (dU_dP[0], dU_dP[1].sum(axis=2)) if dU_dP else ()  # all sequences share P
-        if sinks is None:
+        if sinks is None or V_tilde is None:
             return dQ, dK, dV, None, None, by_U_P
         softmax = softmax.astype(accumulation_dtype(softmax.dtype))
-        of_sinks = 1 - softmax.sum(1, keepdims=True) if keeps_softmax else jnp.exp(_of_columns(sinks, softmax) - softmax)
-        d_sinks = -(of_sinks * V_tilde * E).sum((1, 2, 3))
+        A_sink = 1 - softmax.sum(1, keepdims=True) if keeps_softmax else jnp.exp(_of_columns(sinks, softmax) - softmax)
+        d_sinks = -(A_sink * V_tilde * E).sum((1, 2, 3))
         return dQ, dK, dV, None, None, by_U_P, d_sinks.astype(sinks.dtype)
 
     return hand_derived(forward, backward, static=(5, 6))

@@ -145,8 +145,8 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
         return linear(W.W_mlp2, part(W, "b_mlp2"), f(U))
     G = linear(W_gate, part(W, "b_gate"), X)
     if clip is not None:
-        G = np.where(G.real > clip, clip, G)
-        U = np.where(U.real > clip, clip, np.where(U.real < -clip, -clip, U)) + 1
+        G = np.where(np.real(G) > clip, clip, G)
+        U = np.where(np.real(U) > clip, clip, np.where(np.real(U) < -clip, -clip, U)) + 1
     return linear(W.W_mlp2, part(W, "b_mlp2"), f(G) * U)
 
 
@@ -240,8 +240,8 @@ def attention(
     group). Before line 4 come the heads' norms, the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied
     by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
     (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
-    two is a choice. Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss,
-    Agarwal et al. 2025).
+    two is a choice. Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes
+    (gpt-oss, Agarwal et al. 2025).
 
     `h`: the head; `X`: as in `mh_attention`, like all the others; `Z`: likewise; `W`: likewise; `mask`: likewise;
     `line`: likewise; `model`: likewise; `x_positions`: likewise; `z_positions`: likewise; `bidirectional`:

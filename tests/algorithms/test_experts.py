@@ -1,0 +1,163 @@
+"""Mixtures of experts: the fast path and its gradients against all experts as printed, routing, meshes, bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from algorithms.lines import Experts
+from algorithms.ops.grouped import Blocks
+from tests.cases import assert_trees_close, normal, random_like
+from training.crosscheck.oracle.lines import weights_of_experts
+
+SILU = {"activation": "silu", "gated": True, "biases": False}
+LINES = {
+    "MIXTRAL": Experts(n=5, k=2, **SILU),
+    "OLMOE": Experts(n=7, k=3, renormalized=False, **SILU),
+    "DEEPSEEK": Experts(
+        n=6, k=2, scores="sigmoid", choice_bias=True, groups=3, chosen_groups=2, factor=2.5, shared=2, **SILU
+    ),
+    "GPT_OSS": Experts(n=5, k=2, router_bias=True, clip=0.7, activation="gelu_sigmoid", gated=True),
+    "plain": Experts(n=3, k=2, activation="relu"),
+}
+D_E, D_MLP = 11, 7
+
+
+def parameters(line, d_e=D_E, d_mlp=D_MLP):
+    sizes = {"d_e": d_e, "d_mlp": d_mlp, **line.sizes()}
+    return random_like(jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.of(sizes), float), line.shapes()))
+
+
+def computed(line, how, **options):
+    """The value and its gradients by X and W, compiled."""
+
+    def loss(X, W):
+        Y = line(X, W, f=line.activation, implementation=how, **options)
+        return (Y * jnp.sin(jnp.arange(Y.size, dtype=Y.dtype).reshape(Y.shape))).sum(), Y
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["DEEPSEEK", *(pytest.param(n, marks=pytest.mark.thorough) for n in LINES if n[0] != "D")]
+)
+@pytest.mark.parametrize("shape", [(1,), pytest.param((2, 13), marks=pytest.mark.thorough), (0,), (3, 0)])
+def test_the_chosen_experts_give_what_all_do(name, shape):
+    line = LINES[name]
+    W, X = parameters(line), normal(D_E, *shape)
+    assert_trees_close(computed(line, "auto")(X, W), computed(line, "paper")(X, W))
+
+
+@pytest.mark.thorough
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", ["dropout", "vmap", "vmap of W", "remat", "second order"])
+def test_transformations(case):
+    line, X = LINES["GPT_OSS"], normal(D_E, 2, 13)
+    W = parameters(line)
+
+    def found(how):
+        options = {"rate": 0.3, "key": jax.random.split(jax.random.key(0), 2)} if case == "dropout" else {}
+        f = computed(line, how, **options)
+        if case == "vmap":
+            return jax.vmap(f, (0, None))(jnp.stack([X, 2 * X]), W)
+        if case == "vmap of W":
+            return jax.vmap(f, (None, 0))(X, jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), W))
+        if case == "second order":
+            return jax.grad(lambda X: sum((g * g).sum() for g in jax.tree.leaves(f(X, W)[1])))(X)
+        return (jax.checkpoint(f) if case == "remat" else f)(X, W)
+
+    assert_trees_close(found("auto"), found("paper"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types(dtype):
+    line = LINES["GPT_OSS"]
+    X, W = jax.tree.map(lambda a: a.astype(dtype), (normal(D_E, 2, 13), parameters(line)))
+    (_, Y), gradients = computed(line, "auto")(X, W)
+    (_, expected), _ = computed(line, "paper")(*jax.tree.map(lambda a: a.astype(jnp.float32), (X, W)))
+    assert all(g.dtype == dtype and jnp.isfinite(g).all() for g in jax.tree.leaves(gradients))
+    np.testing.assert_allclose(Y.astype(float), expected, atol=0.05 * jnp.abs(expected).max())
+
+
+@pytest.mark.parametrize("loads", [[40, 0, 0, 0], [0, 3, 0, 37], [10, 11, 9, 10], [0, 0, 0, 0]])
+def test_every_row_has_a_place_in_a_block_of_its_group(loads):
+    outside = 20 if sum(loads) == 0 else 5
+    group = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3, 4], [*loads, outside]))
+    blocks = Blocks.of(jnp.asarray(group), 4)
+    row, place = np.asarray(blocks.row), np.asarray(blocks.place)
+    of_place = np.repeat(blocks.group, len(row) // len(blocks.group))
+    within = group < 4
+    np.testing.assert_array_equal(row[place[within]], np.flatnonzero(within))
+    np.testing.assert_array_equal(of_place[place[within]], group[within])
+    assert (place[~within] == len(row)).all()
+    assert (row < len(group)).sum() == within.sum()
+
+
+@pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK"])
+def test_weights_are_the_oracles(name):
+    line, router = LINES[name], np.random.default_rng(1).normal(size=(LINES[name].n, 29))
+    b = np.random.default_rng(2).normal(size=line.n) if line.choice_bias else None
+    scores = line.scored(jnp.asarray(router))
+    G = line.weights(scores, line.chosen(scores, None if b is None else jnp.asarray(b)))
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    of = {name: getattr(line, name) for name in names}
+    for t in range(29):
+        expected = np.zeros(line.n)
+        for i, weight in weights_of_experts(router[:, t], b, of).items():
+            expected[i] = weight
+        np.testing.assert_allclose(G[:, t], expected, atol=1e-12)
+
+
+def test_of_equal_scores_the_first_experts_are_chosen():
+    assert LINES["MIXTRAL"].chosen(jnp.zeros((5, 3))).tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "model": 3}, pytest.param({"context": 2}, marks=pytest.mark.thorough)])
+def test_a_mesh_changes_nothing(sizes):
+    line = LINES["DEEPSEEK"]
+    W, X = parameters(line), normal(D_E, 2, 12)
+    expected = computed(line, "auto")(X, W)
+    with jax.set_mesh(jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))):
+        actual = jax.device_get(computed(line, "auto")(X, W))
+    assert_trees_close(actual, jax.device_get(expected))
+
+
+def test_a_column_reads_only_the_experts_that_it_chooses():
+    """By the compiler: as many bytes whether there are 4 experts or 64."""
+
+    def read(n):
+        line = Experts(n=n, k=2, **SILU)
+        W = jax.eval_shape(lambda: parameters(line, 64, 128))
+        f = jax.jit(lambda X, W: line(X, W, f="silu", implementation="auto"))
+        return f.lower(jax.ShapeDtypeStruct((64, 1), float), W).compile().cost_analysis()["bytes accessed"]
+
+    of_experts = 2 * 3 * 64 * 128 * 8
+    assert read(64) - read(4) < 0.3 * of_experts  # the router's rows
+    assert read(64) < 3.5 * of_experts  # each is copied, then read
+
+
+def test_the_balancing_loss_is_k_for_equal_loads_and_largest_for_one():
+    line = LINES["MIXTRAL"]
+    router = normal(2, 5, 3, 7)
+    scores = jax.vmap(line.scored)(router)
+    G = jax.vmap(lambda s: line.weights(s, line.chosen(s)))(scores)
+    counted = jnp.ones((3, 7)).at[1, 4:].set(0)
+    chosen = np.moveaxis(np.asarray(G > 0), 1, -1)[:, counted > 0].reshape(-1, 5)
+    p = np.moveaxis(np.asarray(scores), 1, -1)[:, counted > 0].reshape(-1, 5)
+    found = line.balancing_loss(router, G, counted)
+    np.testing.assert_allclose(found, 5 * (chosen.mean(0) * p.mean(0)).sum(), rtol=1e-12)
+    np.testing.assert_allclose(line.balancing_loss(jnp.zeros_like(router), G, counted), 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 6}, r"Experts\.k: expected at most the 5 experts to choose from, got 6"),
+        ({"groups": 2}, r"Experts\.groups: expected a divisor of n = 5, got 2"),
+        ({"chosen_groups": 2}, r"Experts\.chosen_groups: expected at most groups = 1, got 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        LINES["MIXTRAL"].but(**change)
