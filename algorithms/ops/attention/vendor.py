@@ -200,6 +200,9 @@ def pallas_attention(
         block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient of Q for each block
         block_kv_dkv_compute=of_z,
         use_fused_bwd_kernel=True,
+        q_layout=splash.QKVLayout.SEQ_MINOR,  # tokens last, as ours: nothing is transposed, or padded to 128 rows
+        k_layout=splash.QKVLayout.SEQ_MINOR,
+        v_layout=splash.QKVLayout.SEQ_MINOR,
     )
     kernel = splash.make_splash_mha(
         rules.MultiHeadMask([rule] * H),
