@@ -30,7 +30,9 @@ def parser() -> Parser:
     main.add_argument(
         "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run"
     )
-    main.add_argument("target", metavar="OUT", type=local, help="directory, or GGUF file, to write; must be new or empty")
+    main.add_argument(
+        "target", metavar="OUT", type=local, help="directory, or GGUF file, to write; must be new or empty"
+    )
     main.add_argument("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
     add_dtype(main.add_argument)
     main.add_argument(

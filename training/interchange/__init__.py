@@ -433,7 +433,9 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     state, entries = _described(model, to, kinds, lacks)
     file = draft(state, entries)
     if tokenizer is not None:
-        file.metadata.update(gguf_vocabulary.metadata_of(path, tokenizer, model, gguf_writing.OF_TYPE[state["model_type"]]))
+        file.metadata.update(
+            gguf_vocabulary.metadata_of(path, tokenizer, model, gguf_writing.OF_TYPE[state["model_type"]])
+        )
     entries = in_gguf(entries)
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 

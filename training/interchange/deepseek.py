@@ -64,7 +64,9 @@ def _experts(fields: Fields, kind: str) -> Experts:
     is_v3 = kind == "deepseek_v3"
     mlp = MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
     line = read_mixture(fields, MIXTURES[kind], mlp)
-    groups, chosen = (fields.integer(*pair) for pair in (("n_group", 8 if is_v3 else 1), ("topk_group", 4 if is_v3 else 1)))
+    groups, chosen = (
+        fields.integer(*pair) for pair in (("n_group", 8 if is_v3 else 1), ("topk_group", 4 if is_v3 else 1))
+    )
     if not is_v3 and fields.get("topk_method", "greedy") == "greedy":
         groups = chosen = 1
     if not is_v3 and groups > 1:

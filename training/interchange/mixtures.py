@@ -25,7 +25,9 @@ class Mixture(NamedTuple):
 
 
 MIXTURES = {
-    "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts=("w1", "w3", "w2")),
+    "mixtral": Mixture(
+        ("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts=("w1", "w3", "w2")
+    ),
     "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size"),
     "olmoe": Mixture(),
     "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, router="router", fused=True),

@@ -52,7 +52,10 @@ def _modules(entries: list[Entry]) -> dict[str, Entry]:
     return {
         entry.name.removesuffix(".weight"): entry
         for entry in entries
-        if len(entry.at) == 1 and not entry.of_experts and entry.leaves and entry.leaves[0].rpartition(".")[2].startswith("W_")
+        if len(entry.at) == 1
+        and not entry.of_experts
+        and entry.leaves
+        and entry.leaves[0].rpartition(".")[2].startswith("W_")
     }
 
 

@@ -34,7 +34,9 @@ def same(a, b):
     a, b = flatten(a), flatten(b)
     assert a.keys() == b.keys()
     for name in a:
-        np.testing.assert_allclose(np.asarray(a[name], np.float32), np.asarray(b[name], np.float32), atol=2e-7, err_msg=name)
+        np.testing.assert_allclose(
+            np.asarray(a[name], np.float32), np.asarray(b[name], np.float32), atol=2e-7, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
