@@ -31,7 +31,7 @@ def parser() -> Parser:
         "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run"
     )
     main.add_argument(
-        "target", metavar="OUT", type=local, help="directory, or GGUF file, to write; must be new or empty"
+        "target", metavar="OUT", type=local, help="new directory or GGUF file to write, or an empty directory"
     )
     main.add_argument("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
     add_dtype(main.add_argument)

@@ -28,7 +28,8 @@ def small(variant: Variant) -> Variant:
         if isinstance(getattr(a.positions, "scaling", None), Yarn):
             changes["scaling"] = YARN
         rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is Latent else {}
-        return a.but(
+        return dataclasses.replace(
+            a,
             **rows,
             positions=None if a.positions is None else a.positions.but(**changes),
             window=None if a.window is None else 5,
@@ -42,7 +43,7 @@ def small(variant: Variant) -> Variant:
         mlp = mlp.but(clip=0.7)
     if type(mlp) is Experts:
         groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
-        mlp = mlp.but(n=6, k=min(mlp.k, 3), **groups)
+        mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
     lines = {
         "attention": tuple(map(line, variant.attentions)),
         "mlp": mlp,

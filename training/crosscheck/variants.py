@@ -133,12 +133,10 @@ class VariantScenarios(Scenarios):
 
         What a line calls that stands in place of these algorithms is not observed: it is no line of the model.
         """
+        shows = {} if algorithm == 14 else {"shows": frozenset(self.called), "sharing": self.sharing}
         for run in self._seeded(algorithm, self._runs_14 if algorithm == 14 else self._run):
-            if self.hidden:
-                run = dataclasses.replace(run, code=functools.partial(_unobserved, self.hidden, run.code))
-            if algorithm != 14:
-                run = dataclasses.replace(run, shows=frozenset(self.called), sharing=self.sharing)
-            yield run
+            code = functools.partial(_unobserved, self.hidden, run.code) if self.hidden else run.code
+            yield dataclasses.replace(run, code=code, **shows)
 
 
 def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:

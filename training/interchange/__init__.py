@@ -433,9 +433,8 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     state, entries = _described(model, to, kinds, lacks)
     file = draft(state, entries)
     if tokenizer is not None:
-        file.metadata.update(
-            gguf_vocabulary.metadata_of(path, tokenizer, model, gguf_writing.OF_TYPE[state["model_type"]])
-        )
+        architecture = gguf_writing.OF_TYPE[state["model_type"]]
+        file.metadata.update(gguf_vocabulary.metadata_of(path, tokenizer, model, architecture))
     entries = in_gguf(entries)
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 
@@ -456,7 +455,7 @@ def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary directory, and rename it, or the GGUF file in it, to the path when it is complete."""
+    """Let `write` fill a temporary directory; rename it, or the GGUF file in it, to the path when it is complete."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InterchangeError(f"{path} already exists; give another name, or delete it")

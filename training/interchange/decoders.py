@@ -4,6 +4,7 @@ They differ in a few fields of config.json and in where their norms are, so one 
 directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -226,8 +227,10 @@ def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> 
         return scaling
     mscale, of_scores = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
     if mscale and of_scores and scaling.attention_factor is None:
-        scaling = scaling.but(attention_factor=scaling.magnitude(mscale) / scaling.magnitude(of_scores))
-    return scaling.but(scores=of_scores)
+        scaling = dataclasses.replace(
+            scaling, attention_factor=scaling.magnitude(mscale) / scaling.magnitude(of_scores)
+        )
+    return dataclasses.replace(scaling, scores=of_scores)
 
 
 def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
@@ -248,16 +251,9 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         "attention_dropout": 0.0,
         "pad_token_id": None,
     }
-    if v.mlp is not None:
-        name = theirs(v.mlp.activation or "gelu")
-        name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # gelu_new rounds differently in bfloat16
-        state["hidden_activation" if family.sandwiched else "hidden_act"] = name
+    state |= _mlp_fields(c, kind)
     if not family.biases:
         state["attention_bias"] = first.biases is True
-    if kind in MIXTURES:
-        state |= mixture_fields(MIXTURES[kind], v.mlp, c.d_mlp)
-    if kind in ("llama", "smollm3") and v.mlp is not None:
-        state["mlp_bias"] = v.mlp.biases
     if family.unplaced:
         state["no_rope_layers"] = [int(line.positions is not None) for line in lines]
     if family.window:
@@ -274,6 +270,17 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
     lacks = lost(c, v, state, lambda fields: _read_config(fields, range(c.L), kind))
     return state, lacks + unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
+
+
+def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
+    mlp, found = c.variant.mlp, {}
+    if mlp is not None:
+        name = theirs(mlp.activation or "gelu")
+        name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # gelu_new rounds differently in bfloat16
+        found["hidden_activation" if FAMILIES[kind].sandwiched else "hidden_act"] = name
+        if kind in ("llama", "smollm3"):
+            found["mlp_bias"] = mlp.biases
+    return found | (mixture_fields(MIXTURES[kind], mlp, c.d_mlp) if kind in MIXTURES else {})
 
 
 def rotary_fields(positions: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 published ones, are refused: the layers of θ have parameters of equal shapes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,8 @@ HEADS = {"d_attn": ("qk_nope_head_dim", 128), "d_mid": ("v_head_dim", 128)}
 
 def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     is_v3, own = kind == "deepseek_v3", MIXTURES[kind]
-    sizes = fields.sizes({**{size: field for size, field in SIZES.items() if size != "d_mlp"}, **HEADS})
+    sizes: dict[str, Any] = fields.sizes({**{size: field for size, field in SIZES.items() if size != "d_mlp"}, **HEADS})
+    latents: dict[str, Any] = fields.sizes(LATENTS)
     sizes["d_mlp"] = fields.integer(own.width)
     fields.require("num_key_value_heads", sizes["H"], "keys shared by heads")
     fields.require("attention_bias", False, "biases of latents")
@@ -35,7 +37,7 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
         norm=RMSNorm(epsilon=fields.number("rms_norm_eps", 1e-6)),
         attention=Latent(
             positions=_positions(fields, sizes["l_max"], interleaved=not is_v3 or fields.flag("rope_interleave", True)),
-            **fields.sizes(LATENTS),
+            **latents,
             d_q=None if _is_null(fields, "q_lora_rank") else fields.integer("q_lora_rank", 1536),
         ),
         mlp=_experts(fields, kind),
@@ -64,15 +66,15 @@ def _experts(fields: Fields, kind: str) -> Experts:
     is_v3 = kind == "deepseek_v3"
     mlp = MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
     line = read_mixture(fields, MIXTURES[kind], mlp)
-    groups, chosen = (
-        fields.integer(*pair) for pair in (("n_group", 8 if is_v3 else 1), ("topk_group", 4 if is_v3 else 1))
-    )
+    groups = fields.integer("n_group", 8 if is_v3 else 1)
+    chosen = fields.integer("topk_group", 4 if is_v3 else 1)
     if not is_v3 and fields.get("topk_method", "greedy") == "greedy":
         groups = chosen = 1
     if not is_v3 and groups > 1:
         fields.needs.append(f"groups of experts by their best one (n_group = {groups})")
         groups = chosen = 1
-    return line.but(
+    return dataclasses.replace(
+        line,
         scores="sigmoid" if is_v3 else "softmax",
         renormalized=fields.flag("norm_topk_prob", True) if is_v3 else False,
         choice_bias=is_v3,

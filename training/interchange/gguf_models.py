@@ -450,10 +450,9 @@ def in_gguf(entries: list[Entry]) -> list[Entry]:
     """Return the tensors of a checkpoint with the experts of a layer together, each matrix of theirs by itself."""
     found: dict[str, Entry] = {}
     for entry in entries:
-        if entry.name.endswith(".sinks"):
-            entry = entry._replace(name=f"{entry.name}.weight")
         if ".mlp.experts." not in entry.leaves[0]:
-            found[entry.name] = entry
+            name = f"{entry.name}.weight" if entry.name.endswith(".sinks") else entry.name
+            found[name] = entry._replace(name=name)
             continue
         for leaf in entry.leaves:
             field, _, part = leaf.rpartition(".")[2].partition("_")

@@ -34,7 +34,8 @@ def metadata_of(path: Path, tokenizer: Tokenizer, model: Model, architecture: st
     lacks = []
     for more in _ways_to_split(state, found):
         read = gguf_tokenizer.read(path, {"general.architecture": architecture, **found, **more}, special.N_V)
-        assert isinstance(read, LibraryTokenizer) and read.special
+        assert isinstance(read, LibraryTokenizer)
+        assert read.special
         lacks = _differences(state, json.loads(read.inner.to_str()))
         lacks += [n for n in special._fields if n != "others" and getattr(special, n) != getattr(read.special, n)]
         if not lacks:

@@ -38,7 +38,8 @@ class Draft(NamedTuple):
 
     def read(self, name: str) -> np.ndarray:
         """Return the divisors, the only tensor that the fields depend on."""
-        assert name == ROPE_FACTORS and self.factors is not None
+        assert name == ROPE_FACTORS
+        assert self.factors is not None
         return self.factors
 
 
@@ -99,7 +100,7 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
     ours = model.config
     variant = ours.variant.but(unembedding=ours.variant.unembedding.but(tied=ours.tied))
     if isinstance(variant.mlp, Experts):
-        variant = variant.but(mlp=variant.mlp.but(balance=0.0))  # which only training reads
+        variant = variant.but(mlp=dataclasses.replace(variant.mlp, balance=0.0))  # which only training reads
     sizes = [
         f"{field.name} = {getattr(ours, field.name)}"
         for field in dataclasses.fields(ours)
@@ -126,7 +127,7 @@ def write(path: Path, file: Draft, state: dict[str, Any], entries: list[Entry], 
     if file.factors is not None:
         writer.write_tensor_data(file.factors)
     for theirs, array in mapping.write(entries, leaves):
-        array = np.ascontiguousarray(kind.convert(kind.name(theirs), array, state, write=True))
+        converted = np.ascontiguousarray(kind.convert(kind.name(theirs), array, state, write=True))
         is_exact = file.tensors[kind.name(theirs)].type == "F32"
-        writer.write_tensor_data(array.astype(np.float32) if is_exact else array)
+        writer.write_tensor_data(converted.astype(np.float32) if is_exact else converted)
     writer.close()

@@ -1,7 +1,7 @@
 """Dequantize the experts of gpt-oss's published checkpoints, which are in MXFP4.
 
-A matrix W [rows, columns] is in two tensors: blocks of 32 numbers of a row, each a sign, two bits of exponent and one of
-mantissa, two numbers a byte, low one first; and for each block a power of two. As bfloat16 they are exact.
+A matrix W [rows, columns] is in two tensors: blocks of 32 numbers of a row, each a sign, two bits of exponent and one
+of mantissa, two numbers a byte, low one first; and for each block a power of two. As bfloat16 they are exact.
 
 Source: Open Compute Project 2023, "OCP Microscaling Formats (MX) Specification", version 1.0.
 """
@@ -37,17 +37,17 @@ def dequantized(tensors: Tensors, quantization: Any) -> Tensors:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method != "mxfp4":
         raise InterchangeError(
-            f"{tensors.path}: quantization_config: expected none, or the method mxfp4, got {str(method)[:60]!r}; get the "
-            "model in float32, float16 or bfloat16, or as GGUF"
+            f"{tensors.path}: quantization_config: expected none, or the method mxfp4, got {str(method)[:60]!r}; get "
+            "the model in float32, float16 or bfloat16, or as GGUF"
         )
     for name in [name for name in tensors.names if name.endswith(BLOCKS)]:
         whole = name.removesuffix(BLOCKS)
         shape, scales = tensors.shape(name), whole + SCALES
         if scales not in tensors.names or len(shape) != 4 or tensors.shape(scales) != shape[:-1] or shape[-1] != 16:
+            found = list(tensors.shape(scales)) if scales in tensors.names else "none"
             raise InterchangeError(
                 f"{tensors.path}: {name} and {scales}: expected [n, rows, blocks, 16] and [n, rows, blocks], got "
-                f"{list(shape)} and {list(tensors.shape(scales)) if scales in tensors.names else 'none'}; download them "
-                "again"
+                f"{list(shape)} and {found}; download them again"
             )
         tensors.replace((name, scales), whole, (shape[0], 32 * shape[2], shape[1]), _dequantized)
     return tensors

@@ -82,15 +82,15 @@ def test_what_gguf_cannot_say_is_refused_by_name(tmp_path):
         theta, config, _ = load_pretrained(cases.saved(make(kind, **changes), tmp_path / kind, "float32"))
         with pytest.raises(InterchangeError, match=message):
             save_pretrained(tmp_path / "out.gguf", theta, config)
-    with pytest.raises(InterchangeError, match="expected none of|type|float64"):
-        theta, config, _ = load_pretrained(cases.saved(make("llama"), tmp_path / "llama", "float32"))
+    theta, config, _ = load_pretrained(cases.saved(make("llama"), tmp_path / "llama", "float32"))
+    with pytest.raises(InterchangeError, match="float64"):
         save_pretrained(tmp_path / "out.gguf", theta._replace(W_e=np.asarray(theta.W_e, np.float64)), config)
     with pytest.raises(InterchangeError, match="GGUF has no tokenizers of the kind WordLevel"):
         save_pretrained(tmp_path / "out.gguf", theta, config, CharacterTokenizer(tuple("abc")))
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):
+def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):  # noqa: F811
     """Byte-level and SentencePiece vocabularies, special tokens and templates, from GGUF and from tokenizer.json."""
     sentencepiece = trained(tmp_path)
     model = Model("d", DTransformerConfig(N_V=1600, l_max=8, L=1, H=1, d_e=4, d_mlp=4))
