@@ -19,6 +19,7 @@ FACING = {
     "model/distances": "distances family project/crosscheck_variants",
     "model/embedding": "embedding documents family variants project/crosscheck_variants",
     "model/experts": "experts family project/crosscheck_variants",
+    "model/latent": "family project/crosscheck_variants training/interchange/experts",
     "model/mlp": "transformers family documents project/crosscheck_variants",
     "model/norm": "normalization family variants project/crosscheck_variants",
     "model/positions": "family variants project/crosscheck_variants",

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import algorithms
-from algorithms.lines import MLP, Attention, Embedding, LayerNorm, RMSNorm, Rotary, Unembedding
+from algorithms.lines import MLP, Attention, Embedding, Experts, LayerNorm, RMSNorm, Rotary, Unembedding
 from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
 from training.commands.crosscheck import ROOT
@@ -94,10 +94,11 @@ def test_the_table_has_every_field():
 
 
 def attribute(field):
-    """Whether a default record has a field, or the field of a norm."""
+    """Whether a default record has a field, or the field of a norm or of experts."""
     value = algorithms.PAPER
     for name in field.split("."):
-        value = getattr(RMSNorm() if isinstance(value, LayerNorm) else value, name, "none")
+        value = RMSNorm() if isinstance(value, LayerNorm) else Experts(n=2) if isinstance(value, MLP) else value
+        value = getattr(value, name, "none")
     return value != "none"
 
 

@@ -53,6 +53,7 @@ STANDARD_LIBRARY = {
     "contextvars",
     "dataclasses",
     "enum",
+    "fractions",
     "functools",
     "html",
     "inspect",

@@ -32,7 +32,7 @@ def load_of_experts_main(argv: Arguments) -> int:
     run = load_run(files.path)
     if run.task != "d":
         raise UsageError(
-            f"RUN: expected a run of d, got one of {run.task}; train one by `train.py d --variant MIXTRAL`"
+            f"RUN: expected a run of d, got one of {run.task}; train one by `train.py d --run RUN --variant MIXTRAL`"
         )
     data = load_run_data(files.description().settings, tokenizer=run.tokenizer, cache_dir=arguments.cache)
     try:

@@ -175,7 +175,7 @@ def _latent(variant: Any) -> str:
 
 
 def _has_experts(variant: Any) -> bool:
-    return type(variant.mlp).__name__ == "Experts"
+    return hasattr(variant.mlp, "router_bias")
 
 
 def _experts(variant: Any) -> str:
