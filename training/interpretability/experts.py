@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -28,7 +29,7 @@ def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarr
     def counted(theta, batch):
         within = in_sequence()(batch)
         _, seen = routed(batch["x"], theta, segments=batch.get("segment_ids"), positions=batch.get("positions"))
-        return ((seen["G"] > 0) * within).sum((2, 3)), within.sum()
+        return jnp.einsum("lnbt,bt->ln", seen["G"] > 0, within), within.sum()
 
     chosen, tokens = zip(*(jax.device_get(counted(theta, batch)) for batch in batches), strict=True)
     return np.sum(chosen, axis=0) / np.sum(tokens)
