@@ -33,12 +33,16 @@ from training.settings import REMAT, Settings
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config
 
+MIXTRAL_SIZES = {"N_V": 32000, "l_max": 4096, "L": 32, "H": 32, "H_kv": 8, "d_e": 4096}
 MODELS = {
     "gpt2": GPT2_124M,
     "gpt2-xl": {**GPT2_124M, "L": 48, "H": 25, "d_e": 1600, "d_mlp": 6400},
     "gpt3": {"N_V": 50257, "l_max": 2048, "L": 96, "H": 96, "d_e": 12288, "d_mlp": 49152},
+    "mixtral": {**MIXTRAL_SIZES, "d_mlp": 14336, "variant": "MIXTRAL"},
+    "mixtral-dense": {**MIXTRAL_SIZES, "d_mlp": 28672, "variant": "LLAMA"},
 }
-"""The sizes of GPT-2 124M and XL (Radford et al. 2019) and of GPT-3 175B (Brown et al. 2020), with dense attention."""
+"""GPT-2 124M and XL (Radford et al. 2019), GPT-3 175B (Brown et al. 2020) with dense attention, Mixtral 8x7B (Jiang et
+al. 2024), and a dense model with as many active parameters."""
 
 
 class Chip(NamedTuple):
