@@ -1,7 +1,7 @@
 """What the tests of training share: tiny data sets, settings and runs."""
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,7 +9,9 @@ from training.data.loading import RunData, make_dataset
 from training.data.records import Corpus, Document
 from training.data.store import LabeledStore, PairStore, Splits, TokenStore
 from training.data.tokenizers import CharacterTokenizer
-from training.loop.trainer import Trainer
+from training.loop.program import Plan
+from training.loop.trainer import Watch, train
+from training.mesh.processes import Processes
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupts
 from training.settings import Settings
@@ -104,6 +106,17 @@ class Witness:
         self.warnings.append(message)
 
 
+class Trainer(NamedTuple):
+    """A training that is ready to begin."""
+
+    plan: Plan
+    files: RunDirectory
+    watch: Watch
+
+    def train(self) -> dict[str, float]:
+        return train(*self)
+
+
 def make_trainer(
     directory: Any, settings: Settings, *, initial: Any = None, fingerprints: dict[str, str] | None = None, **stops: int
 ) -> tuple[Trainer, Witness]:
@@ -119,6 +132,5 @@ def make_trainer(
     interrupts = Interrupts()
     witness = Witness(interrupts, **stops)
     clock = itertools.count().__next__
-    options: Any = {"interrupts": interrupts, "observer": witness, "clock": lambda: float(clock()), "initial": initial}
-    trainer = Trainer(description, data, files, **options)
-    return trainer, witness
+    watch = Watch(interrupts, witness, lambda: float(clock()), Processes())
+    return Trainer(Plan.of(description, data, initial), files, watch), witness

@@ -44,7 +44,9 @@ from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
-from training.loop.trainer import Trainer
+from training.loop.program import Plan, preview
+from training.loop.trainer import Watch
+from training.loop.trainer import train as run_loop
 from training.mesh.cpu import as_devices, keep_memory
 from training.mesh.idle import accelerators, over_all
 from training.mesh.padding import padded_size
@@ -276,14 +278,13 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         settings, model = description.settings, config_to_json(description.config)
         processes.agree("run", {"began": began, **data.fingerprints, "model": model})
         display = Display(settings, quiet=arguments.quiet) if processes.is_main else Silence(settings)
-        options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
-        trainer = Trainer(description, data, files, processes=processes, **options)
+        plan = Plan.of(description, data, initial)
         if processes.is_main:
             files.resume(description) if began else files.begin(description, data.tokenizer)
             for note in data.notes:
                 say(f"note: {note}")
         try:
-            results = trainer.train()
+            results = run_loop(plan, files, Watch(interrupts, display, time.perf_counter, processes))
         finally:
             display.close()
         processes.leave()
@@ -301,11 +302,10 @@ def _preview(arguments: argparse.Namespace, settings: Settings, interrupts: Inte
     """Print the settings and the cost of an update; the run's directory is not touched."""
     files = RunDirectory(arguments.run)
     description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
-    options = {"interrupts": interrupts, "observer": Silence(settings), "clock": time.perf_counter, "initial": initial}
-    preview = Trainer(description, data, files, processes=processes, **options).preview()
+    cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
     processes.leave()
     if processes.is_main:
-        print(described(description.settings, preview, data.n_tokens))
+        print(described(description.settings, cost, data.n_tokens))
 
 
 def _prepared(
