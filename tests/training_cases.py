@@ -1,10 +1,12 @@
 """What the tests of training share: tiny data sets, settings and runs."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from training.data.batches import Batches, Source
 from training.data.loading import RunData, make_dataset
 from training.data.records import Corpus, Document
 from training.data.store import LabeledStore, PairStore, Splits, TokenStore
@@ -47,6 +49,11 @@ def settings_for(task: str, **values: Any) -> Settings:
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 1}
     more = {"p_mask": 0.3} if task == "e" else GATO_SETTINGS if task == "gato" else {}
     return settings_from({**TINY, **layers, **more, "dropout": 0.0, **values}, task=task)
+
+
+def batched(source: Callable[..., Source], *stores: Any, batch_size: int, seed: int = 0, **options: Any) -> Batches:
+    """The batches of a source's examples."""
+    return Batches(source(*stores, **options), batch_size=batch_size, seed=seed)
 
 
 def data_for(settings: Settings) -> RunData:

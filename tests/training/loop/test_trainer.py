@@ -80,7 +80,7 @@ def test_every_step_and_every_evaluation_is_in_the_record(undisturbed):
 def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
     _, settings, results, _ = undisturbed
     data = data_for(settings)
-    store = data.validation.store
+    store = data.validation.source.store
     predicted = store.n_tokens - len(store)
     assert results["bits_per_byte"] == pytest.approx(results["loss"] * predicted / np.log(2) / store.n_bytes)
 
