@@ -36,14 +36,14 @@ def serving(what, *, begun=None, queue=20, most=50, patience=30.0, **options):
     engine = None
     if isinstance(what.model, served.Decoder):
         generator = what.model.generator
-        original = type(generator).begin
+        original = type(generator).answer
 
-        def begin(x, **of_batch):
+        def answer(requests, **options):
             if begun is not None:
-                begun.append(len(x))
-            return original(generator, x, **of_batch)
+                begun.append(len(requests))
+            return original(generator, requests, **options)
 
-        generator.begin = begin
+        generator.answer = answer
         engine = Engine(generator, what.tokenizer, rows=8, queue=queue)
     application = app.make_app(what, engine, clock=time.time, **options)
     http_class = connections(most=most, patience=patience)

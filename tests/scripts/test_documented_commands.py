@@ -41,9 +41,10 @@ FILES = {
     "held-out.jsonl": "".join(map(chat, range(90, 120))),
     "classify.txt": "".join(f"{('ham', 'spam')[n % 2]}\tthe number {n} is what it is\n" for n in range(90)),
 }
-RUNS = dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/own"), "d")
+RUNS = dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/llama", "runs/own"), "d")
 RUNS |= {"runs/words": "ed"}
 RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
+VARIANTS = {"runs/llama": "LLAMA", "runs/minilm": "BERT"}
 INPUT = "to be\n\n/reset\nor not\n"
 
 SIZES = {"L": 1, "L_enc": 1, "L_dec": 1, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "optimizer": "adamw"}
@@ -85,7 +86,7 @@ def inputs(tmp_path_factory):
         lines.writelines(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS.split("\n\n") if text)
     for name, task in RUNS.items():
         data = [str(root / f"{task}.txt")]
-        make_run(root / name, task, BYTES, data=data, **({"variant": "BERT"} if name == "runs/minilm" else {}))
+        make_run(root / name, task, BYTES, data=data, **({"variant": VARIANTS[name]} if name in VARIANTS else {}))
     make_run(root / "runs/smollm2", "d", conversing(), l_max=200)
     convert(root / "RUN", root / "gpt2-directory")
     assert commands.compress_main([*map(str, (root / "RUN", "compress", root / "book.txt", root / "book.fat"))]) == 0
@@ -122,7 +123,7 @@ def target(name, words):
     if name == "train":
         return pathlib.Path(words[words.index("--run") + 1], "parameters.safetensors")
     if name == "convert":
-        return pathlib.Path(words[1], "config.json")
+        return pathlib.Path(words[1], "" if words[1].endswith(".gguf") else "config.json")
     if name == "look_inside":
         return pathlib.Path(words[0], "inside", "page.html")
     if "--html" in words:
@@ -138,7 +139,7 @@ SAYS |= {"look_inside": "page.html", "train": "held-out data: loss"}
 def test_a_documented_command_runs(name, words, place, capfd):
     words = shlex.split(words)
     written = target(name, words)
-    if name in ("train", "convert"):
+    if name in ("train", "convert") and written.suffix != ".gguf":
         shutil.rmtree(written.parent, ignore_errors=True)
     if words[:1] == ["--run"]:  # it goes on
         assert commands.train_main(small("train", ["d", *words[:2], "--schedule", "constant"])) == 0

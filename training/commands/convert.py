@@ -3,7 +3,7 @@
     scripts/convert.py gpt2-directory runs/gpt2          # config.json with safetensors or a PyTorch file
     scripts/convert.py model.gguf runs/model             # from llama.cpp or Ollama, with tokenizer and chat template
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
-    scripts/convert.py runs/docs model.gguf              # opens in llama.cpp and Ollama
+    scripts/convert.py runs/llama llama.gguf             # opens in llama.cpp and Ollama
     scripts/convert.py runs/mine out --to run --dtype bfloat16    # files of our own, also of lines of your own
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
     scripts/convert.py runs/taught out --merge           # a run with an adapter, as one checkpoint

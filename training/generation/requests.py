@@ -34,9 +34,10 @@ class Request(NamedTuple):
 
 
 def check_requests(requests: Sequence[Request], config: DTransformerConfig) -> None:
-    """Raise TypeError or ValueError if a prompt is empty or has an unknown token, or for an invalid `Sampling`."""
+    """Raise TypeError or ValueError for an empty prompt, an unknown token, or an invalid l_gen or `Sampling`."""
     inputs.checked("prompts", *inputs.padded_rows([request.tokens for request in requests]), config, sliding=True)
     for request in requests:
+        inputs.check_count("l_gen", request.l_gen)
         inputs.check_sampling({**DRAWN_FAITHFULLY, **request.sampling}, config.N_V)
 
 

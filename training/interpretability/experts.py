@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
@@ -29,7 +29,7 @@ def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarr
     def counted(theta, batch):
         within = in_sequence()(batch)
         _, seen = routed(batch["x"], theta, segments=batch.get("segment_ids"), positions=batch.get("positions"))
-        return ((seen["G"] > 0) * within).sum((2, 3)), within.sum()
+        return jnp.einsum("lnbt,bt->ln", seen["G"] > 0, within), within.sum()
 
     chosen, tokens = zip(*(jax.device_get(counted(theta, batch)) for batch in batches), strict=True)
     return np.sum(chosen, axis=0) / np.sum(tokens)
@@ -37,6 +37,8 @@ def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarr
 
 def draw_loads(shares: Float[np.ndarray, "L N_experts"], path: Path) -> None:
     """Draw the loads, relative to equal ones, with a row for each layer and a column for each expert."""
+    from matplotlib.figure import Figure
+
     L, n = shares.shape
     relative = shares * n / shares.sum(1, keepdims=True)
     figure = Figure(figsize=(1.5 + 0.55 * n, 1.3 + 0.45 * L), layout="constrained")

@@ -1,0 +1,156 @@
+"""Training a mixture of experts: the balancing loss, what counts as active, and runs that are resumed and continued."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import DTransformerConfig, d_hidden_state, init_d_transformer
+from algorithms.inside import record
+from algorithms.lines import Experts
+from algorithms.model.variants import LLAMA
+from tests.run_cases import BYTES, make_run
+from tests.training_cases import make_trainer, settings_for
+from training.commands.load_of_experts import load_of_experts_main
+from training.generation import generate
+from training.interpretability.experts import loads
+from training.loop.flops import active_parameters
+from training.loop.train_step import batch_loss
+from training.runs.directory import load_run
+from training.runs.interrupts import Interrupted
+from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten
+from training.tasks import TASKS
+
+N, K, BALANCE = 4, 2, 0.3
+EXPERTS = Experts(n=N, k=K, activation="silu", gated=True, biases=False, balance=BALANCE)
+VARIANT = LLAMA.but(mlp=EXPERTS)
+SIZES = {"N_V": 17, "l_max": 7, "L": 2, "H": 2, "d_e": 8, "d_mlp": 12}
+CONFIG = DTransformerConfig(**SIZES, variant=VARIANT)
+BATCH = {
+    "x": jnp.asarray(np.random.default_rng(0).integers(0, 14, (3, 7))),
+    "length": jnp.array([7, 4, 2]),
+}
+
+
+@pytest.fixture(scope="module")
+def theta():
+    return init_d_transformer(jax.random.key(0), CONFIG)
+
+
+def routed_by_loops(theta):
+    """The layers' router scores and choices of the columns that are in a sequence, one by one."""
+    _, seen = record(d_hidden_state, "X_tilde@7")(BATCH["x"], theta)
+    for l, W_r in enumerate(np.asarray(theta.layers.mlp.W_r)):
+        for b, length in enumerate(BATCH["length"]):
+            for t in range(length):
+                y = W_r @ np.asarray(seen["X_tilde@7"])[l, :, b, t]
+                p = np.exp(y - y.max()) / np.exp(y - y.max()).sum()
+                yield p, np.argsort(-p, kind="stable")[:K]
+
+
+def test_the_balancing_loss_is_that_of_the_loops(theta):
+    f, p, columns = np.zeros(N), np.zeros(N), 0
+    for scores, chosen in routed_by_loops(theta):
+        p, columns = p + scores, columns + 1
+        f[chosen] += 1
+    predicted = (np.asarray(BATCH["length"]) - 1).sum()
+    losses = TASKS["d"].objective.losses(theta, BATCH, None)
+    expected = BALANCE * predicted * N * (f / columns) @ (p / columns)
+    np.testing.assert_allclose(losses.balance, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+def test_training_follows_the_gradient_of_both_losses(theta, accumulation_steps):
+    settings = settings_for("d", batch_size=3, accumulation_steps=accumulation_steps)
+    whole = batch_loss(TASKS["d"].objective, settings)
+
+    def value(theta):
+        losses, _, _ = whole(theta, BATCH, 0, jax.random.key(0))
+        return float(losses.nats) + float(losses.balance)
+
+    _, gradient, _ = whole(theta, BATCH, 0, jax.random.key(0))
+    W_r, epsilon = theta.layers.mlp.W_r, 1e-3
+    direction = jnp.cos(jnp.arange(W_r.size)).reshape(W_r.shape)
+    ahead, behind = (
+        value(theta._replace(layers=theta.layers._replace(mlp=theta.layers.mlp._replace(W_r=W_r + moved))))
+        for moved in (epsilon * direction, -epsilon * direction)
+    )
+    along = jnp.vdot(gradient.layers.mlp.W_r, direction)
+    np.testing.assert_allclose(along, (ahead - behind) / (2 * epsilon), rtol=2e-3)
+
+
+def test_active_parameters_and_flops_count_the_chosen_experts(theta):
+    """By hand: 3 matrices of d_e × d_mlp an expert, of which k in n are read, and a product of each with a token."""
+    d_e, d_mlp, L, l = SIZES["d_e"], SIZES["d_mlp"], SIZES["L"], 5
+    every = sum(leaf.size for leaf in jax.tree.leaves(theta))
+    assert active_parameters(theta) == every - L * (N - K) * 3 * d_e * d_mlp
+    dense = dataclasses.replace(CONFIG, variant=LLAMA)
+    more = TASKS["d"].flops(CONFIG, l) - TASKS["d"].flops(dense, l)
+    assert more == L * l * 2 * d_e * (N + (K - 1) * 3 * d_mlp)
+
+
+def test_loads_are_the_shares_of_the_tokens(theta):
+    found = np.zeros((SIZES["L"], N))
+    turns = list(routed_by_loops(theta))
+    columns = len(turns) // SIZES["L"]
+    for i, (_, chosen) in enumerate(turns):
+        found[i // columns, chosen] += 1 / columns
+    np.testing.assert_allclose(loads(theta, [BATCH]), found, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The directory of a run that was interrupted after two of its four steps."""
+    with jax.enable_x64(False):
+        directory = tmp_path_factory.mktemp("runs")
+        settings = settings_for("d", variant=json.dumps(VARIANT.to_json()), steps=4, eval_every=2)
+        make_trainer(directory / "whole", settings)[0].train()
+        with pytest.raises(Interrupted):
+            make_trainer(directory / "parts", settings, stop_after=2)[0].train()
+        make_trainer(directory / "parts", settings)[0].train()
+        yield directory
+
+
+@pytest.mark.thorough
+def test_a_run_with_experts_is_resumed_exactly(run):
+    whole, parts = (flatten(load_run(run / name).theta) for name in ("whole", "parts"))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, parts[name], err_msg=name)
+
+
+@pytest.mark.thorough
+def test_its_metrics_have_the_balancing_loss(run):
+    found = [line["balance"] for line in read_metrics(run / "whole" / "metrics.jsonl") if "balance" in line]
+    assert len(found) == 4
+    assert all(BALANCE * 0.5 < balance < BALANCE * N for balance in found)
+
+
+@pytest.mark.thorough
+def test_it_continues_texts_from_the_cache_as_without(run):
+    loaded = load_run(run / "whole")
+    x = np.array([[3, 4, 5]])
+    tokens = generate(
+        loaded.theta, x, lengths=np.array([3]), config=loaded.config, l_gen=4, key=jax.random.key(0), tau=0.0
+    )
+    for token in np.asarray(tokens)[0]:
+        X = d_hidden_state(x, loaded.theta)
+        logits = np.asarray(loaded.theta.variant.unembedding.matrix(loaded.theta) @ X[:, 0, -1])
+        assert token == logits.argmax()
+        x = np.append(x, [[token]], axis=1)
+
+
+@pytest.mark.thorough
+def test_loads_are_printed_and_drawn(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"The {n}th paragraph of this text." for n in range(200)))
+    files = {"data": [str(tmp_path / "text.txt")], "variant": json.dumps(VARIANT.to_json())}
+    run, picture = make_run(tmp_path / "run", "d", BYTES, **files), tmp_path / "experts.png"
+    arguments = [str(run), "--picture", str(picture), "--batches", "1", "--cache", str(tmp_path / "cache")]
+    assert load_of_experts_main(arguments) == 0
+    of_layers = capsys.readouterr().out.splitlines()
+    shares = [[float(word) for word in line.split(": ")[1].split(" %")[:N]] for line in of_layers]
+    np.testing.assert_allclose(np.sum(shares, axis=1), 100 * K, atol=0.05 * N)
+    assert picture.read_bytes().startswith(b"\x89PNG")
