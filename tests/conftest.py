@@ -125,13 +125,15 @@ def _what_trainings_compiled():
 
 @pytest.fixture(scope="module")
 def compile_once():
-    """Let trainings with equal settings share what they compile: tracing it is most of a short run."""
+    """Let trainings share what they compile if their updates are equal: tracing it is most of a short run."""
     from training.loop.program import Program  # noqa: PLC0415 (most tests need nothing of training/)
 
     compiled, original = _what_trainings_compiled(), Program.of
 
     def lookup(plan, *arguments):
-        settings = dataclasses.replace(plan.settings, data=(), validation_data=())
+        elsewhere = {"data": (), "validation_data": (), "start_from": plan.settings.start_from and "a model"}
+        others = {"seed": 0, "eval_every": 1, "checkpoint_every": 1, "patience": 0, "max_to_keep": 1, "explosion": 2.0}
+        settings = dataclasses.replace(plan.settings, **elsewhere, **others)
         key = repr((settings, plan.description.config, plan.description.labels, jax.config.jax_enable_x64))
         if key not in compiled:
             compiled[key] = original(plan, *arguments)._replace(plan=None)
